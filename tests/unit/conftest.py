@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for unit tests: run a module's main() in this process, as Ansible would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+import ansible.modules
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+ROOT = Path(__file__).resolve().parents[2]
+# The modules import ..module_utils.instinct, as they do from library/ and in a collection.
+ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+ansible.modules.__path__.append(str(ROOT / "library"))
+
+RunModule = Callable[..., tuple[dict[str, Any], bool]]
+
+
+@pytest.fixture
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
+
+
+@pytest.fixture
+def run_module(capsys: pytest.CaptureFixture[str]) -> RunModule:
+    """Call main() with args; return its result and whether it failed."""
+
+    def run(
+        main: Callable[[], None], args: dict[str, Any], *, check: bool = False, diff: bool = False
+    ) -> tuple[dict[str, Any], bool]:
+        args = {**args, "_ansible_check_mode": check, "_ansible_diff": diff}
+        with patch_module_args(args), pytest.raises(SystemExit):
+            main()
+        result = json.loads(capsys.readouterr().out)
+        return result, bool(result.get("failed"))
+
+    return run
