@@ -1,0 +1,67 @@
+# make demo       a fleet of two simulated MI300X nodes on this machine, deployed, served and measured
+# make demo-down  removes everything that make demo made
+# make test       lint, types, unit tests, lab tests
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := $(BIN)/python -m lab
+PLAYBOOK := $(BIN)/ansible-playbook -i inventory/lab
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
+
+$(VENV)/.installed: requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	touch $@
+
+.PHONY: venv
+venv: $(VENV)/.installed ## the control node's virtual environment, from requirements.lock
+
+.PHONY: lock
+lock: ## write requirements.lock anew from pyproject.toml
+	test -x $(BIN)/pip-compile || { $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet pip-tools; }
+	$(BIN)/pip-compile --quiet --strip-extras --extra dev --no-emit-index-url --no-emit-find-links --no-emit-options \
+	    --no-header --output-file requirements.lock pyproject.toml
+
+# ---- demo ------------------------------------------------------------------------------------------------------------
+.PHONY: demo demo-down lab-up lab-down
+demo: venv ## the main job, end to end, on a lab of two nodes
+	lab/demo.sh
+
+demo-down: ## stop the demo and remove all of it
+	if [ -x $(BIN)/python ]; then $(LAB) purge; fi
+
+lab-up: venv ## only the lab (LAB_NODES=2)
+	$(LAB) up
+
+lab-down: ## stop the lab's containers; images and weights stay
+	$(LAB) down
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+.PHONY: test lint types unit lab-test bench
+test: lint types unit lab-test ## everything
+
+lint: venv ## ruff, yamllint, ansible-lint (production profile)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/yamllint --strict .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
+
+types: venv ## mypy --strict of what runs on nodes and decides
+	$(BIN)/mypy -p instinct
+	$(BIN)/mypy lab plugins
+
+unit: venv ## fast tests, no Docker
+	$(BIN)/pytest tests/unit -q
+
+lab-test: venv ## tests on the lab (starts it, about ten minutes)
+	$(BIN)/pytest tests/integration -v
+
+bench: venv ## what a run costs, as a ratio to ansible -m ping
+	$(BIN)/python -m tests.bench
