@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab as a fixture: one for all tests, brought up when it does not run, left running afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Run:
+    """A finished ansible-playbook: its exit code, what it printed, and every task's result."""
+
+    rc: int
+    out: str
+    records: list[dict[str, Any]]
+
+    def modules(self, host: str | None = None) -> list[str]:
+        """Names of the modules that ran, in order, on one host or on all."""
+        return [r["module"] for r in self.records if host in (None, r["host"])]
+
+    def actions(self) -> dict[str, list[str]]:
+        """Every action that modules reported, by host, in order."""
+        found: dict[str, list[str]] = {}
+        for record in self.records:
+            result = record["result"]
+            for item in result.get("results", [result]):
+                found.setdefault(record["host"], []).extend(item.get("actions", []))
+        return {host: actions for host, actions in found.items() if actions}
+
+    def changed(self) -> list[str]:
+        """Tasks that changed something, as host: task."""
+        return [f"{r['host']}: {r['task']}" for r in self.records if r["result"].get("changed")]
+
+
+@dataclass
+class Lab:
+    """The running lab and a private copy of its inventory, which a test may change."""
+
+    inventory: Path
+    tmp: Path
+    hosts: list[str]
+    runs: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+
+    def write_vars(self, **variables: Any) -> None:
+        """Replace the group variables of this test's inventory."""
+        path = self.inventory / "group_vars" / "instinct" / "test.yml"
+        path.write_text(yaml.safe_dump(variables), encoding="utf-8")
+
+    def command(self, playbook: str, *args: str) -> list[str]:
+        return [str(BIN / "ansible-playbook"), "-i", str(self.inventory), f"playbooks/{playbook}.yml", *args]
+
+    def environment(self) -> tuple[dict[str, str], Path]:
+        self.runs += 1
+        record = self.tmp / f"record-{self.runs}.jsonl"
+        return {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT / 'plugins/callback'}:{ROOT / 'tests/integration'}",
+            "ANSIBLE_CALLBACKS_ENABLED": "fleet,recorder",
+            "ANSIBLE_NOCOLOR": "1",
+            "FLEET_RECORD": str(record),
+            **self.env,
+        }, record
+
+    def start(self, playbook: str, *args: str) -> subprocess.Popen[str]:
+        """Start a playbook and do not wait; its process group is its own, so that it can be killed whole."""
+        env, _ = self.environment()
+        return subprocess.Popen(
+            self.command(playbook, *args), cwd=ROOT, env=env, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def play(self, playbook: str, *args: str, timeout: float = 900) -> Run:
+        env, record = self.environment()
+        done = subprocess.run(
+            self.command(playbook, *args), cwd=ROOT, env=env, text=True, timeout=timeout, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+        return Run(done.returncode, done.stdout, [json.loads(line) for line in lines])
+
+    def on(self, host: str, command: str, *, check: bool = True) -> str:
+        """Run a shell command as root on a node, and return what it printed."""
+        return lab_command("exec", host, "--", "bash", "-c", command, check=check)
+
+
+def lab_command(*args: str, check: bool = True) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *args], cwd=ROOT, text=True, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise AssertionError(f"lab {' '.join(args)} failed ({done.returncode}):\n{done.stdout}")
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def lab_up() -> list[str]:
+    """Bring the lab up (again); returns its hosts' names."""
+    print(lab_command("up"))
+    inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))
+    return sorted(inventory["instinct"]["hosts"])
+
+
+def copy_inventory(hosts: list[str], tmp_path: Path) -> Lab:
+    inventory = tmp_path / "inventory"
+    shutil.copytree(ROOT / "inventory/lab", inventory, ignore=shutil.ignore_patterns("fleet.lock.json"))
+    return Lab(inventory, tmp_path, hosts)
+
+
+@pytest.fixture
+def lab(lab_up: list[str], tmp_path: Path) -> Lab:
+    """The lab as it is, with an inventory of this test's own."""
+    return copy_inventory(lab_up, tmp_path)
+
+
+@pytest.fixture
+def fresh_lab(lab_up: list[str], tmp_path: Path) -> Lab:
+    """The lab with its nodes made anew: nothing of an earlier test is on them."""
+    lab_command("reset")
+    return copy_inventory(lab_up, tmp_path)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contracts of the roles: what argument_specs.yml says is what defaults/main.yml and the tasks do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = sorted(p.name for p in (ROOT / "roles").iterdir())
+MODULES = sorted(p.stem for p in (ROOT / "library").glob("*.py"))
+ACTIONS = sorted(p.stem for p in (ROOT / "plugins" / "action").glob("*.py"))
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def spec_of(role: str) -> dict[str, Any]:
+    return load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_equal_the_argument_spec(role: str) -> None:
+    defaults = load(ROOT / "roles" / role / "defaults" / "main.yml") or {}
+    declared = {name: option["default"] for name, option in spec_of(role).items() if "default" in option}
+    assert defaults == declared
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_option_is_named_after_the_role_and_described(role: str) -> None:
+    for name, option in spec_of(role).items():
+        assert name.startswith(f"{role}_")
+        assert option.get("description"), name
+        assert ("default" in option) != option.get("required", False), name
+        if re.search(r"(token|password|key)$", name):
+            assert option.get("no_log") is True, name
+
+
+def tasks_below(role: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def walk(tasks: list[dict[str, Any]]) -> None:
+        for task in tasks:
+            found.append(task)
+            for part in ("block", "rescue", "always"):
+                walk(task.get(part, []))
+
+    for path in sorted((ROOT / "roles" / role).glob("tasks/*.yml")):
+        walk(load(path))
+    return found
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_roles_are_small(role: str) -> None:
+    assert len(tasks_below(role)) <= 12
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tasks_use_only_options_that_our_modules_have(role: str) -> None:
+    """ansible-lint does not check the arguments of modules in library/."""
+    for task in tasks_below(role):
+        for name in set(task) & set(MODULES):
+            spec = importlib.import_module(f"ansible.modules.{name}").argument_spec()
+            assert set(task[name]) <= set(spec), f"{role}: {task['name']}"
+            required = {option for option, how in spec.items() if how.get("required")}
+            assert required <= set(task[name]), f"{role}: {task['name']}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tasks_use_only_variables_that_the_role_declares(role: str) -> None:
+    declared = set(spec_of(role))
+    for path in (ROOT / "roles" / role / "tasks").glob("*.yml"):
+        used = set(re.findall(rf"(?<![_\w]){role}_\w+", path.read_text(encoding="utf-8")))
+        tags = {tag for task in tasks_below(role) for tag in task.get("tags", [])}
+        assert used - tags <= declared, path
