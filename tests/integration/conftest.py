@@ -40,6 +40,10 @@ class Run:
                 found.setdefault(record["host"], []).extend(item.get("actions", []))
         return {host: actions for host, actions in found.items() if actions}
 
+    def plan(self) -> dict[str, Any]:
+        """The plan that this run made."""
+        return next(r["result"]["plan"] for r in self.records if r["module"] == "fleet_plan")
+
     def changed(self) -> list[str]:
         """Tasks that changed something, as host: task."""
         return [f"{r['host']}: {r['task']}" for r in self.records if r["result"].get("changed")]
@@ -96,6 +100,15 @@ class Lab:
     def on(self, host: str, command: str, *, check: bool = True) -> str:
         """Run a shell command as root on a node, and return what it printed."""
         return lab_command("exec", host, "--", "bash", "-c", command, check=check)
+
+
+    def reboot(self, host: str) -> None:
+        """Restart a node, as a power cycle would, and wait until it can be reached."""
+        lab_command("reboot", host)
+
+    def hub_faults(self, **faults: Any) -> None:
+        """Let the lab's hub misbehave (bytes_per_second, …); without arguments, no longer."""
+        lab_command("hub", json.dumps(faults))
 
 
 def lab_command(*args: str, check: bool = True) -> str:

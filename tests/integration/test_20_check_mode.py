@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--check --diff on a fresh lab tells what the run after it does, and does nothing."""
+
+from __future__ import annotations
+
+from .conftest import Lab
+from .helpers import deployment, node_state
+
+
+def test_check_mode_predicts_the_run(fresh_lab: Lab) -> None:
+    fresh_lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)], gpu_partition_compute="CPX")
+    before = node_state(fresh_lab)
+    predicted = fresh_lab.play("site", "--check", "--diff", "--skip-tags", "benchmark")
+    assert predicted.rc == 0, predicted.out
+    assert node_state(fresh_lab) == before
+
+    done = fresh_lab.play("site", "--skip-tags", "benchmark")
+    assert done.rc == 0, done.out
+    assert set(done.actions()) == set(fresh_lab.hosts)
+    assert done.actions() == predicted.actions()
+    # The plan said the same, and said it in both runs.
+    assert predicted.plan() == done.plan()
+    assert set(done.changed()) == set(predicted.changed())

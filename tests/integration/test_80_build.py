@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image built from a git ref with a Dockerfile and build arguments, as AMD's documents do it."""
+
+from __future__ import annotations
+
+from .conftest import Lab
+from .helpers import STANDIN, completion, deployment
+
+REPOSITORY = f"""
+set -e
+rm -rf /srv/git && mkdir -p /srv/git/vllm/docker && cd /srv/git/vllm
+git init -q -b main .
+printf 'FROM {STANDIN}\\nARG USE_CYTHON=0\\nLABEL use_cython=$USE_CYTHON\\n' > docker/Dockerfile.rocm
+git add -A
+git -c user.name=lab -c user.email=lab@example.com commit -qm image
+git tag v1
+"""
+
+
+def test_build_from_a_git_ref(lab: Lab) -> None:
+    for host in lab.hosts:
+        lab.on(host, REPOSITORY)
+    build = {
+        "repo": "file:///srv/git/vllm",
+        "ref": "v1",
+        "dockerfile": "docker/Dockerfile.rocm",
+        "args": {"USE_CYTHON": "1"},
+        "tag": "local/vllm:v1",
+    }
+    lab.write_vars(vllm_deployments=[deployment(image=None, build=build)])
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out
+    for host in lab.hosts:
+        assert lab.on(host, "docker inspect -f '{{.Config.Labels.use_cython}}' local/vllm:v1").strip() == "1"
+        assert completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
+    again = lab.play("site", "--skip-tags", "benchmark")
+    assert again.changed() == []
