@@ -20,14 +20,20 @@ $(VENV)/.installed: requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	touch $@
 
-.PHONY: venv
+$(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	touch $@
+
+.PHONY: venv venv-dev
 venv: $(VENV)/.installed ## the control node's virtual environment, from requirements.lock
+venv-dev: $(VENV)/.installed-dev
+
+COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-options --no-header
 
 .PHONY: lock
-lock: ## write requirements.lock anew from pyproject.toml
-	test -x $(BIN)/pip-compile || { $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet pip-tools; }
-	$(BIN)/pip-compile --quiet --strip-extras --extra dev --no-emit-index-url --no-emit-find-links --no-emit-options \
-	    --no-header --output-file requirements.lock pyproject.toml
+lock: venv-dev ## write the two lock files anew from pyproject.toml
+	$(COMPILE) --upgrade --output-file requirements.lock pyproject.toml
+	$(COMPILE) --upgrade --extra dev --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
 
 # ---- demo ------------------------------------------------------------------------------------------------------------
 .PHONY: demo demo-down lab-up lab-down
@@ -47,21 +53,21 @@ lab-down: ## stop the lab's containers; images and weights stay
 .PHONY: test lint types unit lab-test bench
 test: lint types unit lab-test ## everything
 
-lint: venv ## ruff, yamllint, ansible-lint (production profile)
+lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
 
-types: venv ## mypy --strict of what runs on nodes and decides
+types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p instinct
 	$(BIN)/mypy lab plugins
 
-unit: venv ## fast tests, no Docker
+unit: venv-dev ## fast tests, no Docker
 	$(BIN)/pytest tests/unit -q
 
-lab-test: venv ## tests on the lab (starts it, about ten minutes)
+lab-test: venv-dev ## tests on the lab (starts it, about ten minutes)
 	$(BIN)/pytest tests/integration -v
 
-bench: venv ## what a run costs, as a ratio to ansible -m ping
+bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench
