@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU models as the catalogue (catalog/gpus.yml) describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A pair of partition modes that AMD lists as validated, and since which ROCm."""
+
+    compute: str
+    memory: str
+    rocm: str
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One product: what it is made of and how it can be partitioned."""
+
+    name: str
+    pci_ids: tuple[str, ...]
+    gfx: str
+    memory_bytes: int
+    compute_units: int
+    partitions: tuple[tuple[str, int], ...]
+    valid: tuple[tuple[str, tuple[str, ...]], ...]
+    validated: tuple[Validated, ...]
+    source: str
+
+    def count(self, compute: str) -> int | None:
+        """Partitions of one GPU in a compute mode; None for a mode that it does not have."""
+        return dict(self.partitions).get(compute)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Compute modes, the fewest partitions first."""
+        return tuple(mode for mode, _ in self.partitions)
+
+    def is_validated(self, compute: str, memory: str) -> bool:
+        """AMD lists this pair."""
+        return any(item.compute == compute and item.memory == memory for item in self.validated)
+
+
+@dataclass(frozen=True)
+class GpuCatalog:
+    """All models, and the rule by which render nodes are numbered."""
+
+    models: tuple[GpuModel, ...]
+    first_minor: int
+    minors_per_gpu: int
+    source: str
+
+    def by_name(self, name: str) -> GpuModel | None:
+        """The model of this name."""
+        return next((model for model in self.models if model.name == name), None)
+
+    def by_pci_id(self, pci_id: str) -> GpuModel | None:
+        """The model with this "vendor:device"."""
+        return next((model for model in self.models if pci_id in model.pci_ids), None)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Every compute mode that some model has, the fewest partitions first."""
+        counts = {mode: count for model in self.models for mode, count in model.partitions}
+        return tuple(sorted(counts, key=lambda mode: (counts[mode], mode)))
+
+
+def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
+    """Build the catalogue from gpus.yml; its schema is checked by the tests, not at every run."""
+    models = []
+    for name, item in data["models"].items():
+        partitions = item["compute_partitions"]
+        vram = item.get("vram_mib")
+        models.append(
+            GpuModel(
+                name=name,
+                pci_ids=tuple(item["pci_ids"]),
+                gfx=item["gfx"],
+                memory_bytes=vram * MIB if vram else item["hbm_gib"] * GIB,
+                compute_units=item["xcds"] * item["cus_per_xcd"],
+                partitions=tuple((mode, entry["count"]) for mode, entry in partitions.items()),
+                valid=tuple((mode, tuple(entry["memory"])) for mode, entry in partitions.items()),
+                validated=tuple(
+                    Validated(entry["compute"], entry["memory"], entry["rocm"]) for entry in item["validated"]
+                ),
+                source=item["source"],
+            )
+        )
+    nodes = data["render_nodes"]
+    return GpuCatalog(tuple(models), nodes["first_minor"], nodes["minors_per_gpu"], nodes["source"])

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's input: every host with what is wanted of it and what was found on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .catalog import GpuCatalog
+from .deployment import Deployment, parse_deployments
+from .errors import FleetError, Problem, natural, suggest
+from .hashing import canonical
+from .inventory import HostSettings, parse_settings
+from .observed import NodeState
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """Raw data of a host: its variables, its node_state or None, and why there is none."""
+
+    variables: Mapping[str, Any]
+    state: Mapping[str, Any] | None = None
+    unreachable: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host to plan; state None means that nothing is known but what the inventory declares."""
+
+    name: str
+    settings: HostSettings
+    deployments: tuple[Deployment, ...]
+    deployments_defined: bool
+    state: NodeState | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All hosts of a run, in natural order of their names."""
+
+    hosts: tuple[Host, ...]
+    unreachable: tuple[tuple[str, str], ...]
+    catalog: GpuCatalog
+
+
+def build_fleet(
+    inputs: Mapping[str, HostInput],
+    groups: Mapping[str, Iterable[str]],
+    catalog: GpuCatalog,
+    offline: bool = False,
+) -> Fleet:
+    """Validate the inventory's data of every host; `groups` has every group and host name that exists.
+
+    Raises FleetError with all problems. Equal variables of many hosts are checked once.
+    """
+    members = {name: frozenset(hosts) for name, hosts in groups.items()}
+    problems: list[Problem] = []
+    hosts: list[Host] = []
+    unreachable: list[tuple[str, str]] = []
+    parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
+    checked: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
+    for name in sorted(inputs, key=natural):
+        given = inputs[name]
+        value = given.variables.get("vllm_deployments")
+        key = canonical(value)
+        if key not in parsed:
+            deployments, found = parse_deployments(value if value is not None else [])
+            parsed[key] = deployments, (*found, *_unknown_hosts(deployments, members))
+        deployments, found = parsed[key]
+        rest = {key: item for key, item in given.variables.items() if key != "vllm_deployments"}
+        key = canonical(rest)
+        if key not in checked:
+            checked[key] = parse_settings(rest, catalog)
+        settings, more = checked[key]
+        problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more))
+        if given.unreachable and not offline:
+            unreachable.append((name, given.unreachable))
+            continue
+        state = None
+        if not offline and given.state is not None:
+            try:
+                state = NodeState.from_json(given.state)
+            except (KeyError, TypeError, ValueError) as error:
+                what = f"its node_state cannot be read: {error!r}."
+                fix = "Another version of this toolkit made it, or it is damaged: observe again."
+                problems.append(Problem((), what, fix, (name,)))
+                continue
+        selected = tuple(
+            sorted(
+                (item for item in deployments if _selects(item, name, members)),
+                key=lambda item: natural(item.name),
+            )
+        )
+        hosts.append(Host(name, settings, selected, value is not None, state))
+    if problems:
+        raise FleetError(problems)
+    return Fleet(tuple(hosts), tuple(unreachable), catalog)
+
+
+def _selects(deployment: Deployment, host: str, members: Mapping[str, frozenset[str]]) -> bool:
+    if deployment.hosts is None:
+        return True
+    return any(name == host or host in members.get(name, ()) for name in deployment.hosts)
+
+
+def _unknown_hosts(
+    deployments: Iterable[Deployment], members: Mapping[str, frozenset[str]]
+) -> Iterable[Problem]:
+    known = set(members).union(*members.values())
+    fleet = members.get("instinct", frozenset())
+    for deployment in deployments:
+        for index, name in enumerate(deployment.hosts or ()):
+            path = (*deployment.path, "hosts", index)
+            if name not in known:
+                near = suggest(name, known - {"all", "ungrouped"})
+                yield Problem(path, f"there is no host or group {name!r} in the inventory.", near)
+            elif name not in members and name not in fleet:
+                fix = "Put the host into that group, or remove it here."
+                yield Problem(path, f"host {name!r} is not in the group instinct.", fix)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flags and variables an operator may not set, and what to use instead."""
+
+from __future__ import annotations
+
+import re
+
+# vLLM's own short spellings, so that `tp: 2` is caught like `tensor_parallel_size: 2`.
+ENGINE_ALIASES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+}
+
+_MULTI_NODE = "An instance runs on one host; remove it."
+_INSTANCES = "For more engines on a host use the deployment's instances_per_host."
+_SECRET = "Keep API keys in the proxy in front of vLLM: a flag is readable in every process list."
+
+ENGINE_OWNED = {
+    "model": "Use the deployment's key model.",
+    "model_tag": "Use the deployment's key model.",
+    "revision": "Use the deployment's key revision.",
+    "served_model_name": "Use the deployment's key served_model_name.",
+    "host": "Use the deployment's key listen.",
+    "port": "Use the deployment's key port.",
+    "uds": "Use the deployment's keys listen and port.",
+    "tensor_parallel_size": "Use the deployment's key tensor_parallel_size.",
+    "pipeline_parallel_size": "Use the deployment's key pipeline_parallel_size.",
+    "download_dir": "Use hf_model_cache_dir, the host's variable.",
+    "config": "Write its settings into engine_args, so that the plan can check and explain them.",
+    "data_parallel_size": _INSTANCES,
+    "data_parallel_size_local": _INSTANCES,
+    "data_parallel_rank": _INSTANCES,
+    "data_parallel_start_rank": _INSTANCES,
+    "data_parallel_address": _INSTANCES,
+    "data_parallel_rpc_port": _INSTANCES,
+    "nnodes": _MULTI_NODE,
+    "node_rank": _MULTI_NODE,
+    "master_addr": _MULTI_NODE,
+    "master_port": _MULTI_NODE,
+    "headless": _MULTI_NODE,
+    "api_key": _SECRET,
+    "hf_token": "Weights are fetched before the start, with hf_model_token or hf_model_token_file.",
+}
+
+_CACHE = "Use hf_model_cache_dir, the host's variable."
+_VISIBLE = "The container gets only the devices of its GPUs: choose them with the deployment's key gpus."
+
+ENV_OWNED = {
+    "HF_HOME": _CACHE,
+    "HF_HUB_CACHE": _CACHE,
+    "HUGGINGFACE_HUB_CACHE": _CACHE,
+    "TRANSFORMERS_CACHE": _CACHE,
+    "HF_HUB_OFFLINE": "Weights are fetched at a pinned commit before the server starts; it needs no network.",
+    "HF_ENDPOINT": "Use hf_model_endpoint, the host's variable.",
+    "VLLM_CACHE_ROOT": "It is the instance's own cache directory.",
+    "HIP_VISIBLE_DEVICES": _VISIBLE,
+    "ROCR_VISIBLE_DEVICES": _VISIBLE,
+    "CUDA_VISIBLE_DEVICES": _VISIBLE,
+    "GPU_DEVICE_ORDINAL": _VISIBLE,
+}
+
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
+_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
+
+
+def secret_place(name: str) -> str:
+    """Where a secret variable's value belongs instead; empty for a variable that is no secret."""
+    if name.upper() in _HUB:
+        return "Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables."
+    if name.upper() == "VLLM_API_KEY":
+        return "Keep API keys in the proxy in front of vLLM."
+    if _SECRET_NAME.search(name):
+        return "Keep it in a file on the node, and mount that with runtime.extra_mounts."
+    return ""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pins a run needs and does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .deployment import Deployment
+from .errors import Path
+from .fleet import Fleet, Host
+from .lock import Lock, parse_ref
+from .steps import has_image, has_weights
+
+
+@dataclass(frozen=True)
+class ImageNeed:
+    """An image reference to resolve."""
+
+    ref: str
+    path: Path
+    host: Host
+
+
+@dataclass(frozen=True)
+class ModelNeed:
+    """A model's revision to resolve."""
+
+    repo: str
+    revision: str
+    path: Path
+    host: Host
+
+
+def missing_pins(
+    fleet: Fleet, lock: Lock, refresh: bool = False
+) -> tuple[tuple[ImageNeed, ...], tuple[ModelNeed, ...]]:
+    """What must be asked of registries and hubs, each once, with the first deployment and host that wants it.
+
+    A digest or a commit that every host has needs no pin: sizes matter only for what is to be fetched.
+    """
+    images: dict[str, ImageNeed] = {}
+    models: dict[tuple[str, str, str], ModelNeed] = {}
+    for host in fleet.hosts:
+        for deployment in host.deployments:
+            if (
+                not deployment.build
+                and deployment.image not in images
+                and (refresh or _image_missing(host, deployment, lock))
+            ):
+                images[deployment.image] = ImageNeed(deployment.image, (*deployment.path, "image"), host)
+            key = (host.settings.endpoint, deployment.model, deployment.revision)
+            if (
+                not deployment.local_model
+                and key not in models
+                and (refresh or _model_missing(host, deployment, lock))
+            ):
+                models[key] = ModelNeed(
+                    deployment.model, deployment.revision, (*deployment.path, "model"), host
+                )
+    return tuple(images.values()), tuple(models.values())
+
+
+def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
+    pin = lock.image(deployment.image)
+    if pin is None:
+        return True
+    return pin.bytes is None and not has_image(
+        host.state, f"{parse_ref(deployment.image).repository}@{pin.digest}"
+    )
+
+
+def _model_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
+    pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
+    if pin is None:
+        return True
+    return pin.files is None and not has_weights(host, deployment, pin)

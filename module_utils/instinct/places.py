@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and places on a node and inside an instance's container."""
+
+from __future__ import annotations
+
+STATE_DIR = "/etc/instinct-fleet"
+DATA_DIR = "/var/lib/instinct-fleet"
+HF_CACHE = DATA_DIR + "/hf"
+DOCKER_ROOT = "/var/lib/docker"
+
+# Inside the container. The mounts are beside, not in one another: a read-only mount cannot hold mount points.
+INSTANCE_MOUNT = "/instinct"
+HF_MOUNT = "/hf"
+CACHE_MOUNT = "/cache"
+
+
+def instance_dir(name: str) -> str:
+    """Where an instance's files live on its node."""
+    return f"{STATE_DIR}/instances/{name}"
+
+
+def cache_dir(name: str) -> str:
+    """The writable cache of an instance on its node."""
+    return f"{DATA_DIR}/cache/{name}"
+
+
+def container_name(name: str) -> str:
+    """The Docker name of an instance."""
+    return f"instinct-{name}"

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wanted of a host minus what is there, one function per resource."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .deployment import Build, Deployment
+from .errors import Problem
+from .fleet import Host
+from .lock import Lock, ModelPin, parse_ref
+from .observed import NodeState, Running
+
+# Docker's own states of a container that is, or may soon be, using its GPUs and port.
+ALIVE = ("running", "restarting", "paused")
+DEBIAN = ("debian", "ubuntu")
+
+RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
+PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
+HUB = "huggingface_hub documentation: guides/download"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do on a host: what (kind, target), by which role, from what to what, and why."""
+
+    kind: str
+    role: str
+    target: str
+    before: str
+    after: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ImageStep:
+    """An image to bring."""
+
+    ref: str
+    pull: str
+    digest: str
+    bytes: int | None
+    registry: str
+    build: Build | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the role vllm_image takes it; pull and digest are null for an image that is built."""
+        return {
+            "ref": self.ref,
+            "pull": self.pull or None,
+            "digest": self.digest or None,
+            "bytes": self.bytes,
+            "registry": self.registry,
+            "build": self.build.to_json() if self.build else None,
+        }
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """Weights to fetch."""
+
+    repo: str
+    revision: str
+    commit: str
+    cache_dir: str
+    endpoint: str
+    files: Mapping[str, int]
+    exclude: tuple[str, ...]
+    include: tuple[str, ...]
+    image: str
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As the role hf_model takes it."""
+        return {
+            "repo": self.repo,
+            "revision": self.revision,
+            "commit": self.commit,
+            "cache_dir": self.cache_dir,
+            "endpoint": self.endpoint,
+            "files": dict(self.files),
+            "bytes": self.bytes,
+            "exclude": list(self.exclude),
+            "include": list(self.include),
+            "image": self.image,
+        }
+
+
+def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
+    """Install the distribution's engine where there is none; one that does not answer is an error."""
+    state = host.state
+    if not host.deployments or (state and state.docker_available):
+        return None, None
+    reason = "instances run in containers"
+    action = Action(
+        "docker_engine", "host_prep", "docker.io", "absent", "installed", reason, "the distribution's package"
+    )
+    if state is None:
+        return action, None
+    why = f" ({state.docker_error})" if state.docker_error else ""
+    if state.docker_installed:
+        fix = "Start it (systemctl start docker), and look at journalctl -u docker if it does not stay."
+        return None, Problem((), f"its Docker engine does not answer{why}.", fix)
+    if state.os_id not in DEBIAN:
+        what = f"has no Docker engine, and {state.os_name} is not a system that this toolkit installs it on."
+        return None, Problem((), what, "Install Docker Engine 20.10 or newer, and run again.")
+    return action, None
+
+
+def numa_balancing(host: Host) -> Action | None:
+    """Automatic NUMA balancing as wanted, now and after a reboot."""
+    wanted, state = host.settings.numa_balancing, host.state
+    if wanted is None:
+        return None
+    before = "unknown"
+    if state is not None:
+        if state.numa_runtime is None or _numa_matches(state, wanted):
+            return None
+        boot = "as the kernel decides" if state.numa_persisted is None else _on(bool(state.numa_persisted))
+        before = f"{_on(bool(state.numa_runtime))} now, {boot} after a reboot"
+    reason = (
+        "host_prep_numa_balancing is true"
+        if wanted
+        else "moving pages between sockets makes transfers between CPU, GPU and network vary"
+    )
+    after = f"{_on(wanted)} now and after a reboot"
+    return Action("numa_balancing", "host_prep", "kernel.numa_balancing", before, after, reason, RCCL)
+
+
+def _numa_matches(state: NodeState, wanted: bool) -> bool:
+    if wanted:
+        return bool(state.numa_runtime) and state.numa_persisted != 0
+    return state.numa_runtime == 0 and state.numa_persisted == 0
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def compute_partition(host: Host) -> Action:
+    """The change of mode; only called when some GPU is not in the wanted one."""
+    modes = [gpu.compute or "none" for gpu in host.state.gpus] if host.state else ["unknown"]
+    counts = {mode: modes.count(mode) for mode in sorted(set(modes))}
+    before = ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
+    count = len(host.state.gpus) if host.state else host.settings.gpu_count
+    return Action(
+        "compute_partition",
+        "gpu_partition",
+        f"{count} GPUs",
+        before,
+        host.settings.compute or "",
+        f"gpu_partition_compute is {host.settings.compute}",
+        PARTITIONING,
+    )
+
+
+def stop_servers(host: Host) -> tuple[Running, ...]:
+    """Instances of ours that hold the GPUs while the mode is to change."""
+    return tuple(item for item in host.state.instances if item.state in ALIVE) if host.state else ()
+
+
+def stop_action(running: Running) -> Action:
+    """Stop an instance before the mode changes."""
+    reason = "the driver refuses to partition a GPU that is in use"
+    return Action("stop_server", "gpu_partition", running.name, "running", "stopped", reason, PARTITIONING)
+
+
+def has_image(state: NodeState | None, ref: str) -> bool:
+    """The engine knows an image by this reference, be it a tag or a digest."""
+    return state is not None and any(ref in image.digests or ref in image.tags for image in state.images)
+
+
+def images(host: Host, lock: Lock) -> tuple[tuple[ImageStep, Action], ...]:
+    """Images that the host's deployments need and its engine lacks, each once."""
+    found: dict[str, tuple[ImageStep, Action]] = {}
+    for deployment in host.deployments:
+        step = _image_step(deployment, lock)
+        wanted = step.pull or step.ref
+        if wanted in found or has_image(host.state, wanted):
+            continue
+        if step.build:
+            after = f"built from {step.build.repo} at {step.build.ref}, {step.build.dockerfile}"
+        else:
+            after = f"pulled, {size(step.bytes)}" if step.bytes is not None else "pulled"
+        by = f"deployment {deployment.name} runs in it"
+        source = "fleet.lock.json" if step.digest else "the deployment"
+        found[wanted] = step, Action("image", "vllm_image", wanted, "absent", after, by, source)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
+    if deployment.build:
+        return ImageStep(deployment.build.tag, "", "", None, "", deployment.build)
+    ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
+    if pin is None:
+        return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
+    return ImageStep(
+        deployment.image, f"{ref.repository}@{pin.digest}", pin.digest, pin.bytes, ref.registry, None
+    )
+
+
+def has_weights(host: Host, deployment: Deployment, pin: ModelPin) -> bool:
+    """A complete snapshot of the pinned commit that holds the files which the deployment wants."""
+    if host.state is None:
+        return False
+    for found in host.state.models:
+        if (found.cache_dir.rstrip("/"), found.repo, found.commit) != (
+            host.settings.cache_dir, deployment.model, pin.commit,
+        ) or not found.complete:  # fmt: skip
+            continue
+        if not found.exclude and not found.include:
+            return True  # everything that the repository has
+        if (found.exclude, found.include) == (deployment.exclude, deployment.include):
+            return True
+        wanted = pin.selection(deployment.exclude, deployment.include)
+        if pin.files is not None and (found.files, found.bytes) == (len(wanted), sum(wanted.values())):
+            return True
+    return False
+
+
+def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
+    """Weights that the host's deployments need and its cache lacks; one fetch per commit.
+
+    Deployments that want different files of one commit get one fetch of all those files, as a snapshot has
+    one marker. `image_of` names the image in which a deployment's weights are fetched.
+    """
+    groups: dict[tuple[str, str], list[Deployment]] = {}
+    for deployment in host.deployments:
+        if not deployment.local_model:
+            groups.setdefault((deployment.model, deployment.revision), []).append(deployment)
+    found: dict[tuple[str, str], tuple[ModelStep, Action]] = {}
+    for (repo, revision), users in sorted(groups.items()):
+        pin = lock.model(host.settings.endpoint, repo, revision) or ModelPin("")
+        if all(has_weights(host, user, pin) for user in users):
+            continue
+        step = _model_step(host, users, pin, image_of[users[0].name])
+        other = found.get((repo, pin.commit))
+        if other and pin.commit:
+            step = _joined(other[0], step)
+        names = ", ".join(user.name for user in users)
+        amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
+        action = Action(
+            "model",
+            "hf_model",
+            f"{repo}@{revision}" if revision != pin.commit else repo,
+            _weights_before(host, repo, pin),
+            f"commit {pin.commit[:12] or 'unknown'}{amount}",
+            f"deployment {names} serves it" if len(users) == 1 else f"deployments {names} serve it",
+            HUB,
+        )
+        found[(repo, pin.commit or revision)] = step, action
+    return tuple(found[key] for key in sorted(found))
+
+
+def _model_step(host: Host, users: Sequence[Deployment], pin: ModelPin, image: str) -> ModelStep:
+    first = users[0]
+    step = ModelStep(
+        repo=first.model,
+        revision=first.revision,
+        commit=pin.commit,
+        cache_dir=host.settings.cache_dir,
+        endpoint=host.settings.endpoint,
+        files=pin.selection(first.exclude, first.include),
+        exclude=first.exclude,
+        include=first.include,
+        image=image,
+    )
+    for user in users[1:]:
+        if (user.exclude, user.include) != (first.exclude, first.include):
+            files = pin.selection(user.exclude, user.include)
+            step = _joined(step, ModelStep(**{**vars(step), "files": files, "exclude": user.exclude,
+                                              "include": user.include}))  # fmt: skip
+    return step
+
+
+def _joined(one: ModelStep, two: ModelStep) -> ModelStep:
+    """Both steps' files; patterns become the files' names, as two sets of patterns have no common form."""
+    if (one.exclude, one.include) == (two.exclude, two.include):
+        return one
+    files = dict(sorted({**one.files, **two.files}.items()))
+    names = tuple(_literal(name) for name in files)
+    return ModelStep(**{**vars(one), "files": files, "exclude": (), "include": names})
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+def _weights_before(host: Host, repo: str, pin: ModelPin) -> str:
+    if host.state is None:
+        return "unknown"
+    there = [item for item in host.state.models if item.repo == repo]
+    if any(item.commit == pin.commit and item.complete for item in there):
+        return "other files of this commit"
+    if any(item.commit == pin.commit for item in there):
+        return "incomplete"
+    others = sorted({item.commit[:12] for item in there if item.complete})
+    return f"commit {', '.join(others)}" if others else "absent"
+
+
+def remove(running: Running) -> Action:
+    """An instance of ours that no deployment wants any more."""
+    before = running.state or "stopped"
+    reason = f"no deployment of this host makes {running.name}"
+    return Action("remove_server", "vllm_serve", running.name, before, "removed", reason, "vllm_deployments")
+
+
+def server(
+    name: str, spec: str, file_hashes: Mapping[str, str], running: Running | None, repartition: bool
+) -> Action | None:
+    """Start, restart or replace an instance; None when it runs as wanted."""
+    after = f"running, spec {spec[:12]}"
+    source = "vllm_deployments"
+    if running is None:
+        return Action("server", "vllm_serve", name, "absent", after, "the deployment wants it", source)
+    before = _container_state(running)
+    if running.spec_hash != spec:
+        return Action(
+            "server", "vllm_serve", name, before, after, _difference(file_hashes, running, spec), source
+        )
+    if running.artefact_hash != spec:
+        reason = (
+            "its files are missing on the node"
+            if running.artefact_hash is None
+            else f"its files were changed on the node{_which(file_hashes, running)}"
+        )
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    if running.state != "running":
+        reason = "it fails and is being restarted" if running.state == "restarting" else "it does not run"
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    if repartition:
+        reason = "it is stopped while the compute partition changes"
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    return None
+
+
+def _container_state(running: Running) -> str:
+    text = running.state or "unknown"
+    if running.state == "exited" and running.exit_code is not None:
+        text += f" with code {running.exit_code}"
+    return f"{text}, spec {running.spec_hash[:12]}" if running.spec_hash else text
+
+
+def _difference(file_hashes: Mapping[str, str], running: Running, spec: str) -> str:
+    if running.spec_hash is None:
+        return "it was not made by this toolkit's present form"
+    if running.artefact_hash == spec:
+        return "its files are as wanted, and the container was made from older ones"
+    return f"its specification changed{_which(file_hashes, running)}"
+
+
+def _which(file_hashes: Mapping[str, str], running: Running) -> str:
+    there = dict(running.file_hashes)
+    meaning = {"serve.sh": "command", "env": "environment", "container.json": "container"}
+    names = [meaning.get(name, name) for name, text in sorted(file_hashes.items()) if there.get(name) != text]
+    return f": {', '.join(names)}" if there and names else ""
+
+
+def size(count: int | None) -> str:
+    """Bytes for people, in binary units."""
+    if count is None:
+        return "unknown size"
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def unique(items: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order of first appearance."""
+    return tuple(dict.fromkeys(items))
