@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one choke point for secrets: every text that a module says goes through a Redactor.
+
+ansible-core 2.19 masks no_log values in results, but not in warnings nor in the texts of exceptions; and it
+knows nothing of secrets that a container prints. So modules redact themselves, before Ansible sees anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+MASK = "********"
+MIN_LENGTH = 8
+"""Characters. A shorter secret cannot be masked without mangling unrelated text."""
+
+_NAME = re.compile(r"(?:^|[_-])(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)(?:[_-]|$)", re.IGNORECASE)
+
+# Secrets recognised by their surroundings: what a log or a tool prints without our having known the value.
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), "hf_" + MASK),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/-]{8,}=*"), r"\1 " + MASK),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@"), r"\1" + MASK + "@"),
+    (re.compile(r"(--api-key(?:[= ]|', '|\", \"))[^\s'\"]+"), r"\1" + MASK),
+    # vLLM prints its arguments as a Python dict or namespace: 'api_key': ['…'], api_key='…'.
+    (re.compile(r"(\bapi_key['\"]?\s*[:=]\s*)\[[^\]]*\]"), r"\1[" + MASK + "]"),
+    (re.compile(r"(\bapi_key['\"]?\s*[:=]\s*)(['\"])[^'\"]*\2"), r"\1\2" + MASK + r"\2"),
+    (re.compile(r"\b([A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY)=)(?!\s)\S+"), r"\1" + MASK),
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
+    return _NAME.search(name) is not None
+
+
+def env_assignments(text: str) -> dict[str, str]:
+    """The variables that a shell environment file sets (NAME=value, `export` allowed, quotes removed)."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        match = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", line)
+        if not match:
+            continue
+        try:
+            words = shlex.split(match.group(2), comments=True)
+        except ValueError:  # an unclosed quote: take the text as it stands
+            words = [match.group(2)]
+        found[match.group(1)] = words[0] if words else ""
+    return found
+
+
+def env_secrets(text: str) -> list[str]:
+    """Values of the secret variables in an environment file."""
+    return [value for name, value in env_assignments(text).items() if value and is_secret_name(name)]
+
+
+def mask_env(text: str) -> str:
+    """An environment file for people: values of secret variables masked, everything else as it is."""
+
+    def mask(line: str) -> str:
+        match = re.match(r"(\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=)", line)
+        return match.group(1) + MASK if match and is_secret_name(match.group(2)) else line
+
+    return "\n".join(mask(line) for line in text.split("\n"))
+
+
+class Redactor:
+    """Replaces known secrets, and texts that look like one, by a mask."""
+
+    def __init__(self, secrets: Iterable[str | None] = ()) -> None:
+        forms: set[str] = set()
+        for secret in secrets:
+            if secret:
+                forms |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+                # A key read from a file often carries its newline; what is sent is the bare key.
+                forms.add(secret.strip())
+        # Longest first, so that a secret containing another one is masked whole.
+        self._forms = sorted((form for form in forms if form), key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """The text without secrets."""
+        for form in self._forms:
+            text = text.replace(form, MASK)
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        return text
+
+    def data(self, value: Any) -> Any:
+        """The same for nested JSON data, keys included."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, dict):
+            return {self.data(key): self.data(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.data(item) for item in value]
+        return value

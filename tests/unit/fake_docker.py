@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Docker engine's HTTP API on a unix socket, with images and containers that exist only in memory.
+
+What a started container does is a function given in `programs`, by the start of the container's name: it runs
+in a thread, writes the log and ends by returning an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+@dataclass
+class FakeContainer:
+    """A container; `program` threads watch `stopping`."""
+
+    name: str
+    body: dict[str, Any]
+    id: str
+    status: str = "created"
+    exit_code: int = 0
+    restarts: int = 0
+    log: str = ""
+    oom_killed: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def inspect(self) -> dict[str, Any]:
+        return {
+            "Id": self.id,
+            "Name": f"/{self.name}",
+            "Image": "sha256:" + "1" * 64,
+            "RestartCount": self.restarts,
+            "Config": {
+                "Image": self.body.get("Image"),
+                "Labels": self.body.get("Labels") or {},
+                "StopTimeout": self.body.get("StopTimeout"),
+                "Env": self.body.get("Env") or [],
+            },
+            "HostConfig": self.body.get("HostConfig") or {},
+            "State": {
+                "Status": self.status,
+                "Running": self.status in ("running", "restarting", "paused"),
+                "Restarting": self.status == "restarting",
+                "ExitCode": self.exit_code,
+                "OOMKilled": self.oom_killed,
+                "StartedAt": "2026-01-01T00:00:00Z",
+                "Error": "",
+            },
+        }
+
+
+Program = Callable[[FakeContainer], int]
+
+
+def serve_until_stopped(container: FakeContainer) -> int:
+    """A program that runs until it is asked to stop."""
+    container.stopping.wait(30)
+    return 143
+
+
+class FakeDocker:
+    """The engine. Use as a context manager; `path` is its socket."""
+
+    def __init__(self, directory: Path, api: str = "1.41") -> None:
+        self.path = str(directory / "docker.sock")
+        self.api = api
+        self.root_dir = str(directory)
+        self.images: dict[str, dict[str, Any]] = {}
+        self.containers: dict[str, FakeContainer] = {}
+        self.programs: dict[str, Program] = {}
+        self.pull_events: list[dict[str, Any]] = [{"status": "Pulling"}, {"status": "Download complete"}]
+        self.pull_status = 200
+        self.pulled: dict[str, Any] | None = None
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.stop_delay = 0.0
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_args: object) -> None: ...
+
+            def address_string(self) -> str:
+                return "unix"
+
+            def do_GET(self) -> None:
+                engine.answer(self)
+
+            do_POST = do_DELETE = do_GET
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+            request_queue_size = 64
+
+        self.server = Server(self.path, Handler)
+
+    def __enter__(self) -> FakeDocker:
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for container in self.containers.values():
+            container.stopping.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+    # ---- helpers of tests ------------------------------------------------------------------------
+
+    def add_image(self, *names: str, **fields: Any) -> dict[str, Any]:
+        """An image with these names (tags, or repository@digest)."""
+        number = len({image["Id"] for image in self.images.values()}) + 1
+        image = {
+            "Id": f"sha256:{number:064x}",
+            "RepoTags": [name for name in names if "@" not in name],
+            "RepoDigests": [name for name in names if "@" in name],
+            "Size": 1000,
+            "Config": {"Labels": {}},
+            **fields,
+        }
+        for name in (*names, image["Id"]):
+            self.images[name] = image
+        return image
+
+    def add_container(self, name: str, body: dict[str, Any], status: str = "running") -> FakeContainer:
+        container = FakeContainer(name, body, f"{len(self.containers) + 1:064x}", status)
+        self.containers[name] = container
+        if status == "running":
+            self._run(container)
+        return container
+
+    def changes(self) -> list[str]:
+        """Requests that change something, without the version prefix."""
+        return [
+            request for request in self.requests if not request.startswith("GET") and "/wait" not in request
+        ]
+
+    # ---- the API ---------------------------------------------------------------------------------
+
+    def answer(self, http: BaseHTTPRequestHandler) -> None:
+        length = int(http.headers.get("Content-Length") or 0)
+        body = json.loads(http.rfile.read(length)) if length else None
+        parts = urlsplit(http.path)
+        path = unquote(parts.path)
+        prefix = f"/v{self.api}"
+        path = path[len(prefix) :] if path.startswith(prefix) else path
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        self.requests.append(f"{http.command} {path}" + (f"?{unquote(parts.query)}" if parts.query else ""))
+        self.headers.append(dict(http.headers))
+        for start, (status, message) in self.errors.items():
+            if f"{http.command} {path}".startswith(start):
+                return self.send(http, status, {"message": message})
+        handler = getattr(self, f"_{http.command.lower()}_{path.strip('/').split('/')[0].strip('_')}")
+        handler(http, path, query, body)
+        return None
+
+    def send(self, http: BaseHTTPRequestHandler, status: int, data: Any = None, raw: bytes = b"") -> None:
+        payload = json.dumps(data).encode() if data is not None else raw
+        http.send_response(status)
+        http.send_header("Api-Version", self.api)
+        http.send_header("Content-Length", str(len(payload)))
+        http.end_headers()
+        http.wfile.write(payload)
+
+    def _get_ping(self, http: Any, *_rest: Any) -> None:
+        self.send(http, 200, raw=b"OK")
+
+    def _get_info(self, http: Any, *_rest: Any) -> None:
+        self.send(http, 200, {"DockerRootDir": self.root_dir})
+
+    def _get_images(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
+        if path == "/images/json":
+            label, _, value = json.loads(query["filters"])["label"][0].partition("=")
+            found = {
+                image["Id"]: image
+                for image in self.images.values()
+                if image["Config"]["Labels"].get(label) == value
+            }
+            return self.send(http, 200, list(found.values()))
+        name = path[len("/images/") : -len("/json")]
+        if name not in self.images:
+            return self.send(http, 404, {"message": f"No such image: {name}"})
+        return self.send(http, 200, self.images[name])
+
+    def _post_images(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
+        if path == "/images/create":
+            return self._pull(http, query)
+        name = path[len("/images/") : -len("/tag")]
+        self.images[f"{query['repo']}:{query['tag']}"] = self.images[name]
+        return self.send(http, 201)
+
+    def _pull(self, http: Any, query: dict[str, str]) -> None:
+        if self.pull_status != 200:
+            return self.send(http, self.pull_status, self.pull_events[0])
+        http.send_response(200)
+        http.send_header("Transfer-Encoding", "chunked")
+        http.end_headers()
+        for event in self.pull_events:
+            line = json.dumps(event).encode() + b"\r\n"
+            http.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        http.wfile.write(b"0\r\n\r\n")
+        if not any("error" in event for event in self.pull_events):
+            name = f"{query['fromImage']}@{query['tag']}"
+            self.add_image(name, **(self.pulled or {}))
+        return None
+
+    def _find(self, http: Any, path: str) -> FakeContainer | None:
+        name = path.split("/")[2]
+        for container in self.containers.values():
+            if name in (container.name, container.id):
+                return container
+        self.send(http, 404, {"message": f"No such container: {name}"})
+        return None
+
+    def _get_containers(self, http: Any, path: str, _query: Any, _body: Any) -> None:
+        container = self._find(http, path)
+        if container is None:
+            return
+        if path.endswith("/json"):
+            return self.send(http, 200, container.inspect())
+        data = container.log.encode()
+        frames = [data[i : i + 1000] for i in range(0, len(data), 1000)]
+        raw = b"".join(b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame for frame in frames)
+        return self.send(http, 200, raw=raw)
+
+    def _post_containers(self, http: Any, path: str, query: dict[str, str], body: Any) -> None:
+        if path == "/containers/create":
+            if query["name"] in self.containers:
+                return self.send(
+                    http, 409, {"message": f"Conflict. The container name {query['name']} is in use"}
+                )
+            if body["Image"] not in self.images:
+                return self.send(http, 404, {"message": f"No such image: {body['Image']}"})
+            container = self.add_container(query["name"], body, "created")
+            return self.send(http, 201, {"Id": container.id, "Warnings": []})
+        container = self._find(http, path)
+        if container is None:
+            return None
+        verb = path.rsplit("/", 1)[1]
+        if verb == "start":
+            if container.status == "running":
+                return self.send(http, 304)
+            container.stopping.clear()
+            container.ended.clear()
+            container.status = "running"
+            self._run(container)
+        elif verb == "stop":
+            if container.status not in ("running", "restarting"):
+                return self.send(http, 304)
+            time.sleep(self.stop_delay)
+            container.stopping.set()
+            container.ended.wait(5)
+        elif verb == "rename":
+            self.containers[query["name"]] = self.containers.pop(container.name)
+            container.name = query["name"]
+        elif verb == "wait":
+            container.ended.wait(30)
+            return self.send(http, 200, {"StatusCode": container.exit_code})
+        return self.send(http, 204)
+
+    def _delete_containers(self, http: Any, path: str, _query: Any, _body: Any) -> None:
+        container = self._find(http, path)
+        if container is None:
+            return None
+        if container.status == "running":
+            return self.send(http, 409, {"message": "You cannot remove a running container"})
+        del self.containers[container.name]
+        return self.send(http, 204)
+
+    def _run(self, container: FakeContainer) -> None:
+        program: Program = next(
+            (p for start, p in self.programs.items() if container.name.startswith(start)), serve_until_stopped
+        )
+
+        def run() -> None:
+            container.exit_code = program(container)
+            if container.status == "running":
+                container.status = "exited"
+            container.ended.set()
+
+        threading.Thread(target=run, daemon=True).start()

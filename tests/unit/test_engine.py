@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Docker Engine client against a fake engine, and without one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from instinct.engine import (
+    Conflict,
+    Engine,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    NotFound,
+    _negotiate,
+    demultiplex,
+)
+
+from tests.unit.fake_docker import FakeContainer, FakeDocker
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Iterator[FakeDocker]:
+    with FakeDocker(tmp_path) as fake:
+        yield fake
+
+
+@pytest.fixture
+def engine(docker: FakeDocker) -> Engine:
+    return Engine(docker.path, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("offered", "prefix"),
+    [
+        ("1.24", "/v1.24"),
+        ("1.41", "/v1.41"),
+        ("1.51", "/v1.51"),
+        ("1.99", "/v1.51"),
+        ("2.0", "/v1.51"),
+        ("", ""),
+    ],
+)
+def test_speaks_the_daemons_version_up_to_the_newest_it_knows(offered: str, prefix: str) -> None:
+    assert _negotiate(offered) == prefix
+
+
+def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, engine: Engine) -> None:
+    docker.add_image("a:1")
+    for _ in range(3):
+        assert engine.image("a:1") is not None
+    assert docker.requests.count("GET /_ping") == 1
+    assert engine.image("b:1") is None
+
+
+def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: Engine) -> None:
+    with pytest.raises(NotFound, match="No such image: x:1") as missing:
+        engine.create("c", {"Image": "x:1"})
+    assert missing.value.status == 404
+    docker.add_image("x:1")
+    engine.create("c", {"Image": "x:1"})
+    with pytest.raises(Conflict, match="in use"):
+        engine.create("c", {"Image": "x:1"})
+    docker.errors["POST /containers/c/start"] = (500, "no such device")
+    with pytest.raises(EngineError, match="no such device") as failed:
+        engine.start("c")
+    assert failed.value.status == 500
+
+
+def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
+    docker.add_image("x:1")
+
+    def program(container: FakeContainer) -> int:
+        container.log = "line\n" * 1000
+        container.stopping.wait(5)
+        return 3
+
+    docker.programs["c"] = program
+    identity = engine.create("c", {"Image": "x:1", "Labels": {"a": "b"}})
+    engine.start("c")
+    assert engine.wait("c", 0.05) is None
+    found = engine.container("c")
+    assert found is not None
+    assert found["Id"] == identity
+    assert found["State"]["Status"] == "running"
+    engine.stop("c", 5)
+    assert engine.wait("c", 5) == 3
+    assert engine.logs("c") == "line\n" * 1000
+    engine.rename("c", "d")
+    engine.remove("d")
+    engine.remove("d")
+    assert engine.container("d") is None
+    assert engine.logs("d") == ""
+    assert "POST /containers/c/stop?t=5" in docker.requests
+
+
+def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: Engine) -> None:
+    events = list(engine.pull("r/x", "sha256:1", {"username": "u", "password": "secret-word"}))
+    assert events == docker.pull_events
+    header = docker.headers[-1]["X-Registry-Auth"]
+    assert json.loads(base64.urlsafe_b64decode(header)) == {"username": "u", "password": "secret-word"}
+
+
+def test_an_error_inside_the_stream_is_raised(docker: FakeDocker, engine: Engine) -> None:
+    docker.pull_events = [
+        {"status": "Pulling"},
+        {"error": "x", "errorDetail": {"message": "manifest unknown"}},
+    ]
+    with pytest.raises(EngineError, match="manifest unknown"):
+        list(engine.pull("r/x", "sha256:1"))
+    # The connection is usable afterwards.
+    assert engine.info()["DockerRootDir"] == docker.root_dir
+
+
+def test_an_error_before_the_stream_is_raised(docker: FakeDocker, engine: Engine) -> None:
+    docker.pull_status, docker.pull_events = 404, [{"message": "pull access denied"}]
+    with pytest.raises(NotFound, match="pull access denied"):
+        list(engine.pull("r/x", "sha256:1"))
+
+
+def test_without_a_daemon_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match=r"does not exist.*docker\.io.*systemctl start docker"):
+        Engine(str(tmp_path / "none.sock")).info()
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    with pytest.raises(EngineUnavailable, match=r"does not answer.*Connection refused.*journalctl"):
+        Engine(str(path)).info()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's rights")
+def test_a_socket_of_another_user_says_become(tmp_path: Path, docker: FakeDocker) -> None:
+    tmp_path.chmod(0o700)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            Engine(docker.path).info()
+        except EngineUnavailable as error:
+            os._exit(0 if "become" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class Script(threading.Thread):
+    """A daemon that answers each connection with one text, then does what is asked."""
+
+    def __init__(self, path: Path, answers: list[bytes | None]) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.answers = answers
+        self.start()
+
+    def run(self) -> None:
+        for answer in self.answers:
+            connection, _ = self.listener.accept()
+            connection.recv(65536)
+            if answer is None:
+                connection.close()
+                continue
+            connection.sendall(answer)
+            if answer.endswith(b"KEEP"):
+                continue
+            connection.close()
+
+
+def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
+    head = b"HTTP/1.1 %s\r\nApi-Version: 1.41\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+    return head + body
+
+
+def test_a_daemon_that_restarts_between_requests_is_asked_again(tmp_path: Path) -> None:
+    # Every connection is closed after one answer, without saying so.
+    Script(tmp_path / "d.sock", [answer(b"OK"), answer(b'{"a": 1}'), answer(b'{"a": 2}')])
+    engine = Engine(str(tmp_path / "d.sock"), timeout=2)
+    assert engine.info() == {"a": 1}
+    assert engine.info() == {"a": 2}
+
+
+def test_a_change_is_never_sent_twice(tmp_path: Path) -> None:
+    Script(tmp_path / "d.sock", [answer(b"OK"), None, answer(b"")])
+    engine = Engine(str(tmp_path / "d.sock"), timeout=2)
+    with pytest.raises(EngineUnavailable, match="closed the connection during POST"):
+        engine.start("c")
+
+
+def test_a_silent_daemon_times_out(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "d.sock"))
+    listener.listen()
+    with pytest.raises(EngineTimeout, match="did not answer GET /_ping within 0 s"):
+        Engine(str(tmp_path / "d.sock"), timeout=0.05).info()
+    listener.close()
+
+
+def frame(stream: int, text: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(text).to_bytes(4, "big") + text
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"", b""),
+        (frame(1, b"out\n") + frame(2, b"err\n"), b"out\nerr\n"),
+        (b"plain text of a terminal\n", b"plain text of a terminal\n"),
+        (frame(1, b"whole") + b"\1\0\0", b"whole"),
+        (frame(1, b"cut off")[:-3], b"cut "),
+    ],
+)
+def test_log_frames_are_joined(raw: bytes, text: bytes) -> None:
+    assert demultiplex(raw) == text

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm_image: pull by digest, build from source, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.instinct import places
+from ansible.modules import vllm_image
+from instinct.build import build_plan, decisive
+from instinct.image import explain_pull, wanted
+from instinct.nodemodule import NodeError
+
+from tests.unit.fake_docker import FakeDocker
+
+DIGEST = "sha256:" + "a" * 64
+PULL = f"registry.example:5000/rocm/vllm@{DIGEST}"
+REF = "registry.example:5000/rocm/vllm:0.11"
+CANARY = "canary-Zq81-secret"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "data"))
+    with FakeDocker(tmp_path) as fake:
+        yield fake
+
+
+def pull_args(docker: FakeDocker, **more: Any) -> dict[str, Any]:
+    return {"pull": PULL, "ref": REF, "docker_socket": docker.path, **more}
+
+
+def test_pulls_tags_and_reads_back(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_image.main, pull_args(docker), diff=True)
+    assert not failed
+    assert result["changed"]
+    assert result["digest"] == DIGEST
+    assert result["image_id"] == docker.images[PULL]["Id"] == docker.images[REF]["Id"]
+    assert result["actions"] == [
+        f"POST /images/create?fromImage=registry.example:5000/rocm/vllm&tag={DIGEST}",
+        f"POST /images/{PULL}/tag?repo=registry.example:5000/rocm/vllm&tag=0.11",
+    ]
+    assert docker.changes() == result["actions"]
+    assert result["diff"]["before"] == {"pulled": False, "tag": None}
+    assert result["diff"]["after"]["tag"] == result["image_id"]
+
+
+def test_second_run_changes_nothing_and_asks_no_registry(docker: FakeDocker, run_module: Any) -> None:
+    run_module(vllm_image.main, pull_args(docker))
+    done = len(docker.changes())
+    result, failed = run_module(vllm_image.main, pull_args(docker), diff=True)
+    assert not failed
+    assert not result["changed"]
+    assert result["actions"] == []
+    assert result["diff"]["before"] == result["diff"]["after"]
+    assert len(docker.changes()) == done
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_check_mode_predicts_the_same_actions_and_touches_nothing(
+    docker: FakeDocker, run_module: Any, present: bool
+) -> None:
+    if present:  # pulled before, but the tag names another image
+        docker.add_image(PULL)
+        docker.add_image(REF)
+    predicted, _ = run_module(vllm_image.main, pull_args(docker), check=True)
+    assert docker.changes() == []
+    real, _ = run_module(vllm_image.main, pull_args(docker))
+    assert predicted["actions"] == real["actions"] == docker.changes()
+    assert predicted["changed"]
+
+
+def test_a_ref_with_a_digest_gets_no_tag(docker: FakeDocker, run_module: Any) -> None:
+    result, _ = run_module(vllm_image.main, pull_args(docker, ref=PULL))
+    assert len(result["actions"]) == 1
+    assert run_module(vllm_image.main, pull_args(docker, ref=PULL))[0]["changed"] is False
+
+
+def test_docker_hub_names_are_the_engines(docker: FakeDocker, run_module: Any) -> None:
+    args = {
+        "pull": f"docker.io/rocm/vllm@{DIGEST}",
+        "ref": "docker.io/rocm/vllm:1",
+        "docker_socket": docker.path,
+    }
+    assert run_module(vllm_image.main, args)[0]["actions"][0].endswith(f"fromImage=rocm/vllm&tag={DIGEST}")
+
+
+def test_the_account_goes_into_the_header_only(docker: FakeDocker, run_module: Any) -> None:
+    args = pull_args(docker, registry_username="puller", registry_password=CANARY)
+    result, _ = run_module(vllm_image.main, args)
+    sent = [h["X-Registry-Auth"] for h in docker.headers if "X-Registry-Auth" in h]
+    assert json.loads(base64.urlsafe_b64decode(sent[0])) == {
+        "username": "puller",
+        "password": CANARY,
+        "serveraddress": "registry.example:5000",
+    }
+    assert CANARY not in json.dumps(result)
+    assert CANARY not in "".join(docker.requests)
+
+
+def test_too_little_disk_is_said_before_the_pull(docker: FakeDocker, run_module: Any) -> None:
+    for check in (True, False):
+        result, failed = run_module(vllm_image.main, pull_args(docker, bytes=2**60), check=check)
+        assert failed
+        assert f"{docker.root_dir} has" in result["msg"]
+        assert "needs 3758096384.0 GiB" in result["msg"]
+        assert "docker image prune" in result["msg"]
+    assert docker.changes() == []
+
+
+def test_a_digest_that_is_not_what_came_is_refused(docker: FakeDocker, run_module: Any) -> None:
+    docker.pulled = {"RepoDigests": ["registry.example:5000/rocm/vllm@sha256:" + "b" * 64]}
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert failed
+    assert "lists it with digest sha256:bbb" in result["msg"]
+
+
+REGISTRY_ERRORS = [
+    ("manifest for x@sha256:aa not found: manifest unknown: manifest unknown", "no such image or digest"),
+    (
+        "pull access denied for rocm/vllm, repository does not exist or may require 'docker login': denied",
+        "wants a login, or has no such repository",
+    ),
+    ('Head "https://r/v2/x/manifests/1": no basic auth credentials', "wants a login"),
+    ("unauthorized: incorrect username or password", "wants a login"),
+    ('Get "https://r:5000/v2/": http: server gave HTTP response to HTTPS client', '"insecure-registries"'),
+    ('Get "https://r/v2/": x509: certificate signed by unknown authority', "/etc/docker/certs.d/"),
+    ('Get "https://r/v2/": dial tcp: lookup r on 1.1.1.1:53: no such host', "cannot be reached"),
+    ('Get "https://r/v2/": dial tcp 10.0.0.1:443: connect: connection refused', "cannot be reached"),
+    ('Get "https://r/v2/": context deadline exceeded (Client.Timeout exceeded)', "cannot be reached"),
+    ("toomanyrequests: You have reached your pull rate limit.", "limits the number of pulls"),
+    (
+        "write /var/lib/docker/tmp/GetImageBlob1: no space left on device",
+        "disk of Docker's directory is full",
+    ),
+    ("no matching manifest for linux/arm64/v8 in the manifest list entries", "this node's architecture"),
+]
+
+
+@pytest.mark.parametrize(("message", "plain"), REGISTRY_ERRORS)
+def test_registry_errors_in_plain_words(
+    message: str, plain: str, docker: FakeDocker, run_module: Any
+) -> None:
+    docker.pull_events = [{"status": "Pulling"}, {"error": message, "errorDetail": {"message": message}}]
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert failed
+    assert plain in result["msg"]
+    assert message in result["msg"]
+    assert "registry.example:5000" in result["msg"]
+
+
+def test_a_refused_account_is_named(docker: FakeDocker) -> None:
+    want = wanted(PULL, REF, None, "puller", "long-enough")
+    assert "does not accept the account 'puller'" in explain_pull(
+        "unauthorized: authentication required", want
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"pull": "rocm/vllm:latest"}, "does not end in @sha256"),
+        ({"pull": PULL, "registry_username": "me"}, "belong together"),
+        ({"pull": PULL, "registry_username": "me", "registry_password": "short"}, "fewer than 8 characters"),
+        ({}, "one of the following is required: pull, build"),
+        ({"pull": PULL, "build": {"repo": "r", "ref": "x"}}, "mutually exclusive"),
+        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "holds a password"),
+        ({"build": {"repo": "r"}}, "missing required arguments: ref"),
+    ],
+)
+def test_bad_input_is_refused_before_anything(
+    args: dict[str, Any], words: str, docker: FakeDocker, run_module: Any
+) -> None:
+    result, failed = run_module(vllm_image.main, {**args, "docker_socket": docker.path})
+    assert failed
+    assert words in result["msg"]
+    assert docker.changes() == []
+
+
+def test_no_engine(tmp_path: Path, run_module: Any) -> None:
+    result, failed = run_module(vllm_image.main, {"pull": PULL, "docker_socket": str(tmp_path / "no")})
+    assert failed
+    assert "no Docker engine is installed" in result["msg"]
+
+
+# ---- secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda d: d.pull_events.append({"error": "x", "errorDetail": {"message": f"denied for {CANARY}"}}),
+        lambda d: d.errors.update({"POST /images/create": (500, f"boom {CANARY}")}),
+        lambda d: d.errors.update({"GET /images": (500, f"boom {CANARY}")}),
+        lambda d: d.errors.update({"POST /images/registry": (500, f"boom {CANARY}")}),
+        lambda d: setattr(d, "pulled", {"RepoDigests": [f"x@{CANARY}"]}),
+        lambda d: setattr(d, "pulled", {"RepoDigests": {"broken": CANARY}, "Id": None}),
+    ],
+)
+def test_the_password_is_in_no_message(
+    break_it: Any, docker: FakeDocker, run_module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_it(docker)
+    args = pull_args(docker, registry_username="puller", registry_password=CANARY)
+    result, failed = run_module(vllm_image.main, args)
+    assert failed
+    assert CANARY not in json.dumps(result)
+    assert "exception" not in result
+    assert CANARY not in capsys.readouterr().err
+
+
+# ---- build ---------------------------------------------------------------------------------------
+
+BUILD = {
+    "repo": "https://git.example/vllm.git",
+    "ref": "v1",
+    "args": {"USE_CYTHON": 1},
+    "tag": "local/vllm:v1",
+}
+
+
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Path:
+    """A PATH with only these commands; returns the file in which they write how they were called."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    called = tmp_path / "called"
+    for name, script in scripts.items():
+        path = directory / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {called}\n{script}\n')
+        path.chmod(0o755)
+    for name in ("sh", "mkdir", "touch", "echo", "sleep"):
+        (directory / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(directory))
+    return called
+
+
+GIT = """
+case "$1" in
+  clone) mkdir -p "$4/docker" && touch "$4/docker/Dockerfile.rocm" ;;
+  -C) case "$3 $7" in
+        rev-parse*origin*) exit 1 ;;
+        rev-parse*) echo 0123456789012345678901234567890123456789 ;;
+      esac ;;
+esac
+"""
+
+
+def test_builds_with_the_documents_commands(
+    docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tools(tmp_path, monkeypatch, git=GIT, docker='echo "buildkit=$DOCKER_BUILDKIT"')
+    args = {"build": BUILD, "docker_socket": docker.path}
+    predicted, _ = run_module(vllm_image.main, args, check=True)
+    assert not called.exists()
+    plan = build_plan(BUILD, None)
+
+    original = docker._get_images
+
+    def images(http: Any, path: str, query: Any, body: Any) -> None:
+        if called.exists() and "docker build " in called.read_text() and "local/vllm:v1" not in docker.images:
+            docker.add_image("local/vllm:v1", Config={"Labels": {"instinct-fleet.build": plan.hash}})
+        original(http, path, query, body)
+
+    monkeypatch.setattr(docker, "_get_images", images)
+    result, failed = run_module(vllm_image.main, args)
+    assert not failed
+    assert result["changed"]
+    assert result["commit"] == "0123456789012345678901234567890123456789"
+    assert result["actions"] == predicted["actions"]
+    source = f"{places.DATA_DIR}/build/{plan.hash[:12]}"
+    lines = called.read_text().splitlines()
+    assert lines[0] == f"git clone --quiet https://git.example/vllm.git {source}"
+    assert lines[-1] == (
+        f"docker build -f {source}/docker/Dockerfile.rocm -t local/vllm:v1 --label "
+        f"instinct-fleet.build={plan.hash} "
+        f"--label instinct-fleet.build.commit={result['commit']} --build-arg USE_CYTHON=1 {source}"
+    )
+    assert not os.path.exists(source)
+    again, _ = run_module(vllm_image.main, args)
+    assert again["changed"] is False
+    assert again["image_id"] == result["image_id"]
+
+
+def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module: Any) -> None:
+    plan = build_plan(BUILD, None)
+    image = docker.add_image("other:tag", Config={"Labels": {"instinct-fleet.build": plan.hash}})
+    result, _ = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path})
+    assert result["actions"] == [f"POST /images/{image['Id']}/tag?repo=local/vllm&tag=v1"] == docker.changes()
+    assert result["image_id"] == image["Id"]
+
+
+@pytest.mark.parametrize(
+    ("scripts", "words"),
+    [
+        ({"docker": ""}, "needs the command git"),
+        ({"git": GIT}, "needs the command docker"),
+        (
+            {"git": "echo 'fatal: repository not found' >&2; exit 128", "docker": ""},
+            "fatal: repository not found",
+        ),
+        (
+            {"git": 'case "$1" in clone) mkdir -p "$4";; *) exit 1;; esac', "docker": ""},
+            "no branch, tag or commit 'v1'",
+        ),
+        (
+            {"git": GIT.replace("touch", "echo"), "docker": ""},
+            "has no file docker/Dockerfile.rocm",
+        ),
+        (
+            {"git": GIT, "docker": 'case "$1" in build) echo "ERROR: no pip"; echo done; exit 1;; esac'},
+            "(exit code 1): ERROR: no pip",
+        ),
+        ({"git": GIT, "docker": 'case "$1" in build) sleep 20;; esac'}, "not done after 1 s"),
+    ],
+)
+def test_a_build_that_fails_says_why(
+    scripts: dict[str, str],
+    words: str,
+    docker: FakeDocker,
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tools(tmp_path, monkeypatch, **scripts)
+    result, failed = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path, "timeout": 1})
+    assert failed
+    assert words in result["msg"]
+    assert not list(Path(places.DATA_DIR).glob("build/*"))
+
+
+def test_the_hash_covers_every_input() -> None:
+    hashes = {
+        build_plan({**BUILD, **change}, None).hash
+        for change in ({}, {"repo": "x"}, {"ref": "v2"}, {"dockerfile": "D"}, {"args": {"USE_CYTHON": "2"}})
+    }
+    assert len(hashes) == 5
+    assert build_plan({**BUILD, "tag": "other:1"}, None).hash == build_plan(BUILD, None).hash
+
+
+def test_the_tag_is_the_builds_else_the_ref_else_made_up() -> None:
+    bare = {"repo": "r", "ref": "x"}
+    assert build_plan({**bare, "tag": "a:1"}, "b:1").tag == "a:1"
+    assert build_plan(bare, "b:1").tag == "b:1"
+    made = build_plan(bare, None)
+    assert made.tag == f"instinct-fleet/vllm:{made.hash[:12]}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        ([], "it said nothing"),
+        (["Step 1", "ok"], "ok"),
+        (
+            ["#9 ERROR: gcc missing", "ERROR: process did not complete successfully: exit 1"],
+            "#9 ERROR: gcc missing",
+        ),
+        (
+            ["The command '/bin/sh -c false' returned a non-zero code: 1 error"],
+            "The command '/bin/sh -c false'",
+        ),
+    ],
+)
+def test_decisive_line_of_a_build(lines: list[str], line: str) -> None:
+    assert decisive(lines).startswith(line)
+
+
+def test_a_password_in_the_repository_is_refused_without_saying_it() -> None:
+    with pytest.raises(NodeError) as refused:
+        build_plan({"repo": f"https://me:{CANARY}@h/r.git", "ref": "x"}, None)
+    assert CANARY not in str(refused.value)
+
+
+# ---- documentation -------------------------------------------------------------------------------
+
+
+def test_documentation_is_the_argument_spec() -> None:
+    documented = yaml.safe_load(vllm_image.DOCUMENTATION)
+    spec = vllm_image.argument_spec()
+    assert set(documented["options"]) == set(spec)
+    for name, option in spec.items():
+        for key in ("type", "default", "required"):
+            assert documented["options"][name].get(key) == option.get(key), (name, key)
