@@ -29,6 +29,9 @@ class Fault:
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Fault:
+        """A fault as JSON has it; ValueError for a key that means nothing, TypeError for another thing."""
+        if not isinstance(data, dict):
+            raise TypeError(f"{data!r} is no fault")
         names = [field.name for field in fields(cls)]
         for key in data:
             if key not in names:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the repositories that the lab's hub serves: `python -m lab.hub.make DIR`.
 
-The same call writes the same bytes and the same commit ids. Only the two access tokens in hub.json are
-random: they are made once per directory, and kept when the directory is made again.
+The same call writes the same bytes and the same commit ids.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +21,10 @@ from lab import models
 OPEN = "lab/tiny-llama"
 GATED = "lab/tiny-llama-gated"
 HUGE = "lab/huge-llama"
+
+# Access tokens of the lab, made up: one was let in to the gated repository, the other was not.
+TOKEN = "hf_lab_Qk7Zr2Xw9Tn4Vb8Lm3Jp6"
+STRANGER_TOKEN = "hf_lab_Wd5Gh1Rs8Yc3Ke6Nf9Ja2"
 
 _FIRST_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -116,22 +117,9 @@ def make(root: Path) -> dict[str, list[str]]:
         GATED: write_repo(root, GATED, both, gated=True),
         HUGE: write_repo(root, HUGE, [Commit("Add the model", small, declared=shards)]),
     }
-    _write_tokens(root / "hub.json")
+    users = {TOKEN: {"name": "lab", "gated": [GATED]}, STRANGER_TOKEN: {"name": "stranger", "gated": []}}
+    _write_json(root / "hub.json", {"tokens": users})
     return written
-
-
-def _write_tokens(path: Path) -> None:
-    if path.exists():
-        return
-    users = [{"name": "lab", "gated": [GATED]}, {"name": "stranger", "gated": []}]
-    _write_json(path, {"tokens": {"hf_" + secrets.token_hex(17): user for user in users}})
-    os.chmod(path, 0o600)
-
-
-def token(root: Path, user: str = "lab") -> str:
-    """The access token of a user: lab was let in to the gated repository, stranger was not."""
-    tokens = json.loads((root / "hub.json").read_text())["tokens"]
-    return next(str(token) for token, about in tokens.items() if about["name"] == user)
 
 
 if __name__ == "__main__":

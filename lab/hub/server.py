@@ -9,8 +9,8 @@ refused (401) even where none is needed; a missing repository is 401 for strange
 Files that .gitattributes gives to LFS have their SHA-256 as ETag; no X-Xet-Hash header is sent, so clients
 download over plain HTTP.
 
-Requests fail or crawl on demand: `PUT /_lab/faults` with a JSON list of faults (see faults.py). `GET
-/_lab/requests` lists what was asked (never a header). `DELETE` on either forgets.
+Requests fail or crawl on demand: `PUT /_lab/faults` with a fault or a list of them (see faults.py), `{}` for
+none. `GET /_lab/requests` lists what was asked (never a header); `DELETE` on either forgets.
 """
 
 from __future__ import annotations
@@ -310,9 +310,12 @@ class Handler(BaseHTTPRequestHandler):
     def lab_faults(self) -> None:
         if self.command == "PUT":
             try:
-                rules = [Fault.parse(rule) for rule in json.loads(self.body)]
+                wanted = json.loads(self.body)
+                if isinstance(wanted, dict):
+                    wanted = [wanted] if wanted else []
+                rules = [Fault.parse(rule) for rule in wanted]
             except (ValueError, TypeError) as error:
-                raise HubError(400, f"expected a JSON list of faults: {error}") from error
+                raise HubError(400, f"expected a fault or a list of faults as JSON: {error}") from error
             self.server.faults.set(*rules)
         elif self.command == "DELETE":
             self.server.faults.set()

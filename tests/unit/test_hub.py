@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
 from lab.hub import make, server
 from lab.hub.faults import Fault
 
+TOKENS: dict[str | None, str | bool] = {None: False, "stranger": make.STRANGER_TOKEN, "nobody": "hf_wrong"}
 SHARD = "model-00001-of-00002.safetensors"
 
 
@@ -183,7 +184,7 @@ class TestRevisions:
         with pytest.raises(RepositoryNotFoundError) as stranger:
             api.model_info("lab/nope")
         with pytest.raises(RepositoryNotFoundError) as user:
-            api.model_info("lab/nope", token=make.token(hub.root))
+            api.model_info("lab/nope", token=make.TOKEN)
         assert (stranger.value.response.status_code, user.value.response.status_code) == (401, 404)
 
 
@@ -263,7 +264,7 @@ class TestGated:
         status: int,
         error: type[HfHubHTTPError],
     ) -> None:
-        token = False if user is None else "hf_wrong" if user == "nobody" else make.token(hub.root, user)
+        token = TOKENS[user]
         with pytest.raises(error) as caught:
             api.auth_check(make.GATED, token=token)
         assert caught.value.response.status_code == status
@@ -275,7 +276,7 @@ class TestGated:
     def test_those_who_were_let_in_get_everything(
         self, hub: server.Hub, api: HfApi, commits: list[str], tmp_path: Path
     ) -> None:
-        token = make.token(hub.root)
+        token = make.TOKEN
         api.auth_check(make.GATED, token=token)
         assert api.whoami(token=token)["name"] == "lab"
         snapshot = snapshot_download(make.GATED, endpoint=hub.url, cache_dir=tmp_path, token=token)
@@ -288,8 +289,8 @@ class TestGated:
             api.whoami(token="hf_wrong")
 
     def test_requests_are_listed_without_tokens(self, hub: server.Hub, api: HfApi) -> None:
-        api.model_info(make.GATED, token=make.token(hub.root))
-        assert make.token(hub.root) not in json.dumps(list(hub.requests))
+        api.model_info(make.GATED, token=make.TOKEN)
+        assert make.TOKEN not in json.dumps(list(hub.requests))
 
 
 class TestControl:
@@ -311,9 +312,15 @@ class TestControl:
         assert self.call(hub, "GET", "/api/models/lab/tiny-llama")[0] == 200
         assert [r["status"] for r in self.call(hub, "GET", "/_lab/requests")[1]] == [500, 200]
 
+    def test_one_fault_and_none(self, hub: server.Hub) -> None:
+        self.call(hub, "PUT", "/_lab/faults", {"status": 429})
+        assert [rule.status for rule in hub.faults.list()] == [429]
+        self.call(hub, "PUT", "/_lab/faults", {})
+        assert hub.faults.list() == []
+
     @pytest.mark.parametrize(
         ("body", "message"),
-        [([{"statuss": 500}], "did you mean 'status'"), ({"status": 500}, "list"), (["x"], "list")],
+        [([{"statuss": 500}], "did you mean 'status'"), (5, "list"), (["x"], "no fault")],
     )
     def test_a_rule_that_means_nothing_is_refused(self, hub: server.Hub, body: Any, message: str) -> None:
         status, answer = self.call(hub, "PUT", "/_lab/faults", body)
@@ -329,13 +336,12 @@ class TestControl:
             assert self.call(hub, "GET", path)[0] in (401, 404)
 
 
-def test_make_writes_the_same_again_and_keeps_the_tokens(
-    written: tuple[Path, dict[str, list[str]]], tmp_path: Path
-) -> None:
+def test_make_writes_the_same_again(written: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
     root, commits = written
-    tokens = (root / "hub.json").read_text()
     assert make.make(root) == commits == make.make(tmp_path)
-    assert (root / "hub.json").read_text() == tokens != (tmp_path / "hub.json").read_text()
+    files = {path.relative_to(root) for path in root.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert all((root / path).read_bytes() == (tmp_path / path).read_bytes() for path in files)
 
 
 def test_it_starts_from_a_copied_directory(written: tuple[Path, dict[str, list[str]]], root: Path) -> None:
