@@ -1,0 +1,1 @@
+../module_utils/instinct/observe.py

@@ -1,0 +1,843 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Read everything the planner needs to know of a node. Also the module node_state (library/node_state.py).
+
+This file is sent to every host in every run, so it is one file that imports next to nothing: Ansible puts
+the arguments into ARGUMENTS below and pipes the text into Python, without unpacking its module framework.
+Data are plain dictionaries here, as importing dataclasses costs more than all the reading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+DOCUMENTATION = r"""
+module: node_state
+short_description: Read the state of an AMD Instinct node
+version_added: "0.1.0"
+description:
+  - Reads in one call what the planner needs to know of a node - operating system, NUMA, driver, ROCm, GPUs
+    with their partitions, Docker engine, images, weights, running instances and free disk space.
+  - Starts no program and changes nothing. A source that cannot be read gives null for its field and an entry
+    in RV(node_state.problems); what the node does not have is null or an empty list, never a guess.
+  - A script without Ansible's module framework, because it runs on every host in every run. It costs about a
+    fifth of what M(ansible.builtin.ping) costs on the node.
+options:
+  state_dir:
+    description: Where the instances' files live on the node.
+    type: path
+    default: /etc/instinct-fleet
+  data_dir:
+    description: Where weights and benchmark results live on the node.
+    type: path
+    default: /var/lib/instinct-fleet
+  cache_dirs:
+    description: Hugging Face caches (C(HF_HOME)) to look for weights in. Default is C(hf) in O(data_dir).
+    type: list
+    elements: path
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+  sysfs_root:
+    description: Prefix of C(/sys), C(/proc), C(/etc), C(/opt), C(/usr) and C(/dev), to read a captured tree.
+    type: path
+    default: /
+attributes:
+  check_mode:
+    description: Can run in check mode and return the same result, as it only reads.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed. Nothing ever does.
+    support: none
+  idempotent:
+    description: Running it twice in a row changes nothing the second time, nor the first.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node, standard library only
+  - root, to see kernel and Docker state that other users do not see
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Observe the node
+  node_state:
+  become: true
+  register: node_state_result
+
+- name: Observe a node with a second cache
+  node_state:
+    cache_dirs:
+      - /var/lib/instinct-fleet/hf
+      - /mnt/weights/hf
+  become: true
+"""
+
+RETURN = r"""
+node_state:
+  description: What was found. Sizes are bytes.
+  returned: success
+  type: dict
+  contains:
+    schema: {description: Version of this structure., type: int, sample: 1}
+    hostname: {description: The kernel's node name., type: str, sample: n1}
+    euid: {description: Effective user id of the module., type: int, sample: 0}
+    python: {description: Version of the Python that ran the module., type: str, sample: 3.11.2}
+    os:
+      description: C(ID), C(VERSION_ID) and C(PRETTY_NAME) of C(/etc/os-release).
+      type: dict
+      sample: {id: debian, version_id: "12", pretty_name: Debian GNU/Linux 12 (bookworm)}
+    kernel: {description: Kernel release., type: str, sample: 6.8.0-79-generic}
+    cmdline: {description: Words of the kernel command line., type: list, elements: str, sample: [iommu=pt]}
+    numa_balancing:
+      description:
+        - Automatic NUMA balancing. RV(node_state.numa_balancing.runtime) is the kernel's value now, null when
+          the kernel has no such setting.
+        - RV(node_state.numa_balancing.persisted) is the value that the next boot gives, and
+          RV(node_state.numa_balancing.file) what decides it - the last sysctl file that sets it, or
+          C(/proc/cmdline); both null when nothing does.
+      type: dict
+      sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
+    cpu: {description: Processor., type: dict, sample: {model: AMD EPYC 9654, sockets: 2, threads: 384}}
+    numa_nodes:
+      description: NUMA nodes with their CPUs and memory.
+      type: list
+      elements: dict
+      sample: [{id: 0, cpus: "0-95,192-287", memory_bytes: 1082000000000}]
+    memory_bytes: {description: Memory of the host., type: int}
+    virtual_machine: {description: Whether the CPU reports a hypervisor., type: bool}
+    driver:
+      description: The amdgpu driver. Only AMD's DKMS driver has a version, the kernel's own has null.
+      type: dict
+      sample: {loaded: true, version: 6.12.12}
+    rocm:
+      description: ROCm release and its management tools; the version is null where ROCm is not installed.
+      type: dict
+      sample: {version: 7.0.0, tools: {amd-smi: /opt/rocm/bin/amd-smi, rocm-smi: /opt/rocm/bin/rocm-smi}}
+    gpus:
+      description: GPUs in the order of their PCI addresses.
+      type: list
+      elements: dict
+      contains:
+        index: {description: Position in this list., type: int}
+        bdf: {description: PCI address., type: str, sample: "0000:05:00.0"}
+        sysfs_path: {description: Its directory., type: str, sample: /sys/class/drm/renderD128/device}
+        vendor_id: {description: PCI vendor., type: int, sample: 4098}
+        device_id: {description: PCI device., type: int, sample: 29857}
+        gfx: {description: Instruction set architecture., type: str, sample: gfx942}
+        unique_id: {description: Serial number in hexadecimal., type: str}
+        vram_total: {description: Memory of the GPU., type: int}
+        vram_used: {description: Memory in use., type: int}
+        numa_node: {description: NUMA node of its PCI slot., type: int}
+        compute_partition: {description: Current mode., type: str, sample: SPX}
+        available_compute_partitions:
+          description: Modes offered under the current memory partition mode.
+          type: list
+          elements: str
+        memory_partition: {description: Current mode., type: str, sample: NPS1}
+        available_memory_partitions: {description: Modes offered., type: list, elements: str}
+        link_speed: {description: Speed of the PCIe link., type: str, sample: 32.0 GT/s PCIe}
+        link_width: {description: Lanes of the PCIe link., type: int, sample: 16}
+        partitions:
+          description: Logical GPUs (KFD nodes) of this GPU.
+          type: list
+          elements: dict
+          contains:
+            id: {description: Number of the partition on its GPU., type: int}
+            render_node: {description: Name under C(/dev/dri)., type: str, sample: renderD128}
+            render_minor: {description: Minor number of the render node., type: int}
+            kfd_node: {description: Number of the KFD topology node., type: int}
+            gpu_id: {description: KFD's hash for the partition., type: int}
+            simd_count: {description: SIMD units. Four make a compute unit., type: int}
+            num_xcc: {description: Accelerator dies in the partition., type: int}
+            memory_bytes: {description: Memory of the partition., type: int}
+    kfd_processes: {description: Processes that have C(/dev/kfd) open., type: list, elements: int}
+    device_gids:
+      description: Numeric groups of C(/dev/kfd), the render nodes and the video devices.
+      type: dict
+      sample: {kfd: 109, render: 109, video: 44}
+    docker:
+      description:
+        - The Docker engine. RV(node_state.docker.installed) says whether its program is there,
+          RV(node_state.docker.error) why it did not answer.
+      type: dict
+      sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41",
+               root_dir: /var/lib/docker, error: null}
+    images:
+      description: Images of the engine.
+      type: list
+      elements: dict
+      sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1}]
+    models:
+      description: Weights with a marker of a finished fetch, and whether every file is there with its size.
+      type: list
+      elements: dict
+      sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
+                complete: true, bytes: 1, files: 5, exclude: [], include: []}]
+    instances:
+      description:
+        - Containers of instances. C(spec_hash) is what the container was made from, C(artefact_hash) what the
+          instance's files say now; null when they are missing.
+      type: list
+      elements: dict
+      sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
+                state: running, spec_hash: 12ab, artefact_hash: 12ab, image_id: "sha256:11",
+                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0}]
+    disk:
+      description: Space on the file systems of images, caches and data; equal C(device) is the same one.
+      type: list
+      elements: dict
+      sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
+    problems:
+      description: Sources that could not be read.
+      type: list
+      elements: dict
+      sample: [{what: /sys/class/drm/renderD128/device/current_compute_partition,
+                error: "Operation not permitted: the GPU is being reset"}]
+"""
+
+# The text between the quotes is replaced by JSON, in which three quotes in a row cannot occur.
+ARGUMENTS = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
+    from collections.abc import Callable
+    from typing import Any
+
+DEFAULTS = {
+    "state_dir": "/etc/instinct-fleet",
+    "data_dir": "/var/lib/instinct-fleet",
+    "cache_dirs": None,
+    "docker_socket": "/var/run/docker.sock",
+    "sysfs_root": "/",
+}
+ARTEFACT_FILES = ("serve.sh", "env", "container.json")
+SYSCTL_DIRS = tuple(f"{top}/sysctl.d" for top in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib"))
+AMD = 0x1002
+ABSENT = (2, 20)  # ENOENT, ENOTDIR: the node does not have it
+EPERM = 1
+
+
+class Source:
+    """Reads files under a root. What is absent is None; what cannot be read is None and a problem."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root.rstrip("/")
+        self.problems: list[dict[str, str]] = []
+
+    def problem(self, what: str, error: object) -> None:
+        """Note that `what` could not be read."""
+        if isinstance(error, OSError) and error.strerror:
+            error = error.strerror
+        self.problems.append({"what": what, "error": str(error)})
+
+    def text(self, path: str, limit: int = 1 << 20) -> str | None:
+        """The file's text without white space at its ends; at most `limit` bytes are read."""
+        try:
+            fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                parts = []
+                while limit > 0:
+                    part = os.read(fd, min(limit, 65536))
+                    if not part:
+                        break
+                    parts.append(part)
+                    limit -= len(part)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno == EPERM and "compute_partition" in path:
+                self.problem(path, f"{error.strerror}: the GPU is being reset")
+            elif error.errno not in ABSENT:
+                self.problem(path, error)
+            return None
+        return b"".join(parts).decode("utf-8", "replace").strip()
+
+    def number(self, path: str, base: int = 10) -> int | None:
+        """The file's whole number."""
+        text = self.text(path)
+        if not text:
+            return None
+        try:
+            return int(text, base)
+        except ValueError:
+            self.problem(path, f"not a number: {text[:40]!r}")
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """The directory's entries, sorted."""
+        try:
+            return sorted(os.listdir(self.root + path))
+        except OSError as error:
+            if error.errno not in ABSENT:
+                self.problem(path, error)
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something at `path`."""
+        return os.path.exists(self.root + path)
+
+
+def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:
+    """The first two words of every line, as KFD's and os-release's files have them."""
+    words = (line.split(separator, 1) for line in (text or "").splitlines())
+    return {word[0].strip(): word[1].strip() for word in words if len(word) == 2}
+
+
+def integer(text: str | None) -> int | None:
+    """Text of digits as a number; anything else is None."""
+    return int(text) if text and text.isdigit() else None
+
+
+def modes(text: str | None) -> list[str]:
+    """ "SPX, DPX" as a list; "Not supported" is an empty one."""
+    words = [word.strip().upper() for word in (text or "").split(",")]
+    return [word for word in words if word.isalnum()]
+
+
+def mode(text: str | None) -> str | None:
+    """One mode; the driver writes UNKNOWN, or a sentence, where there is none."""
+    words = modes(text)
+    return words[0] if len(words) == 1 and words[0] != "UNKNOWN" else None
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------
+
+
+def gfx_name(version: int | None) -> str | None:
+    """90402 → gfx942; minor and stepping are hexadecimal digits."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
+
+
+def location(bdf: str) -> tuple[int, int] | None:
+    """(domain, bus and device) of a PCI address, as KFD numbers them: bus << 8 | device << 3."""
+    try:
+        domain, bus, rest = bdf.split(":")
+        return int(domain, 16), int(bus, 16) << 8 | int(rest.split(".")[0], 16) << 3
+    except ValueError:
+        return None
+
+
+def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """KFD's GPU nodes, by the location of the GPU they belong to."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    top = "/sys/class/kfd/kfd/topology/nodes"
+    for name in source.names(top):
+        node = f"{top}/{name}"
+        gpu_id = source.number(f"{node}/gpu_id")
+        if not gpu_id:  # a CPU
+            continue
+        values = pairs(source.text(f"{node}/properties"))
+        place, minor = integer(values.get("location_id")), integer(values.get("drm_render_minor"))
+        if place is None:
+            source.problem(f"{node}/properties", "no location_id")
+            continue
+        memory = 0
+        for bank in source.names(f"{node}/mem_banks"):
+            heap = pairs(source.text(f"{node}/mem_banks/{bank}/properties"))
+            if heap.get("heap_type") in ("1", "2"):  # the GPU's own memory, visible to the host or not
+                memory += integer(heap.get("size_in_bytes")) or 0
+        # Newer drivers have the partition's number in bits 31:28, others in place of the PCI function.
+        found.setdefault((integer(values.get("domain")) or 0, place & 0xFFF8), []).append({
+            "id": place >> 28 & 0xF or place & 7,
+            "render_node": f"renderD{minor}" if minor else None,
+            "render_minor": minor or None,
+            "kfd_node": integer(name),
+            "gpu_id": gpu_id,
+            "simd_count": integer(values.get("simd_count")),
+            "num_xcc": integer(values.get("num_xcc")),
+            "memory_bytes": memory or None,
+            "gfx_target_version": integer(values.get("gfx_target_version")),
+            "unique_id": integer(values.get("unique_id")),
+        })  # fmt: skip
+    return found
+
+
+def read_gpus(source: Source) -> list[dict[str, Any]]:
+    """GPUs of the amdgpu driver in PCI order, each with its partitions.
+
+    Render nodes of partitions beyond the first belong to a platform device, which has no vendor file.
+    """
+    nodes = read_kfd_nodes(source)
+    gpus: dict[tuple[int, int], dict[str, Any]] = {}
+    for name in source.names("/sys/class/drm"):
+        device = f"/sys/class/drm/{name}/device"
+        if not name.startswith("renderD") or source.number(f"{device}/vendor", 16) != AMD:
+            continue
+        slot = pairs(source.text(f"{device}/uevent"), "=").get("PCI_SLOT_NAME")
+        bdf = slot or os.path.basename(os.path.realpath(source.root + device))
+        place = location(bdf)
+        if place is None:
+            source.problem(device, f"not a PCI address: {bdf!r}")
+            continue
+        parts = sorted(nodes.get(place, []), key=lambda part: (part["id"], part["kfd_node"]))
+        if len({part["id"] for part in parts}) < len(parts):  # a driver that does not number them
+            parts = sorted(parts, key=lambda part: part["render_minor"] or 0)
+            for number, part in enumerate(parts):
+                part["id"] = number
+        versions = [part.pop("gfx_target_version") for part in parts] or [None]
+        serials = [part.pop("unique_id") for part in parts] or [None]
+        numa = source.number(f"{device}/numa_node")
+        gpus[place] = {
+            "bdf": bdf.lower(),
+            "sysfs_path": device,
+            "vendor_id": AMD,
+            "device_id": source.number(f"{device}/device", 16),
+            "gfx": gfx_name(versions[0]),
+            "unique_id": source.text(f"{device}/unique_id") or (f"{serials[0]:016x}" if serials[0] else None),
+            "vram_total": source.number(f"{device}/mem_info_vram_total"),
+            "vram_used": source.number(f"{device}/mem_info_vram_used"),
+            "numa_node": numa if numa is not None and numa >= 0 else None,
+            "compute_partition": mode(source.text(f"{device}/current_compute_partition")),
+            "available_compute_partitions": modes(source.text(f"{device}/available_compute_partition")),
+            "memory_partition": mode(source.text(f"{device}/current_memory_partition")),
+            "available_memory_partitions": modes(source.text(f"{device}/available_memory_partition")),
+            "link_speed": source.text(f"{device}/current_link_speed"),
+            "link_width": source.number(f"{device}/current_link_width"),
+            "partitions": parts,
+        }
+    return [{"index": index, **gpus[place]} for index, place in enumerate(sorted(gpus))]
+
+
+def kfd_processes(source: Source) -> list[int]:
+    """Processes that KFD knows: any of them makes the driver refuse a change as busy."""
+    return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())
+
+
+# --- host ----------------------------------------------------------------------------------------------
+
+
+def sysctl_settings(source: Source, key: str) -> list[tuple[str, int, str]]:
+    """(file, line number, value) of every setting of `key`, in the order in which a boot applies them.
+
+    The rule of sysctl --system and systemd-sysctl: files of all directories sorted by name, of equal names
+    only the first directory's file counts, /etc/sysctl.conf comes last; the last setting wins.
+    """
+    files: dict[str, str] = {}
+    for directory in SYSCTL_DIRS:
+        for name in source.names(directory):
+            if name.endswith(".conf"):
+                files.setdefault(name, f"{directory}/{name}")
+    found: list[tuple[str, int, str]] = []
+    for path in [*(files[name] for name in sorted(files)), "/etc/sysctl.conf"]:
+        for number, line in enumerate((source.text(path) or "").splitlines(), 1):
+            value = sysctl_value(line, key)
+            if value is not None:
+                found.append((path, number, value))
+    return found
+
+
+def sysctl_value(line: str, key: str) -> str | None:
+    """The value that a line of a sysctl file gives to `key`, or None."""
+    name, equals, value = line.strip().partition("=")
+    if not equals or name.startswith(("#", ";")):
+        return None
+    return value.strip() if name.lstrip("-").strip().replace("/", ".") == key else None
+
+
+def read_numa_balancing(source: Source, cmdline: list[str]) -> dict[str, Any]:
+    """Automatic NUMA balancing now and after the next boot."""
+    settings = sysctl_settings(source, "kernel.numa_balancing")
+    persisted: int | None = None
+    path: str | None = None
+    if settings:
+        path, persisted = settings[-1][0], integer(settings[-1][2])
+    elif "numa_balancing=disable" in cmdline:
+        path, persisted = "/proc/cmdline", 0
+    return {"runtime": source.number("/proc/sys/kernel/numa_balancing"), "persisted": persisted, "file": path}
+
+
+def cpu_set(text: str | None) -> set[int]:
+    """ "0-3,8" → {0, 1, 2, 3, 8}."""
+    found: set[int] = set()
+    for part in (text or "").split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
+    """Model, sockets and threads. One file per socket is read, not one per CPU."""
+    top = "/sys/devices/system/cpu"
+    online = cpu_set(source.text(f"{top}/online"))
+    sockets, left = 0, set(online)
+    while left:
+        first = min(left)
+        topology = f"{top}/cpu{first}/topology"
+        names = ("package_cpus_list", "core_siblings_list")  # of newer and older kernels
+        package = next((text for text in (source.text(f"{topology}/{name}") for name in names) if text), None)
+        if package is None:
+            break
+        left -= cpu_set(package) | {first}
+        sockets += 1
+    return {"model": cpuinfo.get("model name"), "sockets": sockets or None, "threads": len(online) or None}
+
+
+def kib(values: dict[str, str], key: str) -> int | None:
+    """A field of a meminfo file, in bytes."""
+    words = values.get(key, "").split()
+    number = integer(words[0]) if words else None
+    return number * 1024 if number is not None else None
+
+
+def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
+    """NUMA nodes with their CPUs and memory."""
+    top = "/sys/devices/system/node"
+    found = []
+    names = [name[4:] for name in source.names(top) if name.startswith("node")]
+    for number in sorted(int(name) for name in names if name.isdigit()):
+        meminfo = pairs(source.text(f"{top}/node{number}/meminfo"), ":")
+        found.append({
+            "id": number,
+            "cpus": source.text(f"{top}/node{number}/cpulist"),
+            "memory_bytes": kib(meminfo, f"Node {number} MemTotal"),
+        })  # fmt: skip
+    return found
+
+
+def read_driver(source: Source) -> dict[str, Any]:
+    """The amdgpu module; the kernel's own driver has no version file."""
+    loaded = source.exists("/sys/module/amdgpu")
+    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
+
+
+def read_rocm(source: Source) -> dict[str, Any]:
+    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
+    version = source.text("/opt/rocm/.info/version")
+    tools: dict[str, str | None] = {}
+    for tool in ("amd-smi", "rocm-smi"):
+        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
+        tools[tool] = next((path for path in paths if source.exists(path)), None)
+    return {"version": version.split("-")[0] if version else None, "tools": tools}
+
+
+def read_device_gids(source: Source) -> dict[str, int | None]:
+    """Groups to give to a container, by number: names mean other groups inside an image."""
+    groups = [line.split(":") for line in (source.text("/etc/group") or "").splitlines()]
+    gids: dict[str, int | None] = {"kfd": None, "render": None, "video": None}
+    gids.update({group[0]: integer(group[2]) for group in groups if len(group) > 2 and group[0] in gids})
+    paths = {"kfd": "/dev/kfd"}
+    for name in source.names("/dev/dri"):
+        if name.startswith(("renderD", "card")):
+            paths.setdefault("render" if name.startswith("renderD") else "video", f"/dev/dri/{name}")
+    for kind, path in paths.items():
+        try:
+            gids[kind] = os.stat(source.root + path).st_gid
+        except OSError as error:
+            if error.errno not in ABSENT:
+                source.problem(path, error)
+    return gids
+
+
+# --- Docker, weights, disk -----------------------------------------------------------------------------
+
+
+class Request:
+    """A GET to the Docker engine, sent at once and read later, so that the engine works while files are read.
+
+    HTTP/1.0 makes the engine answer without chunks and close the connection: no HTTP library is needed.
+    """
+
+    def __init__(self, socket_path: str, path: str, timeout: float = 15.0) -> None:
+        import _socket  # what socket wraps, without the wrapper's 8 ms of imports
+
+        self.path = path
+        self.api_version: str | None = None
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.socket.settimeout(timeout)
+        self.socket.connect(socket_path)
+        self.socket.sendall(f"GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
+
+    def answer(self) -> Any:
+        """The JSON of the answer. Raises OSError or ValueError, saying what the engine said."""
+        parts = []
+        while True:
+            part = self.socket.recv(1 << 20)
+            if not part:
+                break
+            parts.append(part)
+        self.socket.close()
+        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        status = head.split(b" ", 2)
+        self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
+        if len(status) < 2 or status[1] != b"200":
+            raise ValueError(f"GET {self.path}: {(body or head)[:300].decode('utf-8', 'replace').strip()}")
+        return json.loads(body)
+
+
+# Not /version: the engine starts two programs to answer it, and /info and the headers say the same.
+DOCKER_QUERIES = {
+    "info": "/info",
+    "images": "/images/json",
+    "containers": "/containers/json?all=1&filters=%7B%22label%22%3A%5B%22instinct-fleet.instance%22%5D%7D",
+}
+
+
+def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, Request]]:
+    """Send all queries. Returns what is known already, and the pending requests."""
+    programs = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd")
+    docker: dict[str, Any] = {
+        "installed": any(source.exists(path) for path in programs),
+        "available": False,
+        "version": None,
+        "api_version": None,
+        "root_dir": None,
+        "error": None,
+    }
+    try:
+        return docker, {name: Request(socket_path, path) for name, path in DOCKER_QUERIES.items()}
+    except OSError as error:
+        docker["error"] = f"{socket_path}: {error.strerror or error}"
+        return docker, {}
+
+
+def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[list[Any], list[Any]]:
+    """Read the answers: fills `docker`, returns images and containers as the engine lists them."""
+    try:
+        answers = {name: request.answer() for name, request in requests.items()}
+        info = answers["info"]
+        docker.update(
+            available=True,
+            version=info.get("ServerVersion"),
+            api_version=requests["info"].api_version,
+            root_dir=info.get("DockerRootDir"),
+        )
+        return answers["images"] or [], answers["containers"] or []
+    except (OSError, ValueError, AttributeError) as error:
+        docker["error"] = str(error)
+        return [], []
+
+
+def image(entry: dict[str, Any]) -> dict[str, Any]:
+    """An image as the planner wants it."""
+    return {
+        "id": entry.get("Id"),
+        "tags": [tag for tag in entry.get("RepoTags") or [] if tag != "<none>:<none>"],
+        "digests": [digest for digest in entry.get("RepoDigests") or [] if digest != "<none>@<none>"],
+        "bytes": entry.get("Size"),
+    }
+
+
+def artefact_hash(directory: str) -> str | None:
+    """sha256 over canonical JSON of {file name: text} of an instance's files; None when one is missing."""
+    import hashlib
+
+    files = {}
+    for name in ARTEFACT_FILES:
+        try:
+            with open(os.path.join(directory, name), encoding="utf-8", newline="") as file:
+                files[name] = file.read()
+        except FileNotFoundError:
+            return None
+    return hashlib.sha256(json.dumps(files, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_instances(
+    source: Source, socket_path: str, state_dir: str, containers: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Containers of instances with what only an inspection tells: start, exit code, restarts."""
+    found = []
+    pending = [(entry, Request(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
+    for entry, request in pending:
+        labels = entry.get("Labels") or {}
+        name = labels["instinct-fleet.instance"]
+        try:
+            details = request.answer()
+        except (OSError, ValueError) as error:
+            source.problem(f"container of {name}", error)
+            details = {}
+        try:
+            files = artefact_hash(os.path.join(state_dir, "instances", name))
+        except (OSError, ValueError) as error:
+            source.problem(f"files of {name}", error)
+            files = None
+        state = details.get("State") or {}
+        found.append({
+            "name": name,
+            "deployment": labels.get("instinct-fleet.deployment"),
+            "container": (details.get("Name") or (entry.get("Names") or [""])[0]).lstrip("/") or None,
+            "container_id": entry["Id"],
+            "state": state.get("Status") or entry.get("State"),
+            "spec_hash": labels.get("instinct-fleet.spec"),
+            "artefact_hash": files,
+            "image_id": details.get("Image") or entry.get("ImageID"),
+            "started_at": state.get("StartedAt"),
+            "exit_code": state.get("ExitCode"),
+            "restart_count": details.get("RestartCount"),
+        })  # fmt: skip
+    return sorted(found, key=lambda instance: str(instance["name"]))
+
+
+def read_model(path: str, cache_dir: str) -> dict[str, Any]:
+    """Check one marker's files by their sizes. Raises OSError, ValueError, KeyError for a broken marker."""
+    with open(path, encoding="utf-8") as file:
+        marker = json.load(file)
+    snapshot = os.path.join(os.path.dirname(os.path.dirname(path)), "snapshots", marker["commit"])
+    complete = True
+    for name, size in marker["files"].items():
+        try:
+            complete = complete and os.stat(os.path.join(snapshot, name)).st_size == size
+        except FileNotFoundError:
+            complete = False
+    return {
+        "cache_dir": cache_dir,
+        "repo": marker["repo"],
+        "commit": marker["commit"],
+        "complete": complete,
+        "bytes": marker["bytes"],
+        "files": len(marker["files"]),
+        "exclude": marker["exclude"],
+        "include": marker["include"],
+    }
+
+
+def listing(directory: str) -> list[str]:
+    """Entries of a directory, sorted; none when it is not there."""
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read_models(source: Source, cache_dirs: list[str]) -> list[dict[str, Any]]:
+    """Weights with a marker, in every cache."""
+    found = []
+    for cache_dir in cache_dirs:
+        hub = os.path.join(cache_dir, "hub")
+        for repo in (name for name in listing(hub) if name.startswith("models--")):
+            markers = os.path.join(hub, repo, ".instinct-fleet")
+            for name in (name for name in listing(markers) if name.endswith(".json")):
+                path = os.path.join(markers, name)
+                try:
+                    found.append(read_model(path, cache_dir))
+                except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                    source.problem(path, f"broken marker: {type(error).__name__}: {error}")
+    return found
+
+
+def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
+    """Space for each path, on the file system of its nearest existing parent."""
+    found = []
+    for path in dict.fromkeys(paths):
+        place = path
+        while not os.path.exists(place) and os.path.dirname(place) != place:
+            place = os.path.dirname(place)
+        try:
+            space, device = os.statvfs(place), os.stat(place).st_dev
+        except OSError as error:
+            source.problem(path, error)
+            continue
+        found.append({
+            "path": path,
+            "free_bytes": space.f_bavail * space.f_frsize,
+            "total_bytes": space.f_blocks * space.f_frsize,
+            "device": device,
+        })  # fmt: skip
+    return found
+
+
+# --- the module ----------------------------------------------------------------------------------------
+
+
+def node_state(args: dict[str, Any]) -> dict[str, Any]:
+    """Read the node. A part that fails is null or empty, with a problem that names it."""
+    source = Source(args["sysfs_root"])
+    cache_dirs = args["cache_dirs"] or [os.path.join(args["data_dir"], "hf")]
+    docker, requests = ask_docker(source, args["docker_socket"])
+
+    def part(name: str, default: Any, read: Callable[..., Any], *values: Any) -> Any:
+        try:
+            return read(*values)
+        except Exception as error:  # one unreadable source must not hide the others
+            source.problem(name, f"{type(error).__name__}: {error}")
+            return default
+
+    release = pairs((source.text("/etc/os-release") or "").replace('"', ""), "=")
+    cmdline = (source.text("/proc/cmdline") or "").split()
+    # The first CPU's block tells all we need; the whole file takes the kernel long on hundreds of CPUs.
+    cpuinfo = pairs((source.text("/proc/cpuinfo", 8192) or "").split("\n\n", maxsplit=1)[0], ":")
+    flags = cpuinfo.get("flags")
+    system = os.uname()
+    state: dict[str, Any] = {
+        "schema": 1,
+        "hostname": system.nodename,
+        "euid": os.geteuid(),
+        "python": sys.version.split()[0],
+        "os": {key: release.get(key.upper()) for key in ("id", "version_id", "pretty_name")},
+        "kernel": system.release,
+        "cmdline": cmdline,
+        "numa_balancing": part("numa_balancing", {"runtime": None, "persisted": None, "file": None},
+                               read_numa_balancing, source, cmdline),
+        "cpu": part("cpu", {"model": None, "sockets": None, "threads": None}, read_cpu, source, cpuinfo),
+        "numa_nodes": part("numa_nodes", [], read_numa_nodes, source),
+        "memory_bytes": kib(pairs(source.text("/proc/meminfo"), ":"), "MemTotal"),
+        "virtual_machine": "hypervisor" in flags.split() if flags is not None else None,
+        "driver": read_driver(source),
+        "rocm": read_rocm(source),
+        "gpus": part("gpus", [], read_gpus, source),
+        "kfd_processes": kfd_processes(source),
+        "device_gids": part("device_gids", {"kfd": None, "render": None, "video": None},
+                            read_device_gids, source),
+        "models": part("models", [], read_models, source, cache_dirs),
+    }  # fmt: skip
+    images, containers = read_docker(docker, requests) if requests else ([], [])
+    state["docker"] = docker
+    state["images"] = part("images", [], lambda: [image(entry) for entry in images])
+    state["instances"] = part(
+        "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], containers
+    )
+    docker_root = docker["root_dir"] or "/var/lib/docker"
+    state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
+    state["problems"] = source.problems
+    return state
+
+
+def check_args(given: Any) -> dict[str, Any]:
+    """Fill in defaults. Raises ValueError that names the argument and the fix."""
+    if not isinstance(given, dict):
+        raise ValueError("node_state: arguments must be a map.")
+    args: dict[str, Any] = dict(DEFAULTS)
+    for key, value in given.items():
+        if key.startswith("_ansible"):
+            continue
+        if key not in DEFAULTS:
+            import difflib
+
+            near = difflib.get_close_matches(key, DEFAULTS, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"Valid: {', '.join(sorted(DEFAULTS))}."
+            raise ValueError(f"node_state: unknown argument {key}. {hint}")
+        values = value if key == "cache_dirs" else [value]
+        if value is None and key == "cache_dirs":
+            continue
+        if not isinstance(values, list) or any(
+            not isinstance(item, str) or item[:1] != "/" for item in values
+        ):
+            kind = "a list of absolute paths" if key == "cache_dirs" else "an absolute path"
+            raise ValueError(f"node_state: {key} must be {kind}, not {value!r}.")
+        args[key] = value
+    return args
+
+
+def main() -> None:
+    """Print the module's result."""
+    try:
+        text = ARGUMENTS
+        if len(sys.argv) > 1:  # run by hand: node_state.py ARGUMENTS.json
+            with open(sys.argv[1], encoding="utf-8") as file:
+                text = file.read()
+        result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
+    except Exception as error:  # a module's only channel is its result
+        result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
