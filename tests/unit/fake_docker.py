@@ -104,6 +104,9 @@ class FakeDocker:
             daemon_threads = True
             request_queue_size = 64
 
+            def handle_error(self, *_args: object) -> None:
+                """A client that hangs up is no error of the daemon."""
+
         self.server = Server(self.path, Handler)
 
     def __enter__(self) -> FakeDocker:

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a model to a node: one download container per model and commit, which outlives the controller."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import fetch_program, hub_cache
+from .engine import Engine, EngineError, Json, NotFound
+from .fetch_errors import Asked, explain, explain_start, parse_report
+from .files import free_bytes, sized, write_atomic
+from .hashing import canonical, text_hash
+from .hub_cache import Snapshot
+from .logs import tail
+from .nodemodule import NodeError
+
+SECRETS_DIR = "/run/instinct-fleet"
+LABEL = "instinct-fleet.fetch"
+RUNNING, LEFT = "running", "left"
+DISK_MARGIN = 256 * 2**20  # bytes that must stay free beside the download
+
+_CACHE = "/hf"  # the cache inside the container
+_TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
+_WAIT_SLICE = 20.0  # seconds of one wait request, so that a lost connection is noticed
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What to bring and how. `token` is a secret and is in no other field; `timeout` in seconds."""
+
+    snapshot: Snapshot
+    image: str
+    endpoint: str
+    token: str
+    timeout: int
+    max_workers: int
+
+    @property
+    def container(self) -> str:
+        """The same for every run, so that a second run finds a download that the first one started."""
+        return f"instinct-fetch-{text_hash(f'{self.snapshot.repo}@{self.snapshot.commit}')[:12]}"
+
+    @property
+    def spec(self) -> str:
+        """What makes a running download ours: the same files into the same cache from the same hub."""
+        snapshot = self.snapshot
+        parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
+        return text_hash(canonical(parts))[:16]
+
+    @property
+    def asked(self) -> Asked:
+        """What messages may tell of this."""
+        snapshot, hub = self.snapshot, self.endpoint or "https://huggingface.co"
+        return Asked(snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token))
+
+
+def fetch_of(params: Mapping[str, Any]) -> Fetch:
+    """A fetch from the module's parameters. Raises NodeError."""
+    for name in ("commit", "image"):
+        if not params[name]:
+            raise NodeError(f"{name} is needed to fetch {params['repo']} from the hub.")
+    endpoint = str(params["endpoint"] or "").rstrip("/")
+    if "@" in endpoint:
+        raise NodeError("endpoint holds an account. Take it out: give the token as token.")
+    files: dict[str, int] = {}
+    for path, size in params["files"].items():
+        try:
+            files[str(path)] = int(size)
+        except (TypeError, ValueError) as error:
+            raise NodeError(f"files: the size of {path} is {size!r}, not a number of bytes.") from error
+    snapshot = Snapshot(
+        cache_dir=params["cache_dir"],
+        repo=params["repo"],
+        revision=params["revision"],
+        commit=params["commit"],
+        files=files,
+        include=tuple(params["include"]),
+        exclude=tuple(params["exclude"]),
+    )
+    hub_cache.check_snapshot(snapshot)
+    token = str(params["token"] or "").strip()
+    return Fetch(snapshot, params["image"], endpoint, token, params["timeout"], params["max_workers"])
+
+
+def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
+    """Bring the snapshot unless it is there; verify every file; mark it as whole."""
+    snapshot = fetch.snapshot
+    container = _container(engine, fetch)
+    found = hub_cache.sizes(snapshot)
+    absent = hub_cache.missing(snapshot, found)
+    actions = planned_actions(fetch, found, container)
+    before = {"files": len(snapshot.files) - len(absent), "marked": hub_cache.has_marker(snapshot)}
+    result = {
+        "changed": bool(actions),
+        "actions": actions,
+        "bytes": snapshot.bytes,
+        "path": snapshot.path,
+        "seconds": 0.0,
+        "diff": _diff(fetch, before, bool(actions)),
+    }
+    if absent and container != RUNNING:
+        check_disk(fetch, absent)
+    if check or not actions:
+        return result
+    started = time.monotonic()
+    if absent and container != RUNNING:
+        _start(engine, fetch, found)
+    if absent or container == RUNNING:
+        _wait(engine, fetch)
+    elif container:
+        engine.remove(fetch.container)
+    verify(fetch)
+    if not hub_cache.has_ref(snapshot):
+        hub_cache.write_ref(snapshot)
+    hub_cache.make_readable(snapshot)
+    hub_cache.write_marker(snapshot)
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def planned_actions(fetch: Fetch, found: Mapping[str, int | None], container: str) -> list[str]:
+    """What has to be done, in order; the same texts in check mode. `container`: what _container() says."""
+    snapshot = fetch.snapshot
+    absent = hub_cache.missing(snapshot, found)
+    actions: list[str] = []
+    if container == RUNNING:
+        actions.append(f"wait for container {fetch.container} (downloads {snapshot.repo}@{snapshot.commit})")
+    elif container:
+        actions.append(f"DELETE /containers/{fetch.container} (left by an earlier run)")
+    if absent and container != RUNNING:
+        for name in hub_cache.wrong(snapshot, found):
+            path, expected = os.path.join(snapshot.path, name), snapshot.files[name]
+            actions.append(f"remove {path} ({found[name]} bytes instead of {expected})")
+        size = sized(sum(snapshot.files[name] for name in absent))
+        actions += [
+            f"POST /containers/create?name={fetch.container} (download {snapshot.repo}@{snapshot.commit}, "
+            f"{len(absent)} files, {size}, into {snapshot.cache_dir})",
+            f"POST /containers/{fetch.container}/start",
+        ]
+    if not hub_cache.has_ref(snapshot):
+        actions.append(f"write {snapshot.ref_path}")
+    if absent or not hub_cache.has_marker(snapshot):
+        actions.append(f"write {snapshot.marker_path}")
+    return actions
+
+
+def _diff(fetch: Fetch, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
+    name = f"{fetch.snapshot.repo}@{fetch.snapshot.commit}"
+    after = {"files": len(fetch.snapshot.files), "marked": True} if change else dict(before)
+    return {"before": dict(before), "after": after, "before_header": name, "after_header": name}
+
+
+def check_disk(fetch: Fetch, absent: Sequence[str]) -> None:
+    """Raise NodeError when the cache's disk has no room for what is missing."""
+    snapshot = fetch.snapshot
+    left = sum(snapshot.files[name] for name in absent) - hub_cache.partial_bytes(snapshot)
+    need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir)
+    if have < need:
+        raise NodeError(
+            f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {sized(have)} free, and "
+            f"{sized(need)} are "
+            f"needed ({len(absent)} files missing, and {sized(DISK_MARGIN)} to spare). Remove weights that "
+            "nothing "
+            "uses from its hub directory, leave formats out with exclude, or set hf_model_cache_dir to a "
+            "larger disk."
+        )
+
+
+# ---- the container -----------------------------------------------------------------------------------
+
+
+def container_body(fetch: Fetch, token_path: str) -> Json:
+    """The container that downloads. It has the network and the cache, and nothing else: no GPU, few "
+    "capabilities."""
+    snapshot = fetch.snapshot
+    config = {
+        "repo": snapshot.repo,
+        "commit": snapshot.commit,
+        "cache_dir": f"{_CACHE}/hub",
+        "include": list(snapshot.include),
+        "exclude": list(snapshot.exclude),
+        "max_workers": fetch.max_workers,
+        "token_file": _TOKEN if token_path else "",
+    }
+    mounts: list[Json] = [{"Type": "bind", "Source": snapshot.cache_dir, "Target": _CACHE}]
+    if token_path:
+        mounts.append({"Type": "bind", "Source": token_path, "Target": _TOKEN, "ReadOnly": True})
+    env = {
+        "HF_HOME": _CACHE,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
+        "HF_TOKEN_PATH": _TOKEN,
+        **({"HF_ENDPOINT": fetch.endpoint} if fetch.endpoint else {}),
+    }
+    return {
+        "Image": fetch.image,
+        "User": "0:0",
+        "Entrypoint": ["python3", "-c", inspect.getsource(fetch_program), json.dumps(config)],
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": {LABEL: fetch.spec},
+        "HostConfig": {
+            "Mounts": mounts,
+            "NetworkMode": "host",
+            "UsernsMode": "host",
+            "Init": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
+            "SecurityOpt": ["no-new-privileges"],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}},
+        },
+    }
+
+
+def _container(engine: Engine, fetch: Fetch) -> str:
+    """RUNNING when this very download is under way, LEFT for any other container of its name, "" for none."""
+    container = engine.container(fetch.container)
+    if container is None:
+        return ""
+    ours = (container["Config"].get("Labels") or {}).get(LABEL) == fetch.spec
+    return RUNNING if ours and container["State"]["Running"] else LEFT
+
+
+def _wait(engine: Engine, fetch: Fetch) -> None:
+    """Wait for the download's end; NodeError says why it failed."""
+    deadline = time.monotonic() + fetch.timeout
+    code = None
+    while code is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise NodeError(
+                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It goes on in "
+                "container "
+                f"{fetch.container} (docker logs {fetch.container}): run again to wait for it, or raise "
+                "hf_model_timeout.",
+                changed=True,
+            )
+        try:
+            code = engine.wait(fetch.container, min(left, _WAIT_SLICE))
+        except NotFound as error:
+            raise NodeError(
+                f"Container {fetch.container} was removed while it downloaded {fetch.snapshot.repo}. Run "
+                "again: what "
+                "is on disk is kept.",
+                changed=True,
+            ) from error
+    log = engine.logs(fetch.container)
+    engine.remove(fetch.container)
+    report = parse_report(log)
+    if code != 0 or not (report or {}).get("ok"):
+        message = explain(fetch.asked, report, code, log)
+        raise NodeError(message, changed=True, log=tail(log) if report is None else [])
+
+
+def _start(engine: Engine, fetch: Fetch, found: Mapping[str, int | None]) -> None:
+    snapshot = fetch.snapshot
+    # What an earlier run left: an ended download, or one of other files, which gets time to close its own.
+    engine_stop_and_remove(engine, fetch.container)
+    for name in hub_cache.wrong(snapshot, found):
+        hub_cache.remove_file(snapshot, name)
+    os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
+    token_path = _write_token(fetch.token)
+    try:
+        engine.create(fetch.container, container_body(fetch, token_path))
+        engine.start(fetch.container)
+    except EngineError as error:
+        engine.remove(fetch.container)
+        raise NodeError(explain_start(fetch.asked, str(error))) from error
+    finally:
+        # The container has the file mounted by now, and keeps it without its name.
+        _remove_token()
+
+
+def engine_stop_and_remove(engine: Engine, name: str, seconds: int = 10) -> None:
+    """Stop a container if there is one, and remove it."""
+    try:
+        engine.stop(name, seconds)
+    except NotFound:
+        return
+    engine.remove(name)
+
+
+def _write_token(token: str) -> str:
+    """Put the token where only root reads it; its path, or "" without a token."""
+    _remove_token()
+    if not token:
+        return ""
+    os.makedirs(SECRETS_DIR, mode=0o700, exist_ok=True)
+    os.chmod(SECRETS_DIR, 0o700)
+    path = os.path.join(SECRETS_DIR, "hf_token")
+    write_atomic(path, token, 0o600)
+    return path
+
+
+def _remove_token() -> None:
+    try:
+        os.unlink(os.path.join(SECRETS_DIR, "hf_token"))
+    except FileNotFoundError:
+        return
+
+
+def verify(fetch: Fetch) -> None:
+    """Raise NodeError unless every file is there with its size."""
+    snapshot = fetch.snapshot
+    found = hub_cache.sizes(snapshot)
+    absent = hub_cache.missing(snapshot, found)
+    if not absent:
+        return
+    first = absent[0]
+    have = "is missing" if found[first] is None else f"has {found[first]} bytes"
+    raise NodeError(
+        f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
+        f"{len(snapshot.files)} files "
+        f"are not as the hub listed them: {first} {have}, expected {snapshot.files[first]} bytes. Run "
+        "again to fetch "
+        "them anew; if it stays, run playbooks/plan.yml -e refresh=true, and check the exclude patterns.",
+        changed=True,
+    )

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files on a node: written so that no reader ever sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+
+def read_text(path: str) -> str | None:
+    """A file's text with its line ends as they are; None when there is no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write_atomic(path: str, text: str, mode: int) -> None:
+    """Replace a file at once: the new text is on disk, with its mode, before it takes the name."""
+    directory = os.path.dirname(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def existing_parent(path: str) -> str:
+    """The path itself, or the nearest directory above it that exists."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def free_bytes(path: str) -> int:
+    """Free space where `path` is, or will be."""
+    space = os.statvfs(existing_parent(path))
+    return space.f_bavail * space.f_frsize
+
+
+def sized(size: float) -> str:
+    """Bytes for people."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program inside the download container, with stand-ins for old and new huggingface_hub."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct import fetch_program
+from instinct.fetch_errors import parse_report
+
+CONFIG = {
+    "repo": "lab/tiny-llama",
+    "commit": "0" * 40,
+    "cache_dir": "/hf/hub",
+    "include": [],
+    "exclude": ["original/*"],
+    "max_workers": 4,
+    "token_file": "",
+}
+
+
+class Hub(types.ModuleType):
+    """huggingface_hub, as far as the program uses it."""
+
+    def __init__(self, errors: list[Exception | None], refuse: Exception | None = None) -> None:
+        super().__init__("huggingface_hub")
+        self.calls: list[dict[str, Any]] = []
+        self.asked: list[tuple[Any, str, str]] = []
+        hub = self
+
+        class HfApi:
+            def __init__(self, token: Any) -> None:
+                self.token = token
+
+            def model_info(self, repo: str, revision: str) -> None:
+                hub.asked.append((self.token, repo, revision))
+                if refuse:
+                    raise refuse
+
+        def snapshot_download(**options: Any) -> str:
+            hub.calls.append(options)
+            error = errors.pop(0) if errors else None
+            if error:
+                raise error
+            return "/hf/hub/snapshot"
+
+        self.HfApi = HfApi
+        self.snapshot_download = snapshot_download
+
+
+def old(hub: Hub) -> Hub:
+    """As before 0.23: resuming has to be asked for."""
+    inner = hub.snapshot_download
+
+    def snapshot_download(*, resume_download: bool = False, **options: Any) -> str:
+        return inner(resume_download=resume_download, **options)
+
+    hub.snapshot_download = snapshot_download
+    return hub
+
+
+def run(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **config: Any
+) -> tuple[int, dict[str, Any]]:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setattr(fetch_program.time, "sleep", lambda _seconds: None)
+    code = fetch_program.main(["-c", json.dumps({**CONFIG, **config})])
+    report = parse_report("noise\n" + capsys.readouterr().out)
+    assert report is not None
+    return code, report
+
+
+class ConnectionBroken(ConnectionError):
+    pass
+
+
+def http_error(status: int) -> Exception:
+    error = RuntimeError(f"HTTP {status}")
+    error.response = types.SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
+    return error
+
+
+def test_a_download(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    hub = Hub([])
+    assert run(hub, monkeypatch, capsys) == (0, {"ok": True, "path": "/hf/hub/snapshot"})
+    assert hub.asked == [(False, "lab/tiny-llama", "0" * 40)]
+    assert hub.calls == [
+        {
+            "repo_id": "lab/tiny-llama",
+            "revision": "0" * 40,
+            "cache_dir": "/hf/hub",
+            "allow_patterns": None,
+            "ignore_patterns": ["original/*"],
+            "max_workers": 4,
+            "token": False,
+        }
+    ]
+
+
+def test_resuming_is_asked_for_where_it_has_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = old(Hub([]))
+    run(hub, monkeypatch, capsys)
+    assert hub.calls[0]["resume_download"] is True
+
+
+def test_the_token_comes_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t").write_text("the-token\n")
+    hub = Hub([])
+    run(hub, monkeypatch, capsys, token_file=str(tmp_path / "t"))
+    assert hub.asked[0][0] == hub.calls[0]["token"] == "the-token"
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionBroken("reset"), TimeoutError("slow"), http_error(503), http_error(429)]
+)
+def test_a_broken_network_is_tried_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub([error, error])
+    assert run(hub, monkeypatch, capsys)[0] == 0
+    assert len(hub.calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"), [(http_error(403), 1), (ValueError("x"), 1), (http_error(500), 5)]
+)
+def test_gives_up(
+    error: Exception, calls: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub([error] * 9)
+    code, report = run(hub, monkeypatch, capsys)
+    assert (code, report["ok"], len(hub.calls)) == (1, False, calls)
+
+
+def test_a_refusal_is_reported_with_its_causes_before_any_download(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = LookupError("no access")
+    refusal.__cause__ = http_error(403)
+    refusal.__cause__.__cause__ = OSError(28, "No space left on device")
+    hub = Hub([], refusal)
+    code, report = run(hub, monkeypatch, capsys)
+    assert code == 1
+    assert hub.calls == []
+    assert [(link["types"][0], link["status"], link["errno"]) for link in report["causes"]] == [
+        ("LookupError", None, None),
+        ("RuntimeError", 403, None),
+        ("OSError", None, 28),
+    ]
+
+
+def test_an_image_without_the_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert fetch_program.main(["-c", json.dumps(CONFIG)]) == 1
+    report = parse_report(capsys.readouterr().out)
+    assert report is not None
+    assert "ImportError" in report["causes"][0]["types"]
