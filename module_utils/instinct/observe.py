@@ -569,7 +569,8 @@ class Request:
         status = head.split(b" ", 2)
         self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
         if len(status) < 2 or status[1] != b"200":
-            raise ValueError(f"GET {self.path}: {(body or head)[:300].decode('utf-8', 'replace').strip()}")
+            said = (body or head)[:300].decode("utf-8", "replace").strip()
+            raise ValueError(f"GET {self.path}: {said or 'the engine closed the connection'}")
         return json.loads(body)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,10 +222,7 @@ def amd_smi_modes(text: str) -> dict[int, Modes]:
                 index, modes = record.get("gpu_id"), (record["accelerator_type"], record["memory"])
             elif "partition" in record:
                 part = _mapping(record["partition"])
-                index, modes = (
-                    record.get("gpu"),
-                    (part.get("compute_partition"), part.get("memory_partition")),
-                )
+                index, modes = record.get("gpu"), _both(part, "compute_partition", "memory_partition")
             else:
                 continue
             if isinstance(index, bool) or not isinstance(index, int) or index in values:
@@ -235,10 +233,7 @@ def amd_smi_modes(text: str) -> dict[int, Modes]:
         if others:
             raise SmiError(f"amd-smi: {others[0][:200]}")
         for index, block in blocks.items():
-            values[index] = (
-                block.get("PARTITION.COMPUTE_PARTITION"),
-                block.get("PARTITION.MEMORY_PARTITION"),
-            )
+            values[index] = _both(block, "PARTITION.COMPUTE_PARTITION", "PARTITION.MEMORY_PARTITION")
     if not values:
         raise SmiError(f"amd-smi showed no partition modes: {excerpt(text)}")
     return {index: Modes(_mode(compute), _nps(memory)) for index, (compute, memory) in values.items()}
@@ -287,6 +282,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SmiError(f"expected an object in JSON, not {str(value)[:80]!r}")
     return value
+
+
+def _both(values: Mapping[str, Any], first: str, second: str) -> tuple[Any, Any]:
+    if first not in values or second not in values:
+        raise SmiError(f"amd-smi shows no {first.lower()} or no {second.lower()}")
+    return values[first], values[second]
 
 
 def _only(documents: list[Any]) -> Any:

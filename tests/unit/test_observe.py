@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node_state as Ansible runs it: a script with its arguments put in, printing JSON, on a tree of files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct import observe
+from instinct.hashing import spec_hash
+
+from tests.unit.fake_docker import FakeDocker
+from tests.unit.gpu_tree import SAMPLES, VRAM, Tree
+
+
+class Engine(FakeDocker):
+    """Also lists all images, and containers by label, with the fields that Docker's lists have."""
+
+    def _get_info(self, http: Any, *_rest: Any) -> None:
+        self.send(http, 200, {"DockerRootDir": self.root_dir, "ServerVersion": "20.10.24"})
+
+    def _get_images(self, http: Any, path: str, query: dict[str, str], body: Any) -> None:
+        if path != "/images/json" or query:
+            return super()._get_images(http, path, query, body)
+        return self.send(http, 200, list({image["Id"]: image for image in self.images.values()}.values()))
+
+    def _get_containers(self, http: Any, path: str, query: dict[str, str], body: Any) -> None:
+        if path != "/containers/json":
+            return super()._get_containers(http, path, query, body)
+        label = json.loads(query["filters"])["label"][0]
+        entries = [
+            {
+                "Id": one.id,
+                "Names": [f"/{one.name}"],
+                "Labels": one.body.get("Labels") or {},
+                "State": one.status,
+            }
+            for one in self.containers.values()
+            if query["all"] == "1" and label in (one.body.get("Labels") or {})
+        ]
+        return self.send(http, 200, entries)
+
+
+SCRIPT = Path(observe.__file__)
+MARKER = "<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"
+
+
+def run(args: Any, *, pipe: bool = True) -> dict[str, Any]:
+    """Run the script: through stdin with the arguments inside, or as a program with a file of arguments."""
+    text = SCRIPT.read_text()
+    if pipe:
+        command, given = [sys.executable, "-"], text.replace(MARKER, json.dumps(args))
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    else:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "/dev/stdin"], input=json.dumps(args), capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr == ""
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def places(root: Path) -> dict[str, Any]:
+    """Arguments that keep the script inside `root`."""
+    return {
+        "sysfs_root": str(root),
+        "docker_socket": str(root / "docker.sock"),
+        "state_dir": str(root / "etc/instinct-fleet"),
+        "data_dir": str(root / "var/lib/instinct-fleet"),
+    }
+
+
+def observed(root: Path, **args: Any) -> dict[str, Any]:
+    result = run({**places(root), **args})
+    assert not result.get("failed"), result
+    assert result["changed"] is False
+    state: dict[str, Any] = result["node_state"]
+    return state
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path).build()
+
+
+def put(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+# --- form --------------------------------------------------------------------------------------------------
+
+
+def test_is_a_single_light_file() -> None:
+    text = SCRIPT.read_text()
+    assert text.count(MARKER) == 1
+    assert "module_utils.instinct" not in text.replace("module_utils/instinct", "")
+    code = "import sys; from instinct import observe; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(SCRIPT.parents[1])},
+    )  # fmt: skip
+    heavy = {"typing", "dataclasses", "subprocess", "socket", "http.client", "urllib", "hashlib", "platform"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_library_link(root: Path) -> None:
+    assert (root / "library/node_state.py").resolve() == SCRIPT
+
+
+@pytest.mark.parametrize("pipe", [True, False])
+def test_empty_machine(tmp_path: Path, pipe: bool) -> None:
+    state = run({**places(tmp_path), "_ansible_check_mode": True}, pipe=pipe)["node_state"]
+    assert state["gpus"] == state["images"] == state["models"] == state["instances"] == state["cmdline"] == []
+    assert state["numa_balancing"] == {"runtime": None, "persisted": None, "file": None}
+    assert state["driver"] == {"loaded": False, "version": None}
+    assert state["rocm"] == {"version": None, "tools": {"amd-smi": None, "rocm-smi": None}}
+    assert state["virtual_machine"] is None
+    assert state["cpu"] == {"model": None, "sockets": None, "threads": None}
+    assert state["os"] == {"id": None, "version_id": None, "pretty_name": None}
+    assert state["device_gids"] == {"kfd": None, "render": None, "video": None}
+    assert state["docker"]["available"] is False
+    assert state["docker"]["installed"] is False
+    assert state["docker"]["error"] == f"{tmp_path}/docker.sock: No such file or directory"
+    assert state["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"data_dirs": "/x"}, "unknown argument data_dirs. Did you mean data_dir?"),
+        (
+            {"zzz": 1},
+            "unknown argument zzz. Valid: cache_dirs, data_dir, docker_socket, state_dir, sysfs_root.",
+        ),
+        ({"data_dir": "x"}, "data_dir must be an absolute path, not 'x'."),
+        ({"data_dir": None}, "data_dir must be an absolute path, not None."),
+        ({"cache_dirs": "/x"}, "cache_dirs must be a list of absolute paths, not '/x'."),
+        ({"cache_dirs": ["/x", 1]}, "cache_dirs must be a list of absolute paths"),
+        ([], "arguments must be a map."),
+    ],
+)
+def test_bad_arguments(args: Any, says: str) -> None:
+    result = run(args)
+    assert result["failed"] is True
+    assert says in result["msg"]
+
+
+@pytest.mark.parametrize("value", ['"""', "'''", 'a"', "\\", "\\\\", "ü\n", '"', '""'])
+def test_any_argument_survives_being_put_into_the_source(tmp_path: Path, value: str) -> None:
+    result = run({**places(tmp_path), "cache_dirs": [f"/x{value}"]})
+    assert result["node_state"]["disk"][1]["path"] == f"/x{value}"
+
+
+# --- GPUs --------------------------------------------------------------------------------------------------
+
+
+def test_gpus(tree: Tree) -> None:
+    state = observed(tree.root)
+    gpus = state["gpus"]
+    assert [gpu["index"] for gpu in gpus] == list(range(8))
+    assert [gpu["bdf"] for gpu in gpus] == [
+        f"0000:{bus}:00.0" for bus in ["05", "26", "46", "65", "85", "a6", "c6", "e5"]
+    ]
+    assert gpus[4] == {
+        "index": 4, "bdf": "0000:85:00.0", "sysfs_path": "/sys/class/drm/renderD160/device",
+        "vendor_id": 4098, "device_id": 29857,
+        "gfx": "gfx942", "unique_id": f"{0x85:016x}", "vram_total": VRAM,
+        "vram_used": 283 << 20, "numa_node": 1, "compute_partition": "SPX",
+        "available_compute_partitions": ["SPX", "DPX", "QPX", "CPX"], "memory_partition": "NPS1",
+        "available_memory_partitions": ["NPS1", "NPS4"], "link_speed": "32.0 GT/s PCIe", "link_width": 16,
+        "partitions": [{
+            "id": 0, "render_node": "renderD160", "render_minor": 160, "kfd_node": 50, "gpu_id": 30040,
+            "simd_count": 1216, "num_xcc": 8, "memory_bytes": VRAM,
+        }],
+    }  # fmt: skip
+    assert state["driver"] == {"loaded": True, "version": "6.12.12"}
+    assert state["rocm"]["version"] == "6.4.1"
+    assert state["problems"] == []
+
+
+def test_partitions_are_grouped_under_their_gpu(tree: Tree) -> None:
+    for index, mode in enumerate(("CPX", "SPX", "DPX", "QPX")):
+        tree.set(index, mode)
+    gpus = observed(tree.root)["gpus"]
+    assert [len(gpu["partitions"]) for gpu in gpus] == [8, 1, 2, 4, 1, 1, 1, 1]
+    assert [part["id"] for part in gpus[0]["partitions"]] == list(range(8))
+    assert [part["render_minor"] for part in gpus[3]["partitions"]] == [152, 153, 154, 155]
+    assert {part["memory_bytes"] for part in gpus[0]["partitions"]} == {VRAM // 8}
+
+
+def test_captured_node_in_cpx_has_63_partitions(tree: Tree) -> None:
+    """The digest of a real node: eight GPUs, the last of which lost a partition."""
+    nodes = tree.root / "sys/class/kfd/kfd/topology/nodes"
+    shutil.rmtree(nodes)
+    buses = []
+    for line in (SAMPLES / "kfd_mi300x_cpx_all_nodes_digest.txt").read_text().splitlines():
+        number, _, rest = line.removeprefix("node=").partition(" ")
+        words = rest.split()
+        values = dict(zip(words[::2], words[1::2], strict=True))
+        put(nodes, f"{number}/gpu_id", "0" if values["simd_count"] == "0" else f"{int(number) + 1000}")
+        put(nodes, f"{number}/properties", "".join(f"{key} {value}\n" for key, value in values.items()))
+        bus = int(values["location_id"]) >> 8
+        if bus and bus not in buses:
+            buses.append(bus)
+    for index, bus in enumerate(sorted(buses)):
+        put(tree.device(index), "uevent", f"PCI_SLOT_NAME=0000:{bus:02x}:00.0\n")
+    gpus = observed(tree.root)["gpus"]
+    assert [len(gpu["partitions"]) for gpu in gpus] == [8] * 7 + [7]
+    assert [part["id"] for part in gpus[7]["partitions"]] == list(range(7))
+
+
+def test_partition_numbers_in_the_high_bits(tree: Tree) -> None:
+    """Newer drivers; and drivers that number nothing fall back to the order of render nodes."""
+    nodes = tree.root / "sys/class/kfd/kfd/topology/nodes"
+    tree.set(0, "CPX")
+    for part in range(8):
+        file = nodes / f"{10 + part}/properties"
+        file.write_text(
+            file.read_text().replace(f"location_id {0x500 + part}", f"location_id {0x500 + (part << 28)}")
+        )
+    assert [part["id"] for part in observed(tree.root)["gpus"][0]["partitions"]] == list(range(8))
+    for part in range(8):
+        file = nodes / f"{10 + part}/properties"
+        file.write_text(
+            file.read_text().replace(f"location_id {0x500 + (part << 28)}", f"location_id {0x500}")
+        )
+    parts = observed(tree.root)["gpus"][0]["partitions"]
+    assert [(part["id"], part["render_minor"]) for part in parts] == [(n, 128 + n) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100"), (None, None)],
+)  # fmt: skip
+def test_gfx_name(version: int | None, name: str | None) -> None:
+    assert observe.gfx_name(version) == name
+
+
+def test_inbox_driver_has_no_version_and_may_lack_modes(tree: Tree) -> None:
+    (tree.root / "sys/module/amdgpu/version").unlink()
+    for name in ("current_compute_partition", "available_compute_partition", "available_memory_partition"):
+        (tree.device(0) / name).unlink()
+    (tree.device(1) / "available_compute_partition").write_text("Not supported\n")
+    (tree.device(1) / "current_memory_partition").write_text("UNKNOWN\n")
+    state = observed(tree.root)
+    assert state["driver"] == {"loaded": True, "version": None}
+    assert state["gpus"][0]["compute_partition"] is None
+    assert state["gpus"][0]["available_compute_partitions"] == []
+    assert state["gpus"][1]["available_compute_partitions"] == []
+    assert state["gpus"][1]["memory_partition"] is None
+    assert state["problems"] == []
+
+
+def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = observe.Source(str(tree.root))
+    path = "/sys/class/drm/renderD136/device/"
+    errors = {
+        f"{tree.root}{path}current_compute_partition": PermissionError(1, "Operation not permitted"),
+        f"{tree.root}{path}mem_info_vram_used": OSError(5, "Input/output error"),
+    }
+    real_open = os.open
+
+    def open_(name: str, *rest: Any) -> int:
+        if name in errors:
+            raise errors[name]
+        return real_open(name, *rest)
+
+    (tree.device(0) / "numa_node").write_text("many\n")
+    monkeypatch.setattr(observe.os, "open", open_)
+    gpus = observe.read_gpus(source)
+    assert len(gpus) == 8
+    assert gpus[1]["compute_partition"] is None
+    assert gpus[1]["vram_used"] is None
+    assert gpus[0]["numa_node"] is None
+    assert {problem["what"].rsplit("/", 1)[1]: problem["error"] for problem in source.problems} == {
+        "numa_node": "not a number: 'many'",
+        "mem_info_vram_used": "Input/output error",
+        "current_compute_partition": "Operation not permitted: the GPU is being reset",
+    }
+
+
+def test_kfd_processes_and_tools(tree: Tree) -> None:
+    tree.hold(4242, "python3")
+    tree.hold(77, "gpuagent")
+    tree.install("amd-smi")
+    put(tree.root, "usr/bin/rocm-smi", "")
+    state = observed(tree.root)
+    assert state["kfd_processes"] == [77, 4242]
+    assert state["rocm"]["tools"] == {"amd-smi": "/opt/rocm/bin/amd-smi", "rocm-smi": "/usr/bin/rocm-smi"}
+
+
+# --- host --------------------------------------------------------------------------------------------------
+
+
+def test_host(tmp_path: Path) -> None:
+    put(tmp_path, "etc/os-release", 'PRETTY_NAME="Ubuntu 24.04 LTS"\nID=ubuntu\nVERSION_ID="24.04"\n')
+    put(tmp_path, "proc/cmdline", "quiet iommu=pt\n")
+    put(tmp_path, "proc/meminfo", "MemTotal:  2113000000 kB\nMemFree: 1 kB\n")
+    put(
+        tmp_path,
+        "proc/cpuinfo",
+        "model name\t: AMD EPYC 9654\nflags\t: fpu hypervisor\n\nmodel name\t: other\n",
+    )
+    put(tmp_path, "sys/devices/system/cpu/online", "0-383\n")
+    put(tmp_path, "sys/devices/system/cpu/cpu0/topology/package_cpus_list", "0-95,192-287\n")
+    put(tmp_path, "sys/devices/system/cpu/cpu96/topology/core_siblings_list", "96-191,288-383\n")
+    for node in (0, 1, 10):
+        put(tmp_path, f"sys/devices/system/node/node{node}/cpulist", f"{node}\n")
+        put(
+            tmp_path, f"sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:  {node + 1} kB\n"
+        )
+    put(tmp_path, "etc/group", "root:x:0:\nvideo:x:44:\nrender:x:109:\n")
+    state = observed(tmp_path)
+    assert state["os"] == {"id": "ubuntu", "version_id": "24.04", "pretty_name": "Ubuntu 24.04 LTS"}
+    assert state["cmdline"] == ["quiet", "iommu=pt"]
+    assert state["memory_bytes"] == 2113000000 * 1024
+    assert state["cpu"] == {"model": "AMD EPYC 9654", "sockets": 2, "threads": 384}
+    assert [node["id"] for node in state["numa_nodes"]] == [0, 1, 10]
+    assert state["numa_nodes"][2] == {"id": 10, "cpus": "10", "memory_bytes": 11 * 1024}
+    assert state["virtual_machine"] is True
+    assert state["device_gids"] == {"kfd": None, "render": 109, "video": 44}
+    assert state["hostname"] == os.uname().nodename
+
+
+def test_device_groups_come_from_the_devices(tree: Tree) -> None:
+    put(tree.root, "etc/group", "video:x:44444:\nrender:x:109999:\n")
+    put(tree.root, "dev/kfd", "")
+    gid = os.stat(tree.root / "dev/kfd").st_gid
+    assert observed(tree.root)["device_gids"] == {"kfd": gid, "render": gid, "video": 44444}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (None, None)),
+        ({"etc/sysctl.d/60-a.conf": "kernel.numa_balancing = 0\n"}, (0, "/etc/sysctl.d/60-a.conf")),
+        ({"etc/sysctl.d/60-a.conf": "kernel.numa_balancing=0\n", "usr/lib/sysctl.d/70-b.conf":
+          "kernel/numa_balancing=1\n"}, (1, "/usr/lib/sysctl.d/70-b.conf")),
+        ({"etc/sysctl.d/60-a.conf": "# kernel.numa_balancing = 0\n"}, (None, None)),
+        ({"etc/sysctl.d/60-a": "kernel.numa_balancing = 0\n"}, (None, None)),
+        ({"etc/sysctl.d/60-a.conf": "", "usr/lib/sysctl.d/60-a.conf": "kernel.numa_balancing = 0"},
+         (None, None)),
+        ({"etc/sysctl.d/99-z.conf": "kernel.numa_balancing=1", "etc/sysctl.conf": "kernel.numa_balancing=0"},
+         (0, "/etc/sysctl.conf")),
+        ({"proc/cmdline": "numa_balancing=disable"}, (0, "/proc/cmdline")),
+        ({"proc/cmdline": "numa_balancing=disable", "etc/sysctl.conf": "kernel.numa_balancing = 1"},
+         (1, "/etc/sysctl.conf")),
+    ],
+)  # fmt: skip
+def test_numa_balancing(tmp_path: Path, files: dict[str, str], expected: tuple[Any, Any]) -> None:
+    for path, text in {"proc/sys/kernel/numa_balancing": "1\n", **files}.items():
+        put(tmp_path, path, text)
+    persisted, file = expected
+    assert observed(tmp_path)["numa_balancing"] == {"runtime": 1, "persisted": persisted, "file": file}
+
+
+# --- Docker, weights, disk ---------------------------------------------------------------------------------
+
+
+def test_docker_images_and_instances(tmp_path: Path) -> None:
+    files = {"serve.sh": "#!/bin/bash\nexec vllm — ü\r\n", "env": "", "container.json": "{}\n"}
+    for name, text in files.items():
+        path = put(tmp_path, f"etc/instinct-fleet/instances/llama-0/{name}", "")
+        path.write_bytes(text.encode())
+    put(tmp_path, "etc/instinct-fleet/instances/llama-0/startup.log", "not part of it")
+    put(tmp_path, "etc/instinct-fleet/instances/llama-1/serve.sh", "the others are missing")
+    with Engine(tmp_path) as docker:
+        docker.add_container("somebody-elses", {})
+        docker.add_image("r/vllm:1", "r/vllm@sha256:22")
+        for index, status in enumerate(("running", "exited")):
+            name = f"llama-{index}"
+            labels = {"instinct-fleet.instance": name, "instinct-fleet.deployment": "llama",
+                      "instinct-fleet.spec": "12ab"}  # fmt: skip
+            docker.add_container(f"instinct-{name}", {"Labels": labels}, status)
+        docker.containers["instinct-llama-1"].exit_code = 137
+        docker.containers["instinct-llama-1"].restarts = 3
+        state = observed(tmp_path)
+    assert state["docker"] == {
+        "installed": False,
+        "available": True,
+        "version": "20.10.24",
+        "api_version": "1.41",
+        "root_dir": str(tmp_path),
+        "error": None,
+    }
+    assert [image["digests"] for image in state["images"]] == [["r/vllm@sha256:22"]]
+    first, second = state["instances"]
+    assert first["name"] == "llama-0"
+    assert first["deployment"] == "llama"
+    assert first["container"] == "instinct-llama-0"
+    assert first["state"] == "running"
+    assert first["spec_hash"] == "12ab"
+    assert first["artefact_hash"] == spec_hash(files)
+    assert first["started_at"] == "2026-01-01T00:00:00Z"
+    assert (second["state"], second["exit_code"], second["restart_count"]) == ("exited", 137, 3)
+    assert second["artefact_hash"] is None
+    assert state["problems"] == []
+
+
+def test_docker_that_answers_with_an_error(tmp_path: Path) -> None:
+    put(tmp_path, "usr/bin/dockerd", "")
+    with Engine(tmp_path) as docker:
+        docker.errors["GET /images/json"] = (500, "layer store is broken")
+        state = observed(tmp_path)
+    assert state["docker"]["available"] is False
+    assert state["docker"]["installed"] is True
+    assert "layer store is broken" in state["docker"]["error"]
+    assert state["images"] == []
+
+
+def test_models(tmp_path: Path) -> None:
+    cache = tmp_path / "var/lib/instinct-fleet/hf"
+    commit = "a" * 40
+
+    def marker(repo: str, **fields: Any) -> Path:
+        top = cache / "hub" / f"models--{repo.replace('/', '--')}"
+        for name, text in {"config.json": "{}", "sub/model.safetensors": "12345"}.items():
+            blob = put(top, f"blobs/{hashlib.sha256(name.encode()).hexdigest()}", text)
+            link = top / "snapshots" / commit / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        data = {
+            "repo": repo, "commit": commit, "revision": "main", "bytes": 7,
+            "exclude": ["original/*"], "include": [],
+            "files": {"config.json": 2, "sub/model.safetensors": 5}, **fields,
+        }  # fmt: skip
+        put(top, f".instinct-fleet/{commit}.json", json.dumps(data))
+        return top
+
+    marker("lab/whole")
+    short = marker("lab/short")
+    (short / "snapshots" / commit / "sub/model.safetensors").resolve().write_text("1234")
+    gone = marker("lab/gone")
+    (gone / "snapshots" / commit / "config.json").resolve().unlink()
+    broken = marker("lab/broken")
+    put(broken, f".instinct-fleet/{commit}.json", '{"repo": "lab/broken"')
+    marker("lab/keyless", files=None)
+    put(cache, "hub/models--lab--unfetched/refs/main", commit)
+    state = observed(tmp_path)
+    assert {model["repo"]: model["complete"] for model in state["models"]} == {
+        "lab/gone": False, "lab/short": False, "lab/whole": True,
+    }  # fmt: skip
+    assert state["models"][2] == {
+        "cache_dir": str(cache), "repo": "lab/whole", "commit": commit, "complete": True,
+        "bytes": 7, "files": 2, "exclude": ["original/*"], "include": [],
+    }  # fmt: skip
+    assert [problem["error"].split(":")[0] for problem in state["problems"]] == ["broken marker"] * 2
+    assert observed(tmp_path, cache_dirs=["/nowhere"])["models"] == []
+
+
+def test_disk_is_that_of_the_nearest_parent(tmp_path: Path) -> None:
+    state = observed(tmp_path, cache_dirs=[str(tmp_path / "not/yet/there"), str(tmp_path / "not/yet/there")])
+    assert [entry["path"] for entry in state["disk"]] == [
+        "/var/lib/docker", str(tmp_path / "not/yet/there"), str(tmp_path / "var/lib/instinct-fleet"),
+    ]  # fmt: skip
+    entry = state["disk"][1]
+    assert entry["device"] == os.stat(tmp_path).st_dev
+    assert 0 <= entry["free_bytes"] <= entry["total_bytes"]
