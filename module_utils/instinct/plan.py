@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import steps
@@ -13,7 +14,7 @@ from .disk import check_disk
 from .errors import FleetError, Problem
 from .fleet import Fleet, Host
 from .hashing import spec_hash, text_hash
-from .layout import Layout, lay_out
+from .layout import Layout, Slot, lay_out
 from .lock import Lock
 from .places import container_name
 from .render import Render
@@ -32,9 +33,15 @@ class Planned:
     files: Mapping[str, str]
     spec_hash: str
 
+    @cached_property
     def server(self) -> dict[str, Any]:
         """SERVER of the plan."""
         return server(self.instance, self.files, self.spec_hash)
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """INSTANCE of the plan, but for its host."""
+        return {**self.instance.to_json(self.spec_hash), "server": self.server}
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class HostPlan:
     def to_json(self) -> dict[str, Any]:
         """A host's part of plan.json."""
         settings, state = self.host.settings, self.host.state
-        servers = {item.instance.name: item.server() for item in self.instances}
+        servers = {item.instance.name: item.server for item in self.instances}
         kinds = {action.kind for action in self.actions}
         return {
             "status": "observed" if state else "declared",
@@ -73,7 +80,7 @@ class HostPlan:
                 "logical": len(self.layout.gpus),
                 "compute": settings.compute,
             },
-            "actions": [vars(action) for action in self.actions],
+            "actions": [dict(vars(action)) for action in self.actions],
             "todo": list(self.todo),
             "packages": list(self.packages),
             "numa_balancing": settings.numa_balancing if "numa_balancing" in kinds else None,
@@ -88,10 +95,7 @@ class HostPlan:
             "models": [model.to_json() for model in self.models],
             "servers": [servers[name] for name in self.start],
             "remove": list(self.remove),
-            "instances": [
-                {**item.instance.to_json(item.spec_hash), "server": servers[item.instance.name]}
-                for item in self.instances
-            ],
+            "instances": [{"host": self.host.name, **item.described} for item in self.instances],
             "warnings": list(self.warnings),
         }
 
@@ -135,8 +139,9 @@ def plan_fleet(fleet: Fleet, lock: Lock, render: Render) -> FleetPlan:
     """
     hosts: list[HostPlan] = []
     problems: list[Problem] = []
+    workshop = Workshop(lock, render)
     for host in fleet.hosts:
-        planned, found = plan_host(host, fleet.catalog, lock, render)
+        planned, found = plan_host(host, fleet.catalog, workshop)
         hosts.append(planned)
         problems.extend(found)
     if problems:
@@ -165,10 +170,34 @@ def _check(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]
     return layout, tuple(found)
 
 
-def plan_host(
-    host: Host, catalog: GpuCatalog, lock: Lock, render: Render
-) -> tuple[HostPlan, tuple[Problem, ...]]:
+class Workshop:
+    """Makes instances; equal ones, as hosts of one kind have them, are composed and rendered once."""
+
+    def __init__(self, lock: Lock, render: Render) -> None:
+        self.lock = lock
+        self.render = render
+        self.made: dict[tuple[Any, ...], Planned] = {}
+
+    def make(self, host: Host, slot: Slot) -> Planned:
+        """The instance of a slot on a host."""
+        deployment, settings = slot.deployment, host.settings
+        image = self.lock.image(deployment.image) if deployment.image else None
+        model = None
+        if not deployment.local_model:
+            model = self.lock.model(settings.endpoint, deployment.model, deployment.revision)
+        group_ids = host.state.device_gids if host.state else ()
+        # Deployments are parsed once per distinct list, and kept by their hosts as long as this object lives.
+        key = (id(deployment), slot.index, slot.gpus, settings.endpoint, settings.cache_dir, group_ids)
+        if key not in self.made:
+            instance = compose(deployment, slot.index, slot.gpus, settings.cache_dir, group_ids, image, model)
+            files = self.render(instance)
+            self.made[key] = Planned(instance, files, spec_hash(files))
+        return self.made[key]
+
+
+def plan_host(host: Host, catalog: GpuCatalog, workshop: Workshop) -> tuple[HostPlan, tuple[Problem, ...]]:
     """One host's plan, and what is wrong with it."""
+    lock = workshop.lock
     layout, problems = _check(host, catalog)
     actions: list[Action] = []
     engine, _ = steps.docker_engine(host)
@@ -183,7 +212,7 @@ def plan_host(
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     actions += [action for _, action in (*images, *models)]
-    instances = _instances(host, layout, lock, render)
+    instances = tuple(workshop.make(host, slot) for slot in layout.slots)
     servers, remove = _servers(host, layout, instances)
     actions += [*remove, *servers]
     room, unknown = check_disk(host, (image for image, _ in images), (model for model, _ in models))
@@ -203,28 +232,6 @@ def plan_host(
         warnings=(*layout.warnings, *unknown, *_warnings(host, layout)),
     )
     return planned, (*problems, *room)
-
-
-def _instances(host: Host, layout: Layout, lock: Lock, render: Render) -> tuple[Planned, ...]:
-    group_ids = host.state.device_gids if host.state else ()
-    found = []
-    for slot in layout.slots:
-        deployment = slot.deployment
-        instance = compose(
-            deployment,
-            host.name,
-            slot.index,
-            slot.gpus,
-            host.settings.cache_dir,
-            group_ids,
-            lock.image(deployment.image) if deployment.image else None,
-            None
-            if deployment.local_model
-            else lock.model(host.settings.endpoint, deployment.model, deployment.revision),
-        )
-        files = render(instance)
-        found.append(Planned(instance, files, spec_hash(files)))
-    return tuple(found)
 
 
 def _servers(

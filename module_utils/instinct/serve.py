@@ -34,11 +34,10 @@ class Reason:
 
 @dataclass(frozen=True)
 class Instance:
-    """One vLLM server on one host, complete but for its rendered files."""
+    """One vLLM server, complete but for its rendered files; hosts of one kind share it."""
 
     name: str
     deployment: Deployment
-    host: str
     index: int
     port: int
     gpus: tuple[LogicalGpu, ...]
@@ -62,12 +61,11 @@ class Instance:
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.deployment.listen, self.deployment.listen)
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
-        """INSTANCE of the plan."""
+        """INSTANCE of the plan, but for its host."""
         deployment = self.deployment
         return {
             "name": self.name,
             "deployment": deployment.name,
-            "host": self.host,
             "index": self.index,
             "model": deployment.model,
             "revision": None if deployment.local_model else deployment.revision,
@@ -82,7 +80,7 @@ class Instance:
             "devices": list(self.devices),
             "ports": [self.port],
             "spec_hash": spec_hash,
-            "reasons": [vars(reason) for reason in self.reasons],
+            "reasons": [dict(vars(reason)) for reason in self.reasons],
             "warnings": list(self.warnings),
             "fit": None,
         }
@@ -90,7 +88,6 @@ class Instance:
 
 def compose(
     deployment: Deployment,
-    host: str,
     index: int,
     gpus: Sequence[LogicalGpu],
     hub_dir: str,
@@ -98,7 +95,7 @@ def compose(
     image: ImagePin | None,
     model: ModelPin | None,
 ) -> Instance:
-    """Instance number `index` of a deployment on a host, on exactly these GPUs."""
+    """Instance number `index` of a deployment, on exactly these GPUs."""
     name = f"{deployment.name}-{index}"
     port = deployment.port + index
     commit = model.commit if model else ""
@@ -115,7 +112,6 @@ def compose(
     return Instance(
         name=name,
         deployment=deployment,
-        host=host,
         index=index,
         port=port,
         gpus=tuple(gpus),

@@ -1,0 +1,94 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of fleet_plan; the work is done on the control node, by plugins/action/fleet_plan.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fleet_plan
+short_description: Plan what is missing on each node of the fleet
+version_added: "0.1.0"
+description:
+  - Compares what the inventory wants (C(vllm_deployments) and the variables of the roles) with what
+    M(node_state) found, and returns the ordered actions of each host, with reasons.
+  - Runs on the control node only, once for the whole fleet. Use it with C(run_once) in a play on the group
+    C(instinct), after a task that registers M(node_state) as C(node_state_result). A host without that result
+    is left out and named in the plan.
+  - The whole input is checked first. All problems are reported at once, each with its key, the file and line
+    of the key, the hosts, and the fix.
+  - Image references and model revisions that were never resolved are asked of their registry and hub, and
+    pinned in a lock file. A run with all pins known asks nobody.
+options:
+  hosts:
+    description:
+      - Hosts to plan. Default is the hosts of the play that are in the group C(instinct), else that group.
+    type: list
+    elements: str
+  offline:
+    description:
+      - Plan from the inventory alone, for hosts that were not looked at. They are taken to be bare, with the
+        GPUs that C(instinct_gpus) declares. Nothing is asked of registries and hubs.
+    type: bool
+    default: false
+  explain:
+    description: Print every rendered setting of each deployment with its reason and source.
+    type: bool
+    default: false
+  refresh:
+    description: Resolve all image references and model revisions anew, and pin what they stand for now.
+    type: bool
+    default: false
+  plan_file:
+    description: Write the plan as JSON to this file on the control node, also in check mode.
+    type: path
+  lock_file:
+    description:
+      - The pins. Default is C(fleet.lock.json) in the inventory's directory. Not written in check mode.
+    type: path
+attributes:
+  check_mode:
+    description: Plans as it would otherwise; pins that are missing are resolved, and not kept.
+    support: full
+  diff_mode:
+    description: The plan is what a run would change.
+    support: none
+author:
+  - instinct-fleet maintainers
+seealso:
+  - module: node_state
+"""
+
+EXAMPLES = r"""
+- name: Observe the node
+  node_state:
+  become: true
+  register: node_state_result
+
+- name: Plan what is missing
+  fleet_plan:
+    plan_file: plan.json
+  run_once: true
+  register: fleet_plan_result
+"""
+
+RETURN = r"""
+plan:
+  description: The plan; its schema is C(catalog/schemas/plan.schema.json).
+  returned: success
+  type: dict
+todo:
+  description: Hosts with something to do, as M(ansible.builtin.add_host) wants them.
+  returned: success
+  type: list
+  elements: dict
+  sample: [{name: n1, groups: [todo_host_prep, todo_vllm_serve], plan: {}}]
+changes:
+  description: Number of actions on all hosts.
+  returned: success
+  type: int
+  sample: 12
+text:
+  description: The plan for people, as printed.
+  returned: success
+  type: str
+"""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as text for people. Hosts with equal plans are told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .layout import ranges
+from .plan import FleetPlan, HostPlan, Planned
+from .steps import Action
+
+TITLES = {
+    "docker_engine": "install the Docker engine",
+    "numa_balancing": "automatic NUMA balancing",
+    "compute_partition": "compute partition",
+    "stop_server": "stop",
+    "image": "image",
+    "model": "weights",
+    "remove_server": "remove",
+    "server": "serve",
+}
+
+
+def explain(plan: FleetPlan, full: bool = False) -> str:
+    """The plan's text: what each host gets and why; `full` adds every rendered setting with its source."""
+    busy = [host for host in plan.hosts if host.actions]
+    lines = [_summary(plan, len(busy))]
+    for names, host in _alike(busy):
+        lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
+    if full:
+        lines += _deployments(plan.hosts)
+    warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
+    notes = [*plan.warnings, *(f"{_listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
+    if notes:
+        lines += ["", "Warnings", *(f"  {note}" for note in notes)]
+    if plan.unreachable:
+        lines += ["", "Not planned"]
+        lines += [
+            f"  {_listed(hosts)}: {text}"
+            for text, hosts in _by_text((text, name) for name, text in plan.unreachable)
+        ]
+    return "\n".join(lines)
+
+
+def _summary(plan: FleetPlan, busy: int) -> str:
+    total = len(plan.hosts)
+    hosts = f"{total} host{'s' if total != 1 else ''}"
+    if not busy:
+        running = sum(len(host.instances) for host in plan.hosts)
+        return f"Plan: {hosts}, nothing to do; {running} instance{'s' if running != 1 else ''} as wanted."
+    count = plan.changes
+    actions = f"{count} action{'s' if count != 1 else ''}"
+    return f"Plan: {hosts}, {actions} on {busy} of them."
+
+
+def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
+    groups: dict[tuple[object, ...], list[HostPlan]] = {}
+    for host in hosts:
+        # Spec hashes differ between nodes whose group numbers differ; that is no difference to people.
+        shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
+        groups.setdefault((shape, _gpus(host)), []).append(host)
+    return [(_listed([item.host.name for item in group]), group[0]) for group in groups.values()]
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    groups: dict[str, list[str]] = {}
+    for text, name in pairs:
+        groups.setdefault(text, []).append(name)
+    return list(groups.items())
+
+
+def _listed(names: Sequence[str], limit: int = 6) -> str:
+    if len(names) <= limit:
+        return ", ".join(names)
+    return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"
+
+
+def _gpus(host: HostPlan) -> str:
+    gpus = host.layout.gpus
+    physical = len({gpu.gpu for gpu in gpus})
+    if not gpus:
+        return "no GPUs planned"
+    text = f"{physical} x {host.gpu_model or 'GPU'}"
+    if host.host.settings.compute:
+        text += f" in {host.host.settings.compute}"
+    if len(gpus) != physical:
+        text += f", {len(gpus)} logical GPUs"
+    used = {gpu.index for item in host.instances for gpu in item.instance.gpus}
+    free = [gpu.index for gpu in gpus if gpu.index not in used]
+    if host.instances and free:
+        text += f", GPUs {ranges(free)} free" if len(free) > 1 else f", GPU {free[0]} free"
+    return text
+
+
+def _bare(state: str) -> str:
+    """A state without its spec hash."""
+    return state.partition(", spec ")[0]
+
+
+def _actions(host: HostPlan) -> list[str]:
+    lines = []
+    groups: list[list[Action]] = []
+    for action in host.actions:
+        last = groups[-1][0] if groups else None
+        if last and (last.kind, _bare(last.before), last.reason) == (
+            action.kind, _bare(action.before), action.reason
+        ) and action.kind in ("server", "stop_server", "remove_server"):  # fmt: skip
+            groups[-1].append(action)
+        else:
+            groups.append([action])
+    ports = {item.instance.name: item.instance.port for item in host.instances}
+    for number, group in enumerate(groups, 1):
+        first = group[0]
+        names = [action.target for action in group]
+        target = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} instances)"
+        if first.kind == "numa_balancing":
+            target = ""
+        if first.kind == "server":
+            where = ranges([ports[name] for name in names])
+            target += f" on port{'s' if len(names) > 1 else ''} {where}"
+        head = f"{TITLES[first.kind]} {target}".rstrip()
+        lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
+        lines.append(f"      because {first.reason}")
+    return lines
+
+
+def _deployments(hosts: Sequence[HostPlan]) -> list[str]:
+    """Every rendered setting of each deployment, told for its first instance on each sort of host."""
+    lines: list[str] = []
+    seen: dict[tuple[object, ...], tuple[Planned, int, list[str]]] = {}
+    for host in hosts:
+        counts: dict[str, int] = {}
+        for item in host.instances:
+            counts[item.instance.deployment.name] = counts.get(item.instance.deployment.name, 0) + 1
+        for item in host.instances:
+            if item.instance.index:
+                continue
+            count = counts[item.instance.deployment.name]
+            key = (item.instance.deployment.name, count, item.instance.reasons)
+            seen.setdefault(key, (item, count, []))[2].append(host.host.name)
+    for item, count, names in seen.values():
+        instance = item.instance
+        many = f"{count} instances per host" if count > 1 else "1 instance per host"
+        lines += ["", f"Deployment {instance.deployment.name} on {_listed(names)}: {many}"]
+        if count > 1:
+            lines.append(f"  Shown: {instance.name}. The others differ in port and devices.")
+        width = min(32, max(len(reason.setting) for reason in instance.reasons))
+        for reason in instance.reasons:
+            lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
+            lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
+        lines += [f"  warning: {warning}" for warning in instance.warnings]
+    return lines

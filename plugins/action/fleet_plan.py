@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan the fleet: reads hosts' variables and states, the catalogue and the pins; decides nothing itself.
+
+Documentation: library/fleet_plan.py (`ansible-doc -t module fleet_plan`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "module_utils") not in sys.path:
+    sys.path.insert(0, str(ROOT / "module_utils"))
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from instinct.catalog import GpuCatalog, parse_gpus
+from instinct.errors import FleetError, Problem, natural
+from instinct.explain import explain
+from instinct.fleet import Fleet, HostInput, build_fleet
+from instinct.inventory import VARIABLES
+from instinct.lock import Lock, model_key, parse_lock
+from instinct.pins import missing_pins
+from instinct.plan import FleetPlan, check_fleet, plan_fleet
+from instinct.render import FILES, Render, renderer
+
+GROUP = "instinct"
+MIN_TOKEN = 8
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hosts": {"type": "list", "elements": "str"},
+    "offline": {"type": "bool", "default": False},
+    "explain": {"type": "bool", "default": False},
+    "refresh": {"type": "bool", "default": False},
+    "plan_file": {"type": "path"},
+    "lock_file": {"type": "path"},
+}
+
+
+class ActionModule(ActionBase):
+    """fleet_plan."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return plan, todo, changes and text; or fail with every problem of the input."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        reader = Reader(task_vars or {})
+        try:
+            return {**result, **self._plan(options, reader)}
+        except FleetError as error:
+            lines = [problem.text(reader.origin(problem)) for problem in error.problems]
+            count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+            message = f"The plan has {count}; nothing was changed.\n" + "\n".join(
+                f"* {line}" for line in lines
+            )
+            return {**result, "failed": True, "changed": False, "msg": message}
+
+    def _plan(self, options: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+        offline = options["offline"]
+        names = reader.hosts(options["hosts"])
+        catalog = load_catalog()
+        inputs = {name: reader.host(name, offline) for name in names}
+        fleet = build_fleet(inputs, reader.groups(), catalog, offline)
+        check_fleet(fleet)
+        lock_file = Path(options["lock_file"] or reader.beside_inventory(names) / "fleet.lock.json")
+        lock = read_lock(lock_file)
+        if not offline:
+            newer = resolve(fleet, lock, options["refresh"], reader)
+            if newer.images or newer.models:
+                lock = lock.merged(newer)
+                if not self._task.check_mode:
+                    write_json(lock_file, lock.to_json())
+        plan = plan_fleet(fleet, lock, load_renderer())
+        text = explain(plan, options["explain"])
+        self._display.display(f"\n{text}")
+        data = plan.to_json()
+        if options["plan_file"]:
+            # Also in check mode: it is what was asked for, and no change of the fleet.
+            write_json(Path(options["plan_file"]), data)
+        return {
+            "changed": False,
+            "plan": data,
+            "todo": todo(plan, data),
+            "changes": plan.changes,
+            "text": text,
+        }
+
+
+def todo(plan: FleetPlan, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Hosts with something to do, for add_host."""
+    return [
+        {
+            "name": host.host.name,
+            "groups": [f"todo_{role}" for role in host.todo],
+            "plan": data["hosts"][host.host.name],
+        }
+        for host in plan.hosts
+        if host.actions
+    ]
+
+
+class NeedsTemplating(Exception):
+    """A raw variable is not yet its value."""
+
+
+class Reader:
+    """Variables of hosts, as plain data.
+
+    Templating a variable costs more than all planning of a host. Raw values without a template in them are
+    taken as they are.
+    """
+
+    def __init__(self, task_vars: Mapping[str, Any]) -> None:
+        self.task_vars = task_vars
+        self.hostvars = task_vars["hostvars"]
+
+    def hosts(self, asked: Iterable[str] | None) -> list[str]:
+        """Hosts to plan: those asked for, else those of this play (--limit shortens it), else the group."""
+        fleet = self.task_vars["groups"].get(GROUP, [])
+        if asked is not None:
+            return [str(name) for name in asked]
+        here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
+        return [str(name) for name in here or fleet]
+
+    def groups(self) -> dict[str, list[str]]:
+        """Every group of the inventory with its hosts."""
+        return {str(name): [str(host) for host in hosts] for name, hosts in self.task_vars["groups"].items()}
+
+    def host(self, name: str, offline: bool) -> HostInput:
+        """What the planner takes of a host. Raises FleetError for a variable that cannot be evaluated."""
+        raw = self.hostvars.raw_get(name)
+        variables = {key: self.value(name, key, raw) for key in VARIABLES if key in raw}
+        if offline:
+            return HostInput(variables)
+        observed = raw.get("node_state_result") or {}
+        if "node_state" in observed:
+            return HostInput(variables, plain(observed["node_state"], templates=True))
+        why = str(observed.get("msg") or "it could not be reached")
+        return HostInput(variables, None, why.strip().partition("\n")[0])
+
+    def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
+        """One variable of a host, templated; None when it is not defined."""
+        raw = self.hostvars.raw_get(name) if raw is None else raw
+        if key not in raw:
+            return None
+        try:
+            return plain(raw[key])
+        except NeedsTemplating:
+            pass
+        try:
+            return plain(self.hostvars[name][key], templates=True)
+        except AnsibleError as error:
+            what = f"cannot be evaluated: {error.message}"
+            raise FleetError([Problem((key,), what, "", (name,))]) from error
+
+    def beside_inventory(self, names: Iterable[str]) -> Path:
+        """The directory of the inventory in which the hosts are."""
+        for name in names:
+            place = self.hostvars.raw_get(name).get("inventory_dir")
+            if place:
+                return Path(str(place))
+        return Path.cwd()
+
+    def token(self, name: str) -> str | None:
+        """The hub token for a host's models. Raises FleetError, which does not hold it."""
+        token = self.value(name, "hf_model_token")
+        key = "hf_model_token"
+        if not token:
+            key = "hf_model_token_file"
+            file = self.value(name, key)
+            if not file:
+                return None
+            path = Path(os.path.expanduser(str(file)))
+            try:
+                token = path.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                what = f"{path} cannot be read: {error.strerror}."
+                raise FleetError([Problem((key,), what, "It is a file on this machine.")]) from None
+            except UnicodeDecodeError:
+                raise FleetError([Problem((key,), f"{path} does not hold text.")]) from None
+        token = str(token).strip()
+        if len(token) < MIN_TOKEN or any(char.isspace() or not char.isprintable() for char in token):
+            what = f"does not hold a token: fewer than {MIN_TOKEN} characters, or white space in it."
+            raise FleetError([Problem((key,), what, "Tokens of the hub look like hf_….")])
+        return token
+
+    def origin(self, problem: Problem) -> str:
+        """file:line of a problem's key, where Ansible knows it."""
+        if not problem.path or not problem.hosts:
+            return ""
+        # Internal to Ansible, but it saves the operator a search through group_vars; nothing depends on it.
+        try:
+            from ansible._internal._datatag._tags import Origin
+        except ImportError:
+            return ""
+        try:
+            value: Any = self.hostvars.raw_get(problem.hosts[0])
+            found = None
+            for part in problem.path:
+                if isinstance(value, Mapping):
+                    key, value = next((key, item) for key, item in value.items() if key == part)
+                    # A variable's name keeps the place where it was first set; its value is what counts.
+                    places = (value, key) if found is None else (key, value)
+                    found = next((tag for tag in map(Origin.get_tag, places) if tag), found)
+                else:
+                    value = value[part]
+                    found = Origin.get_tag(value) or found
+        except (KeyError, IndexError, TypeError, StopIteration):
+            pass
+        return _place(found)
+
+
+def _place(tag: Any) -> str:
+    path, line = getattr(tag, "path", None), getattr(tag, "line_num", None)
+    if not path:
+        return str(getattr(tag, "description", None) or "")
+    shown = os.path.relpath(path)
+    shown = path if shown.startswith("..") else shown
+    return f"{shown}:{line}" if line else shown
+
+
+def plain(value: Any, templates: bool = False) -> Any:
+    """Ansible's lazy and tagged containers as plain data.
+
+    Raises NeedsTemplating for text with a template in it, and for anything that is not plain data (a vaulted
+    value), unless `templates`: then text is what it is.
+    """
+    if isinstance(value, str):
+        if not templates and ("{{" in value or "{%" in value or "{#" in value):
+            raise NeedsTemplating
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item, templates) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, templates) for item in value]
+    if templates:
+        return str(value)
+    raise NeedsTemplating
+
+
+def _key(key: Any) -> Any:
+    return str(key) if isinstance(key, str) else key
+
+
+def load_catalog() -> GpuCatalog:
+    """The GPU models of catalog/gpus.yml."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with (ROOT / "catalog" / "gpus.yml").open(encoding="utf-8") as file:
+        return parse_gpus(yaml.load(file, Loader=loader))
+
+
+def load_renderer() -> Render:
+    """A renderer with the templates of templates/."""
+    names = [f"{name}.j2" for name in FILES]
+    return renderer({name: (ROOT / "templates" / name).read_text(encoding="utf-8") for name in names})
+
+
+def read_lock(path: Path) -> Lock:
+    """The pins of a lock file; none when there is no file. Raises FleetError for a damaged one."""
+    try:
+        return parse_lock(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Lock()
+    except (OSError, ValueError) as error:
+        what = f"{path} cannot be used: {error}."
+        raise FleetError([Problem((), what, "Restore it, or remove it to pin everything anew.")]) from None
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all. Raises FleetError."""
+    text = json.dumps(data, indent=2, sort_keys=True) + "\n"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        what = f"{path} cannot be written: {error.strerror}."
+        raise FleetError([Problem((), what, "Make its directory, or choose another place.")]) from None
+
+
+def resolve(fleet: Fleet, lock: Lock, refresh: bool, reader: Reader) -> Lock:
+    """Pins that are missing, or all with `refresh`. Raises FleetError with the problems of all of them."""
+    images, models = missing_pins(fleet, lock, refresh)
+    if not images and not models:
+        return Lock()
+    from instinct.resolve import ResolveError, image_pin, model_pin
+
+    problems: list[Problem] = []
+    found_images = {}
+    found_models = {}
+    for need in images:
+        try:
+            found_images[need.ref] = image_pin(need.ref, need.path, need.host.settings.registries)
+        except ResolveError as error:
+            problems.append(_on(error.problem, need.host.name))
+    tokens: dict[str, str | None] = {}
+    for item in models:
+        name, endpoint = item.host.name, item.host.settings.endpoint
+        try:
+            if name not in tokens:
+                tokens[name] = reader.token(name)
+            pin = model_pin(item.repo, item.revision, item.path, endpoint, tokens[name])
+            found_models[model_key(endpoint, item.repo, item.revision)] = pin
+        except ResolveError as error:
+            problems.append(_on(error.problem, name))
+        except FleetError as error:
+            problems.extend(_on(problem, name) for problem in error.problems)
+    if problems:
+        raise FleetError(
+            sorted(set(problems), key=lambda problem: [natural(str(part)) for part in problem.path])
+        )
+    return Lock(found_images, found_models)
+
+
+def _on(problem: Problem, host: str) -> Problem:
+    return Problem(problem.path, problem.what, problem.fix, (host,))

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small world for planner tests: nodes as node_state reports them, and what applying a plan does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from instinct.catalog import GpuCatalog, parse_gpus
+from instinct.errors import FleetError
+from instinct.fleet import Fleet, HostInput, build_fleet
+from instinct.lock import ImagePin, Lock, ModelPin, model_key
+from instinct.plan import FleetPlan, check_fleet, plan_fleet
+from instinct.render import FILES, Render, renderer
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "registry.lab:5000/lab/vllm:1"
+DIGEST = "sha256:" + "1" * 64
+PULL = f"registry.lab:5000/lab/vllm@{DIGEST}"
+REPO = "lab/tiny-llama"
+COMMIT = "c" * 40
+GIB = 1 << 30
+VRAM = 206141652992
+COUNTS = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
+FILES_OF_REPO = (("config.json", 700), ("model-1.safetensors", 5 * GIB), ("original/params.bin", 7 * GIB))
+LOCK = Lock(
+    {IMAGE: ImagePin(DIGEST, 4 * GIB)},
+    {model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_REPO, {"model_type": "llama"})},
+)
+
+
+@cache
+def catalog() -> GpuCatalog:
+    """The real GPU catalogue."""
+    return parse_gpus(yaml.safe_load((ROOT / "catalog/gpus.yml").read_text(encoding="utf-8")))
+
+
+@cache
+def render() -> Render:
+    """The real templates."""
+    return renderer({f"{n}.j2": (ROOT / "templates" / f"{n}.j2").read_text(encoding="utf-8") for n in FILES})
+
+
+def gpus(
+    mode: str = "SPX", count: int = 8, device_id: int = 0x74A1, first: int = 128
+) -> list[dict[str, Any]]:
+    """MI300X GPUs in a compute mode."""
+    parts = COUNTS[mode]
+    return [
+        {
+            "index": gpu,
+            "bdf": f"0000:{gpu + 5:02x}:00.0",
+            "vendor_id": 0x1002,
+            "device_id": device_id,
+            "gfx": "gfx942",
+            "vram_total": VRAM,
+            "compute_partition": mode,
+            "available_compute_partitions": ["SPX", "DPX", "QPX", "CPX"],
+            "memory_partition": "NPS1",
+            "partitions": [
+                {"id": part, "render_minor": first + 8 * gpu + part, "memory_bytes": VRAM // parts}
+                for part in range(parts)
+            ],
+        }
+        for gpu in range(count)
+    ]
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    """A bare Debian node with eight MI300X and a Docker engine; keys replace whole parts."""
+    base: dict[str, Any] = {
+        "schema": 1,
+        "hostname": "n1",
+        "euid": 0,
+        "os": {"id": "debian", "version_id": "12", "pretty_name": "Debian GNU/Linux 12 (bookworm)"},
+        "numa_balancing": {"runtime": 1, "persisted": None, "file": None},
+        "virtual_machine": False,
+        "driver": {"loaded": True, "version": "6.12.12"},
+        "gpus": gpus(),
+        "kfd_processes": [],
+        "device_gids": {"kfd": 109, "render": 109, "video": 44},
+        "docker": {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None},
+        "images": [],
+        "models": [],
+        "instances": [],
+        "disk": [
+            {"path": "/var/lib/docker", "free_bytes": 500 * GIB, "total_bytes": 900 * GIB, "device": 1},
+            {
+                "path": "/var/lib/instinct-fleet/hf",
+                "free_bytes": 800 * GIB,
+                "total_bytes": 900 * GIB,
+                "device": 2,
+            },
+        ],
+    }
+    return {**base, **copy.deepcopy(changes)}
+
+
+def deployment(**keys: Any) -> dict[str, Any]:
+    """A deployment of the test model; a key that is None is left out."""
+    base = {"name": "llama", "model": REPO, "image": IMAGE}
+    return {key: value for key, value in {**base, **keys}.items() if value is not None}
+
+
+def fleet(
+    states: Mapping[str, Mapping[str, Any] | None],
+    deployments: Any,
+    *,
+    groups: Mapping[str, list[str]] | None = None,
+    offline: bool = False,
+    **variables: Any,
+) -> Fleet:
+    """A fleet whose hosts all have these variables."""
+    hosts = list(states)
+    known = {"all": hosts, "instinct": hosts, "ungrouped": [], **(groups or {})}
+    shared = {"vllm_deployments": deployments, **variables}
+    inputs = {
+        name: HostInput(shared, found, "" if found or offline else "it could not be reached")
+        for name, found in states.items()
+    }
+    return build_fleet(inputs, known, catalog(), offline)
+
+
+def plan(
+    states: Mapping[str, Mapping[str, Any] | None], deployments: Any, lock: Lock = LOCK, **keys: Any
+) -> FleetPlan:
+    """Validate, check and plan, as the action plugin does."""
+    wanted = fleet(states, deployments, **keys)
+    check_fleet(wanted)
+    return plan_fleet(wanted, lock, render())
+
+
+def problems(states: Mapping[str, Mapping[str, Any] | None], deployments: Any, **keys: Any) -> list[str]:
+    """The texts of all problems of an input; empty when it can be planned."""
+    try:
+        plan(states, deployments, **keys)
+    except FleetError as error:
+        return [problem.text() for problem in error.problems]
+    return []
+
+
+def actions(host: Mapping[str, Any]) -> list[str]:
+    """The actions of a host in plan.json, in short."""
+    return [f"{item['kind']} {item['target']}" for item in host["actions"]]
+
+
+def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[str, Any]:
+    """What node_state reports after a host's part of plan.json was applied; uses nothing but that part."""
+    after = copy.deepcopy(dict(found))
+    if "docker.io" in todo["packages"]:
+        after["docker"] = {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None}
+    if todo["numa_balancing"] is not None:
+        value = int(todo["numa_balancing"])
+        after["numa_balancing"] = {"runtime": value, "persisted": value, "file": "60-instinct-fleet.conf"}
+    if todo["partition"]:
+        stopped = {item["name"] for item in todo["partition"]["stop_servers"]}
+        for instance in after["instances"]:
+            if instance["name"] in stopped:
+                instance["state"] = "exited"
+        # The driver refuses while any instance runs.
+        assert not [item for item in after["instances"] if item["state"] == "running"]
+        after["gpus"] = gpus(todo["partition"]["compute"], len(after["gpus"]))
+    for image in todo["images"]:
+        by_digest = [image["pull"]] if image["pull"] else []
+        after["images"].append({"id": "sha256:x", "tags": [image["ref"]], "digests": by_digest, "bytes": 1})
+    for model in todo["models"]:
+        same = {"cache_dir": model["cache_dir"], "repo": model["repo"], "commit": model["commit"]}
+        after["models"] = [item for item in after["models"] if same.items() - item.items()]
+        after["models"].append(
+            {
+                **same,
+                "complete": True,
+                "bytes": sum(model["files"].values()),
+                "files": len(model["files"]),
+                "exclude": model["exclude"],
+                "include": model["include"],
+            }
+        )
+    started = {server["name"] for server in todo["servers"]}
+    after["instances"] = [
+        item for item in after["instances"] if item["name"] not in (*todo["remove"], *started)
+    ] + [
+        {
+            "name": server["name"],
+            "deployment": server["deployment"],
+            "state": "running",
+            "spec_hash": server["spec_hash"],
+            "artefact_hash": server["spec_hash"],
+            "exit_code": 0,
+        }
+        for server in todo["servers"]
+    ]
+    return after
