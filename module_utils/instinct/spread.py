@@ -74,7 +74,11 @@ def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
         ]
         expected = sum(median for _, median in known)
         value = sum(rate for rate, _ in known) / expected if expected else None
-        slow = [f"{row['instance']}: {why}" for row, speed in own for why in speed.slow]
+        slow = [
+            (f"{row['instance']}: " if len(own) > 1 else "") + ", ".join(speed.slow)
+            for row, speed in own
+            if speed.slow
+        ]
         if value is not None and value < 1 - SLOW and len(own) > 1:
             slow.insert(0, f"output tok/s of the node {_percent(1 - value)} below the median")
         nodes.append(NodeSpeed(host, len(own), sum(done) if done else None, value, tuple(slow)))

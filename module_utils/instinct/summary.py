@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .errors import natural
-from .redact import MASK, Redactor, is_secret_name, mask_env
+from .masks import mask_command, mask_variables
+from .redact import MASK, Redactor, is_secret_name
 from .results import KINDS, ResultError, Scalar, finite, normalise, number, other_scalars
 
 SCHEMA = 1
@@ -26,8 +26,8 @@ REGISTERED = (
 
 Row = dict[str, Any]
 
-_GPU_FACTS = ("index", "bdf", "gfx", "unique_id", "vram_total", "numa_node", "compute_partition")
-_GPU_FACTS += ("memory_partition", "link_speed", "link_width")
+_GPU_FACTS = ("index", "bdf", "gfx", "unique_id", "vram_total", "numa_node", "link_speed", "link_width")
+_GPU_MODES = ("compute_partition", "memory_partition")
 
 
 @dataclass(frozen=True)
@@ -155,54 +155,6 @@ def ended(row: Mapping[str, Any]) -> str | None:
     return (start + timedelta(seconds=row["seconds"])).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def mask_argv(argv: Iterable[object]) -> list[str]:
-    """A command line with the values of secret options masked: --api-key a b --port 1 → both masked."""
-    masked: list[str] = []
-    secret = False
-    for word in map(str, argv):
-        option, equals, _ = word.partition("=")
-        if word.startswith("--"):
-            secret = is_secret_name(option.lstrip("-"))
-            masked.append(f"{option}={MASK}" if secret and equals else word)
-            secret = secret and not equals
-        else:
-            masked.append(MASK if secret else word)
-    return masked
-
-
-def mask_command(command: object) -> str | None:
-    """The same for a command line given as list or as one shell line; None when there is none."""
-    if isinstance(command, (list, tuple)):
-        return shlex.join(mask_argv(command)) if command else None
-    if not isinstance(command, str) or not command:
-        return None
-    try:
-        words = shlex.split(command)
-    except ValueError:  # not a shell line: leave it to the patterns of the Redactor
-        return command
-    masked = mask_argv(words)
-    return shlex.join(masked) if masked != words else command
-
-
-def mask_data(value: Any) -> Any:
-    """JSON data (a plan) with secret variables masked in its env maps, env files and command lines."""
-    if isinstance(value, Mapping):
-        return {str(key): _mask_item(str(key), item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [mask_data(item) for item in value]
-    return value
-
-
-def _mask_item(key: str, item: Any) -> Any:
-    if key == "env" and isinstance(item, Mapping) and "text" in item:
-        return {**item, "text": mask_env(str(item["text"]))}
-    if key == "env" and isinstance(item, Mapping):
-        return {str(name): MASK if is_secret_name(str(name)) else value for name, value in item.items()}
-    if key == "argv" and isinstance(item, (list, tuple)):
-        return mask_argv(item)
-    return mask_data(item)
-
-
 def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, Any]]], list[Any]]:
     """(tasks that ran, with their results; the entries of all of them)."""
     tasks: list[tuple[str, Mapping[str, Any]]] = []
@@ -261,7 +213,7 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
         return Failure(host, what, error)
     plan = _instance(entry)
     argv = plan.get("argv")
-    env = _mask_item("env", plan.get("env") or {})
+    env = mask_variables(plan.get("env") or {})
     identity: dict[str, Any] = {
         "host": host,
         "instance": str(entry.get("instance") or plan.get("name") or ""),
@@ -334,7 +286,7 @@ def _gpu(gpu: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
     return {
         "model": models.get(pci_id or ""),
         "pci_id": pci_id,
-        **{key: gpu.get(key) for key in _GPU_FACTS},
+        **{key: gpu.get(key) for key in (*_GPU_FACTS, *_GPU_MODES)},
         "partitions": len(gpu.get("partitions") or []),
     }
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and tables of the report: one form per column, and a dash for what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EN_DASH = "\u2013"
+MINUS = "\u2212"
+TIMES = "\u00d7"
+UNKNOWN = EN_DASH
+
+
+def rate(value: float | None) -> str:
+    """A rate with about four digits: 12,345 · 234.5 · 12.34."""
+    return UNKNOWN if value is None else f"{value:,.{_decimals(value)}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with about four digits."""
+    return rate(value)
+
+
+def signed(speed: float | None) -> str:
+    """A speed (1.0 at the median) as signed per cent; a dash when there was nothing to compare with."""
+    if speed is None:
+        return UNKNOWN
+    percent = round((speed - 1) * 100)
+    return "±0%" if percent == 0 else f"{MINUS if percent < 0 else '+'}{abs(percent)}%"
+
+
+def table(
+    caption: str, columns: Sequence[Any], rows: Sequence[Mapping[str, Any]], closed: bool = False
+) -> dict[str, Any]:
+    """A table for the template.
+
+    A column is its label, or (label, form) or (label, form, group); the form is "rate", "ms", "percent" or
+    "count". Cells are text or numbers; the numbers of a column, and of a group, have the same decimals.
+    `closed` tables start folded.
+    """
+    heads = [_head(column) for column in columns]
+    formatted = []
+    for number, head in enumerate(heads):
+        alike = [
+            at for at, other in enumerate(heads) if at == number or head["group"] == other["group"] != ""
+        ]
+        largest = max((_size(row["cells"][at]) for row in rows for at in alike), default=0.0)
+        formatted.append([_cell(row["cells"][number], head["form"], _decimals(largest)) for row in rows])
+    body = [
+        {
+            "slow": row["slow"],
+            "cells": [
+                {
+                    "text": formatted[number][position],
+                    "value": row["cells"][number],
+                    "label": heads[number]["label"],
+                }
+                for number in range(len(heads))
+            ],
+        }
+        for position, row in enumerate(rows)
+    ]
+    for number, head in enumerate(heads):
+        head["numeric"] = head["form"] != "count" or any(
+            isinstance(row["cells"][number], (int, float)) for row in rows
+        )
+    return {"caption": caption, "heads": heads, "groups": _groups(heads), "rows": body, "closed": closed}
+
+
+def _head(column: Any) -> dict[str, Any]:
+    label, form, group = (column, "count", "") if isinstance(column, str) else (*column, "")[:3]
+    return {"label": label, "form": form, "group": group}
+
+
+def _groups(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The upper line of the head: groups with how many columns they span; empty when there are none."""
+    groups: list[dict[str, Any]] = []
+    for head in heads:
+        if groups and groups[-1]["label"] == head["group"]:
+            groups[-1]["span"] += 1
+        else:
+            groups.append({"label": head["group"], "span": 1})
+    return groups if any(group["label"] for group in groups) else []
+
+
+def _size(value: Any) -> float:
+    return abs(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _cell(value: Any, form: str, decimals: int) -> str:
+    if value is None:
+        return UNKNOWN
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if form == "percent":
+        rounded = round(value, 1)
+        sign = MINUS if rounded < 0 else "+" if rounded > 0 else "±"
+        return f"{sign}{abs(rounded):.1f}%"
+    if form == "count":
+        return f"{value:,.0f}"
+    return f"{value:,.{decimals}f}"
+
+
+def _decimals(value: float) -> int:
+    return 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2

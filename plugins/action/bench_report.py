@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gather the benchmarks of all nodes into results/<run>/: reads hosts' variables, writes files.
+
+Documentation: library/bench_report.py (`ansible-doc -t module bench_report`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "module_utils") not in sys.path:
+    sys.path.insert(0, str(ROOT / "module_utils"))
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from instinct.catalog import parse_gpus
+from instinct.masks import mask_data
+from instinct.redact import MIN_LENGTH, Redactor
+from instinct.results_files import (
+    ResultsError,
+    check_run,
+    csv_text,
+    free_run,
+    json_text,
+    raw_names,
+    write_run,
+)
+from instinct.results_text import text_summary
+from instinct.summary import REGISTERED, Measured, build_summary, collect
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "run": {"type": "str", "default": ""},
+    "results_dir": {"type": "path", "default": "results"},
+    "hosts": {"type": "list", "elements": "str"},
+    "report": {"type": "bool", "default": True},
+    "plan": {"type": "dict"},
+}
+
+
+class ActionModule(ActionBase):
+    """bench_report."""
+
+    BYPASS_HOST_LOOP = True
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return run, directory, failures and text; or fail when the results cannot be written."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        facts = task_vars or {}
+        if self._task.check_mode:
+            return {**result, "changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
+        own = {host: _variables(facts["hostvars"][host]) for host in _hosts(options["hosts"], facts)}
+        redact = Redactor(_secrets(own.values()))
+        try:
+            written = _write(options, own, redact)
+        except (ResultsError, OSError) as error:
+            return {**result, "failed": True, "changed": False, "msg": redact(str(error))}
+        if "text" in written:
+            self._display.display(f"\n{written['text']}")
+        return {**result, **written}
+
+
+def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    results_dir = Path(options["results_dir"]).expanduser().absolute()
+    run = free_run(results_dir, check_run(options["run"] or now.strftime("%Y%m%dT%H%M%SZ")))
+    measured = collect(list(own), own, redact, _gpu_models())
+    if not measured.rows and not measured.failures:
+        return {"changed": False, "msg": "No instance was to be measured."}
+    summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
+    files = _files(summary, measured)
+    plan = options["plan"] or _plan(own.values())
+    if plan:
+        files["plan.json"] = json_text(redact.data(mask_data(_plain(plan))))
+    if options["report"]:
+        from instinct.report import render_report  # matplotlib and Jinja: a second, spent only when wanted
+
+        files["report.html"] = render_report(summary)
+    directory = write_run(results_dir, run, files)
+    paths = [
+        str(directory / name) for name in ("report.html", "benchmarks.csv", "summary.json") if name in files
+    ]
+    return {
+        "changed": True,
+        "run": run,
+        "directory": str(directory),
+        "failures": summary["failures"],
+        "text": "\n".join([text_summary(summary), *paths]),
+    }
+
+
+def _files(summary: Mapping[str, Any], measured: Measured) -> dict[str, str]:
+    files = {"summary.json": json_text(summary), "benchmarks.csv": csv_text(summary)}
+    for name, raw in zip(raw_names(measured.rows), measured.raw, strict=True):
+        files[f"raw/{name}"] = json_text(raw)
+    return files
+
+
+def _hosts(given: list[str] | None, facts: Mapping[str, Any]) -> list[str]:
+    if given:
+        return [str(host) for host in given]
+    members = [str(host) for host in facts["groups"].get("instinct", [])]
+    # Those that --limit leaves, with those that failed earlier.
+    play = {str(host) for host in facts.get("ansible_play_hosts_all", [])}
+    return [host for host in members if host in play] or members
+
+
+def _variables(hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of a host that matter here, as plain data; one that cannot be rendered is not set."""
+    names = (*REGISTERED, "node_state_result", "fleet_plan_result", "hf_model_token", "vllm_image_registries")
+    found = {}
+    for name in (*names, "hf_model_token_file"):
+        try:
+            if name in hostvars:
+                found[name] = _plain(hostvars[name])
+        except AnsibleError:
+            continue
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _plan(hosts: Iterable[Mapping[str, Any]]) -> Any:
+    """The plan that fleet_plan registered for any of the hosts."""
+    plans = (own["fleet_plan_result"].get("plan") for own in hosts if own.get("fleet_plan_result"))
+    return next((plan for plan in plans if plan), None)
+
+
+def _secrets(hosts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Secrets of the inventory by value, so that no result can carry one wherever it turns up."""
+    found: set[str] = set()
+    for own in hosts:
+        found.add(str(own.get("hf_model_token") or ""))
+        registries = own.get("vllm_image_registries") or {}
+        found |= {str(item.get("password") or "") for item in registries.values()}
+        if own.get("hf_model_token_file"):
+            try:
+                found.add(Path(str(own["hf_model_token_file"])).expanduser().read_text("utf-8"))
+            except OSError:
+                continue  # then nobody could use it either
+    return {secret.strip() for secret in found if len(secret.strip()) >= MIN_LENGTH}
+
+
+def _gpu_models() -> dict[str, str]:
+    data = yaml.safe_load((ROOT / "catalog" / "gpus.yml").read_text("utf-8"))
+    return {pci_id: model.name for model in parse_gpus(data).models for pci_id in model.pci_ids}
