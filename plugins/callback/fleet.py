@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callback plugin: after a run, which hosts failed, at what, and what to do next. Silent when none did."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
+if MODULE_UTILS not in sys.path:
+    sys.path.insert(0, MODULE_UTILS)
+
+from ansible.plugins.callback import CallbackBase
+from instinct.errors import natural
+
+DOCUMENTATION = """
+name: fleet
+type: aggregate
+short_description: close a run with the hosts that failed and what to do next
+description:
+  - After the recap, names each host that failed or could not be reached, with the first error of the host and
+    the task, and says how to go on. Hosts with the same error are named together.
+  - Prints nothing when no host failed. Uses results as Ansible shows them, so what no_log hides stays hidden.
+"""
+
+LINES = 6
+WIDTH = 400
+
+
+class CallbackModule(CallbackBase):
+    """The closing summary."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "fleet"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, tuple[str, str]] = {}
+        self.planning = False
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """Keep a host's first error."""
+        if ignore_errors:
+            return
+        self._keep(result, message(result.result))
+        self.planning = self.planning or result.task.action == "fleet_plan"
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """Keep why a host could not be reached."""
+        self._keep(result, message(result.result))
+
+    def _keep(self, result: Any, text: str) -> None:
+        self.errors.setdefault(result.host.get_name(), (result.task.get_name(), text))
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Print the summary."""
+        failed = sorted((name for name, count in stats.failures.items() if count), key=natural)
+        dark = sorted((name for name, count in stats.dark.items() if count), key=natural)
+        if failed or dark:
+            self._display.display("\n".join(summary(failed, dark, self.errors, self.planning)))
+
+
+def summary(
+    failed: Iterable[str], dark: Iterable[str], errors: Mapping[str, tuple[str, str]], planning: bool
+) -> list[str]:
+    """The lines of the closing summary; `planning`: the plan itself failed, so nothing was applied."""
+    failed, dark = list(failed), list(dark)
+    lines = []
+    for title, hosts in (("Failed", failed), ("Unreachable", dark)):
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name in hosts:
+            groups.setdefault(errors.get(name, ("", "no message was kept")), []).append(name)
+        for (task, text), names in groups.items():
+            first, *rest = text.splitlines() or [""]
+            lines.append(f"{title}: {', '.join(names)}" + (f", at: {task}" if task else ""))
+            lines += [f"  {line}" for line in (first, *rest)]
+    if planning:
+        lines.append("Next: correct the input that is named above, and run the same command again.")
+    else:
+        names = ",".join(sorted({*failed, *dark}, key=natural))
+        lines.append("Next: correct the cause, and run the same command again; what is done is not repeated.")
+        lines.append(f"      Only on these hosts: --limit '{names}'")
+    return lines
+
+
+def message(result: Mapping[str, Any]) -> str:
+    """The error of a result, or of its first failed item, in a few lines."""
+    if result.get("censored"):
+        return "hidden by no_log"
+    failed = next((item for item in result.get("results") or () if item.get("failed")), None)
+    text = str((failed or result).get("msg") or result.get("msg") or "no message")
+    lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in text.strip().splitlines()]
+    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
