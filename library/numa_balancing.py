@@ -99,6 +99,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct import numa
+from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.observe import SYSCTL_DIRS, Source, read_numa_balancing, sysctl_settings
 
 ROOT = "/"
@@ -129,10 +130,10 @@ def read(source: Source) -> dict[str, Any]:
 
 
 def make_change(params: dict[str, Any], source: Source) -> numa.Change:
-    """Look at the files and decide. Raises NumaError."""
+    """Look at the files and decide. Raises NodeError."""
     path = params["sysctl_file"]
     if os.path.dirname(path) not in SYSCTL_DIRS or not path.endswith(".conf"):
-        raise numa.NumaError(
+        raise NodeError(
             f"sysctl_file: {path} is not read at boot. It must end in .conf and be in one of "
             f"{', '.join(SYSCTL_DIRS)}."
         )
@@ -144,14 +145,11 @@ def make_change(params: dict[str, Any], source: Source) -> numa.Change:
         if os.path.exists(local(file)):
             with open(local(file), encoding="utf-8", errors="surrogateescape") as stream:
                 files[file] = stream.read()
-    return numa.plan(
-        read(source),
-        settings,
-        files,
-        enabled=params["enabled"],
-        persist=params["persist"],
-        sysctl_file=path,
-    )
+    wanted = {"enabled": params["enabled"], "persist": params["persist"], "sysctl_file": path}
+    try:
+        return numa.plan(read(source), settings, files, **wanted)
+    except numa.NumaError as error:
+        raise NodeError(str(error)) from None
 
 
 def apply(module: AnsibleModule, change: numa.Change) -> None:
@@ -181,8 +179,8 @@ def diff(change: numa.Change, before: dict[str, Any]) -> list[dict[str, str]]:
     return entries
 
 
-def run(module: AnsibleModule) -> None:
-    """Decide, do or predict, read back, and exit the module."""
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
     source = Source(ROOT)
     params = module.params
     before = read(source)
@@ -194,23 +192,25 @@ def run(module: AnsibleModule) -> None:
     if before["runtime"] is None:
         result["message"] = "This kernel has no automatic NUMA balancing; nothing to do."
     if actions and os.geteuid() != 0:
-        raise numa.NumaError("Setting kernel.numa_balancing needs root: use become: true (-b).")
+        raise NodeError("Setting kernel.numa_balancing needs root: use become: true (-b).")
     if module.check_mode:
-        result["after"] = predicted(before, change, params)
-        module.exit_json(**result)
-    apply(module, change)
-    after = read(source)
-    result["after"] = after
-    if after["runtime"] is not None and (
-        (after["runtime"] != 0) != params["enabled"]
-        or (params["persist"] and bool(after["persisted"]) != params["enabled"])
-    ):
-        module.fail_json(
-            msg=f"kernel.numa_balancing reads back otherwise than written: now {after['runtime']}, after a "
-            f"boot {after['persisted']} by {after['file']}. Something else on this host sets it.",
+        return {**result, "after": predicted(before, change, params)}
+    try:
+        apply(module, change)
+    except OSError as error:
+        raise NodeError(
+            f"Cannot write {error.filename or 'a file'}: {error.strerror or error}.", **result
+        ) from None
+    after = result["after"] = read(source)
+    now, boot = after["runtime"], after["persisted"]
+    wrong = now is not None and (now != 0) != params["enabled"]
+    if wrong or (params["persist"] and change.edits and (boot is None or (boot != 0) != params["enabled"])):
+        raise NodeError(
+            f"kernel.numa_balancing reads back otherwise than written: now {now}, after a boot {boot} by "
+            f"{after['file']}. Something else on this host sets it.",
             **result,
         )
-    module.exit_json(**result)
+    return result
 
 
 def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any]) -> dict[str, Any]:
@@ -226,14 +226,7 @@ def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    try:
-        run(module)
-    except numa.NumaError as error:
-        module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(msg=f"{error.filename or 'numa_balancing'}: {error.strerror or error}")
-    except Exception as error:  # the message is the only channel, and no secret is known here
-        module.fail_json(msg=f"numa_balancing: {type(error).__name__}: {error}")
+    finish(module, [], lambda: work(module))
 
 
 if __name__ == "__main__":

@@ -121,8 +121,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.partition import BACKENDS, COMPUTE_MODES, PartitionError, diff_text
-from ..module_utils.instinct.partition_set import Node, Request, converge, make_plan, predict
+from ..module_utils.instinct.partition_set import Node, Outcome, Request, converge, make_plan, predict
 
 
 def argument_spec() -> dict[str, Any]:
@@ -136,17 +137,24 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def run(module: AnsibleModule, node: Node) -> None:
-    """Plan, do or predict, and exit the module."""
-    params = module.params
+def change(params: dict[str, Any], node: Node, check: bool) -> Outcome:
+    """Plan, then do or predict. Raises NodeError."""
     for key, low in (("timeout", 1), ("retries", 0)):
         if params[key] < low:
-            raise PartitionError(f"{key} must be at least {low}, not {params[key]}.")
+            raise NodeError(f"{key} must be at least {low}, not {params[key]}.")
     request = Request(
         params["compute"], tuple(params["gpus"]), params["backend"], params["timeout"], params["retries"]
     )
-    plan = make_plan(node, request)
-    outcome = predict(plan) if module.check_mode else converge(node, plan, request)
+    try:
+        plan = make_plan(node, request)
+    except PartitionError as error:
+        raise NodeError(str(error)) from None
+    return predict(plan) if check else converge(node, plan, request)
+
+
+def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
+    """The module's result. Raises NodeError, with what was done when something was."""
+    outcome = change(module.params, node, module.check_mode)
     for warning in outcome.warnings:
         module.warn(warning)
     result: dict[str, Any] = {
@@ -165,19 +173,14 @@ def run(module: AnsibleModule, node: Node) -> None:
             "after": diff_text(outcome.after),
         }
     if outcome.error:
-        module.fail_json(msg=outcome.error, **result)
-    module.exit_json(**result)
+        raise NodeError(outcome.error, **result)
+    return result
 
 
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    try:
-        run(module, Node())
-    except PartitionError as error:
-        module.fail_json(msg=str(error))
-    except Exception as error:  # the message is the only channel, and no secret is known here
-        module.fail_json(msg=f"rocm_partition: {type(error).__name__}: {error}")
+    finish(module, [], lambda: work(module, Node()))
 
 
 if __name__ == "__main__":

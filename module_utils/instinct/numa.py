@@ -85,7 +85,8 @@ def plan(
         return Change(None)
     value = "1" if enabled else "0"
     runtime = value if (state["runtime"] != 0) != enabled else None
-    lasting = state["persisted"] is not None and (state["persisted"] != 0) == enabled
+    # Nothing says anything about the next boot: what the kernel does by itself now, it will do again.
+    lasting = enabled and not runtime if state["persisted"] is None else (state["persisted"] != 0) == enabled
     if not persist or lasting:
         return Change(runtime)
     edits = []

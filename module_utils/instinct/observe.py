@@ -181,14 +181,20 @@ node_state:
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
                 complete: true, bytes: 1, files: 5, exclude: [], include: []}]
+    fetching:
+      description: Repositories in a cache without such a marker, and what they hold so far.
+      type: list
+      elements: dict
+      sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
     instances:
       description:
         - Containers of instances. C(spec_hash) is what the container was made from, C(artefact_hash) what the
-          instance's files say now; null when they are missing.
+          instance's files say now; null when one is missing. C(files) has the sha256 of each.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
-                state: running, spec_hash: 12ab, artefact_hash: 12ab, image_id: "sha256:11",
+                state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
+                image_id: "sha256:11",
                 started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0}]
     disk:
       description: Space on the file systems of images, caches and data; equal C(device) is the same one.
@@ -627,18 +633,23 @@ def image(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def artefact_hash(directory: str) -> str | None:
-    """sha256 over canonical JSON of {file name: text} of an instance's files; None when one is missing."""
+def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
+    """(hash of an instance's files, None when one is missing; {file name: sha256 of its text}).
+
+    The hash is the sha256 over canonical JSON of {file name: text}, as hashing.spec_hash has it.
+    """
     import hashlib
 
-    files = {}
+    texts = {}
     for name in ARTEFACT_FILES:
         try:
             with open(os.path.join(directory, name), encoding="utf-8", newline="") as file:
-                files[name] = file.read()
+                texts[name] = file.read()
         except FileNotFoundError:
-            return None
-    return hashlib.sha256(json.dumps(files, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+            continue
+    whole = json.dumps(texts, sort_keys=True, separators=(",", ":")).encode()
+    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return hashlib.sha256(whole).hexdigest() if len(texts) == len(ARTEFACT_FILES) else None, files
 
 
 def read_instances(
@@ -656,10 +667,10 @@ def read_instances(
             source.problem(f"container of {name}", error)
             details = {}
         try:
-            files = artefact_hash(os.path.join(state_dir, "instances", name))
+            whole, files = artefact(os.path.join(state_dir, "instances", name))
         except (OSError, ValueError) as error:
             source.problem(f"files of {name}", error)
-            files = None
+            whole, files = None, {}
         state = details.get("State") or {}
         found.append({
             "name": name,
@@ -668,7 +679,8 @@ def read_instances(
             "container_id": entry["Id"],
             "state": state.get("Status") or entry.get("State"),
             "spec_hash": labels.get("instinct-fleet.spec"),
-            "artefact_hash": files,
+            "artefact_hash": whole,
+            "files": files,
             "image_id": details.get("Image") or entry.get("ImageID"),
             "started_at": state.get("StartedAt"),
             "exit_code": state.get("ExitCode"),
@@ -708,20 +720,37 @@ def listing(directory: str) -> list[str]:
         return []
 
 
-def read_models(source: Source, cache_dirs: list[str]) -> list[dict[str, Any]]:
-    """Weights with a marker, in every cache."""
-    found = []
+def size_of(directory: str) -> int:
+    """Bytes of a directory's files. Files may go meanwhile: a download renames them."""
+    size = 0
+    for name in listing(directory):
+        try:
+            size += os.stat(os.path.join(directory, name)).st_size
+        except FileNotFoundError:
+            continue
+    return size
+
+
+def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[Any]]:
+    """(weights with a marker, repositories without one and what they hold so far) of every cache."""
+    models: list[dict[str, Any]] = []
+    fetching: list[dict[str, Any]] = []
     for cache_dir in cache_dirs:
         hub = os.path.join(cache_dir, "hub")
         for repo in (name for name in listing(hub) if name.startswith("models--")):
             markers = os.path.join(hub, repo, ".instinct-fleet")
-            for name in (name for name in listing(markers) if name.endswith(".json")):
+            names = [name for name in listing(markers) if name.endswith(".json")]
+            if not names:
+                name = repo[len("models--") :].replace("--", "/")
+                size = size_of(os.path.join(hub, repo, "blobs"))
+                fetching.append({"cache_dir": cache_dir, "repo": name, "bytes": size})
+            for name in names:
                 path = os.path.join(markers, name)
                 try:
-                    found.append(read_model(path, cache_dir))
+                    models.append(read_model(path, cache_dir))
                 except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     source.problem(path, f"broken marker: {type(error).__name__}: {error}")
-    return found
+    return models, fetching
 
 
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
@@ -787,8 +816,8 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         "kfd_processes": kfd_processes(source),
         "device_gids": part("device_gids", {"kfd": None, "render": None, "video": None},
                             read_device_gids, source),
-        "models": part("models", [], read_models, source, cache_dirs),
     }  # fmt: skip
+    state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker
     state["images"] = part("images", [], lambda: [image(entry) for entry in images])

@@ -98,6 +98,7 @@ def tree(root: Path) -> dict[str, str]:
             {RUNTIME: "1\n", OURS: "# Written by instinct-fleet.\nkernel.numa_balancing = 1\n"},
             id="on again",
         ),
+        pytest.param({RUNTIME: "1\n"}, {"enabled": True}, [], None, id="on by itself"),
         pytest.param(
             {RUNTIME: "2\n", OURS: "kernel.numa_balancing = 2\n"}, {"enabled": True}, [], None,
             id="on, tiering",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from instinct import observe
-from instinct.hashing import spec_hash
+from instinct.hashing import spec_hash, text_hash
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import SAMPLES, VRAM, Tree
@@ -405,7 +405,9 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
     assert first["artefact_hash"] == spec_hash(files)
     assert first["started_at"] == "2026-01-01T00:00:00Z"
     assert (second["state"], second["exit_code"], second["restart_count"]) == ("exited", 137, 3)
+    assert first["files"] == {name: text_hash(text) for name, text in files.items()}
     assert second["artefact_hash"] is None
+    assert list(second["files"]) == ["serve.sh"]
     assert state["problems"] == []
 
 
@@ -447,7 +449,8 @@ def test_models(tmp_path: Path) -> None:
     broken = marker("lab/broken")
     put(broken, f".instinct-fleet/{commit}.json", '{"repo": "lab/broken"')
     marker("lab/keyless", files=None)
-    put(cache, "hub/models--lab--unfetched/refs/main", commit)
+    put(cache, "hub/models--lab--unfetched/blobs/x.incomplete", "123")
+    put(cache, "hub/models--lab--unfetched/blobs/y", "12345")
     state = observed(tmp_path)
     assert {model["repo"]: model["complete"] for model in state["models"]} == {
         "lab/gone": False, "lab/short": False, "lab/whole": True,
@@ -457,6 +460,7 @@ def test_models(tmp_path: Path) -> None:
         "bytes": 7, "files": 2, "exclude": ["original/*"], "include": [],
     }  # fmt: skip
     assert [problem["error"].split(":")[0] for problem in state["problems"]] == ["broken marker"] * 2
+    assert state["fetching"] == [{"cache_dir": str(cache), "repo": "lab/unfetched", "bytes": 8}]
     assert observed(tmp_path, cache_dirs=["/nowhere"])["models"] == []
 
 
