@@ -11,6 +11,7 @@ from typing import Any, Union
 
 from .check import Checker, kind
 from .errors import Path, Problem
+from .hashing import canonical, text_hash
 from .owned import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, secret_place
 
 Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
@@ -233,39 +234,32 @@ def _image(check: Checker, values: dict[str, Any], path: Path, name: str) -> tup
             args.append((key, str(value)))
         else:
             check.wrong((*where, "args", key), f"must be text or a number, not {kind(value)}.")
-    return "", Build(
-        repo=check.url(
-            build.get("repo", "x://x"),
-            (*where, "repo"),
-            r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+",
-            "a URL that git can clone",
-        ),
-        ref=check.text(
-            build.get("ref", "x"), (*where, "ref"), "", r"[^\s~^:?*\[\\]+", "a branch, tag or commit"
-        ),
-        dockerfile=check.text(
-            build.get("dockerfile", "docker/Dockerfile.rocm"),
-            (*where, "dockerfile"),
-            "",
-            r"[^/\s][^\s]*",
-            "a path inside the repository",
-        ),
-        args=tuple(sorted(args)),
-        tag=check.text(
-            build.get("tag", f"instinct-fleet/{name or 'x'}:{_default_tag(build)}"),
-            (*where, "tag"),
-            "",
-            IMAGE,
-            "a reference with a tag",
-        ),
+    repo = check.url(
+        build.get("repo", "x://x"),
+        (*where, "repo"),
+        r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+",
+        "a URL that git can clone",
     )
-
-
-def _default_tag(build: Mapping[str, Any]) -> str:
-    """A tag that changes with what is built, so that a changed build is a new image."""
-    from .hashing import canonical, text_hash  # here, as deployments with an image never need it
-
-    return text_hash(canonical({key: str(value) for key, value in build.items()}))[:12]
+    ref = check.text(
+        build.get("ref", "x"), (*where, "ref"), "", r"[^\s~^:?*\[\\]+", "a branch, tag or commit"
+    )
+    dockerfile = check.text(
+        build.get("dockerfile", "docker/Dockerfile.rocm"),
+        (*where, "dockerfile"),
+        "",
+        r"[^/\s][^\s]*",
+        "a path inside the repository",
+    )
+    # A tag that changes with what is built makes a changed build another image.
+    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
+    tag = check.text(
+        build.get("tag", f"instinct-fleet/{name or 'x'}:{recipe}"),
+        (*where, "tag"),
+        "",
+        IMAGE,
+        "a reference with a tag",
+    )
+    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), tag)
 
 
 def _gpus(check: Checker, value: Any, path: Path) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from typing import Union
 Path = tuple[Union[str, int], ...]
 """A place in the inventory's data: ("vllm_deployments", 0, "port")."""
 
+MANY = 20
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -67,6 +69,8 @@ def nearest(name: object, valid: Iterable[str]) -> str | None:
     text = str(name).lower().replace("-", "_")
     known = {item.lower().replace("-", "_"): item for item in sorted(valid)}
     found = difflib.get_close_matches(text, list(known), n=1, cutoff=0.6)
+    # "shm" is nearer to "shm_size" than the ratio of equal letters tells.
+    found = found or [item for item in known if len(text) > 2 and item.startswith(text)]
     return known[found[0]] if found else None
 
 
@@ -76,7 +80,8 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     near = nearest(name, names)
     if near is not None:
         return f"Did you mean {near}?"
-    return f"Valid: {', '.join(names)}." if names else ""
+    shown = names if len(names) <= MANY else [*names[:MANY], f"… ({len(names)} in all)"]
+    return f"Valid: {', '.join(shown)}." if names else ""
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
