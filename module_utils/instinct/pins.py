@@ -41,7 +41,7 @@ def missing_pins(
     images: dict[str, ImageNeed] = {}
     models: dict[tuple[str, str, str], ModelNeed] = {}
     for host in fleet.hosts:
-        for deployment in host.deployments:
+        for deployment in sorted(host.deployments, key=lambda item: item.index):
             if (
                 not deployment.build
                 and deployment.image not in images

@@ -49,8 +49,9 @@ def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog)
             count = partition_count(gpu, compute, catalog)
             memory = [gpu.vram_total // count] * count
             nodes = [base + number for number in range(count)]
+        start = len(found)
         found.extend(
-            LogicalGpu(len(found) + number, gpu.index, number, node, size)
+            LogicalGpu(start + number, gpu.index, number, node, size)
             for number, (node, size) in enumerate(zip(nodes, memory))
         )
     return tuple(found)
