@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build an image from a git ref, as AMD's documents do it: clone, check out, docker build -f "
-"docker/Dockerfile.rocm."""
+"""Build an image from a git ref, as AMD's documents do it: clone, check out, docker build."""
 
 from __future__ import annotations
 

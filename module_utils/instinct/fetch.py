@@ -23,7 +23,7 @@ from .nodemodule import NodeError
 SECRETS_DIR = "/run/instinct-fleet"
 LABEL = "instinct-fleet.fetch"
 RUNNING, LEFT = "running", "left"
-DISK_MARGIN = 256 * 2**20  # bytes that must stay free beside the download
+DISK_MARGIN = 16 * 2**20  # bytes that must stay free beside the download
 
 _CACHE = "/hf"  # the cache inside the container
 _TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
@@ -175,8 +175,7 @@ def check_disk(fetch: Fetch, absent: Sequence[str]) -> None:
 
 
 def container_body(fetch: Fetch, token_path: str) -> Json:
-    """The container that downloads. It has the network and the cache, and nothing else: no GPU, few "
-    "capabilities."""
+    """The container that downloads: it has the network and the cache; no GPU, few capabilities."""
     snapshot = fetch.snapshot
     config = {
         "repo": snapshot.repo,

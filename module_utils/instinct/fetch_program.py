@@ -72,8 +72,7 @@ def download(config: dict[str, Any], token: Any) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """argv[1]: the configuration as JSON. The token is read from a file, and is in no argument or "
-    "variable."""
+    """argv[1]: the configuration as JSON. The token is read from a file: it is in no argument or variable."""
     config = json.loads(argv[1])
     token: Any = False  # False: send none, not even one that lies in the cache
     if config["token_file"]:

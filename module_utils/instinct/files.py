@@ -34,6 +34,17 @@ def write_atomic(path: str, text: str, mode: int) -> None:
         raise
 
 
+def make_private(directory: str) -> None:
+    """Make a directory, and those above it that are missing, for its owner only."""
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for path in reversed(missing):
+        os.mkdir(path, 0o700)
+    os.chmod(missing[0] if missing else directory, 0o700)
+
+
 def existing_parent(path: str) -> str:
     """The path itself, or the nearest directory above it that exists."""
     while not os.path.exists(path) and os.path.dirname(path) != path:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face cache of a node: where a snapshot's files are, which are missing, and the marker of a "
-"whole one."""
+"""The Hugging Face cache of a node: a snapshot's files, which are missing, and the marker of a whole one."""
 
 from __future__ import annotations
 
@@ -153,8 +152,7 @@ def has_ref(snapshot: Snapshot) -> bool:
 
 
 def write_ref(snapshot: Snapshot) -> None:
-    """Note the commit of the revision's name: a download by commit does not, and offline look-ups by name "
-    "need it."""
+    """Note the commit of the revision's name: a download by commit does not, and look-ups by name need it."""
     os.makedirs(os.path.dirname(snapshot.ref_path), mode=0o755, exist_ok=True)
     write_atomic(snapshot.ref_path, snapshot.commit, 0o644)
 

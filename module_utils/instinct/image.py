@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import Any
 
 from .build import LABEL, BuildPlan, build_image
 from .engine import Engine, EngineError, EngineTimeout, EngineUnavailable, Json
+from .files import free_bytes, sized
 from .lock import ImageRef, parse_ref
 from .nodemodule import NodeError
 
-DISK_FACTOR = 3.5
-"""Free disk that a pull needs, per byte that the registry sends: ROCm's vLLM images unpack to 2.9 times their
-compressed size (ROCm/vllm#363: 7.5 GB to 22 GB), and layers not yet unpacked lie beside them."""
+DISK_FACTOR = 3
+"""Free disk that a pull needs, per byte that the registry sends; the planner's disk.UNPACK_FACTOR."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -159,25 +158,16 @@ def check_disk(engine: Engine, want: Wanted) -> None:
     if not want.bytes:
         return
     root = str(engine.info().get("DockerRootDir") or "/var/lib/docker")
-    need = int(want.bytes * DISK_FACTOR)
-    try:
-        space = os.statvfs(root)
-    except OSError:  # the engine's directory is not visible here: it runs in another file system
-        return
-    have = space.f_bavail * space.f_frsize
+    need = want.bytes * DISK_FACTOR
+    have = free_bytes(root)
     if have < need:
         raise NodeError(
-            f"Not enough disk for image {want.pulled}: {root} has {gib(have)} free, and the pull needs "
-            f"{gib(need)} "
-            f"({gib(want.bytes)} compressed, {DISK_FACTOR} times that unpacked and while unpacking). "
+            f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
+            f"{sized(need)} "
+            f"({sized(want.bytes)} compressed, {DISK_FACTOR} times that unpacked and while unpacking). "
             "Remove images "
             "that nothing uses (docker image prune -a), or move Docker's data-root to a larger disk."
         )
-
-
-def gib(size: float) -> str:
-    """Bytes for people: GiB, or MiB when small."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _pull(engine: Engine, want: Wanted) -> None:

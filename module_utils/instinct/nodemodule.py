@@ -45,12 +45,14 @@ def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mappin
     fail_json gets no exception=: ansible-core 2.19 prints an exception's text unmasked.
     """
     redact = Redactor(secrets)
+    # Ansible would add the parameters as they are, with secrets that lie deeper than no_log reaches.
+    told = {"invocation": {"module_args": redact.data(dict(module.params))}}
     try:
         result = redact.data(dict(work()))
     except NodeError as error:
-        module.fail_json(msg=redact(str(error)), **redact.data(error.result))
+        module.fail_json(msg=redact(str(error)), **redact.data(error.result), **told)
         return
     except Exception as error:
-        module.fail_json(msg=redact(internal_error(error)))
+        module.fail_json(msg=redact(internal_error(error)), **told)
         return
-    module.exit_json(**result)
+    module.exit_json(**result, **told)

@@ -113,12 +113,15 @@ class Module:
     """Stands in for AnsibleModule."""
 
     def __init__(self) -> None:
+        self.params = {"token": CANARY}
         self.left: dict[str, Any] = {}
 
     def exit_json(self, **result: Any) -> None:
+        assert result.pop("invocation") == {"module_args": {"token": MASK}}
         self.left = {"failed": False, **result}
 
     def fail_json(self, **result: Any) -> None:
+        assert result.pop("invocation") == {"module_args": {"token": MASK}}
         self.left = {"failed": True, **result}
 
 

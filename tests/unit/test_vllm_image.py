@@ -15,7 +15,8 @@ import yaml
 from ansible.module_utils.instinct import places
 from ansible.modules import vllm_image
 from instinct.build import build_plan, decisive
-from instinct.image import explain_pull, wanted
+from instinct.disk import UNPACK_FACTOR
+from instinct.image import DISK_FACTOR, explain_pull, wanted
 from instinct.nodemodule import NodeError
 
 from tests.unit.fake_docker import FakeDocker
@@ -110,9 +111,13 @@ def test_too_little_disk_is_said_before_the_pull(docker: FakeDocker, run_module:
         result, failed = run_module(vllm_image.main, pull_args(docker, bytes=2**60), check=check)
         assert failed
         assert f"{docker.root_dir} has" in result["msg"]
-        assert "needs 3758096384.0 GiB" in result["msg"]
+        assert "needs 3145728.0 TiB" in result["msg"]
         assert "docker image prune" in result["msg"]
     assert docker.changes() == []
+
+
+def test_module_and_planner_want_the_same_room() -> None:
+    assert DISK_FACTOR == UNPACK_FACTOR
 
 
 def test_a_digest_that_is_not_what_came_is_refused(docker: FakeDocker, run_module: Any) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a vLLM server whether it serves. Health proves nothing: an engine can die of its first request."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+PROMPT = "Hello"
+MAX_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server answers, and for which model. `api_key` is a secret."""
+
+    host: str
+    port: int
+    model: str
+    api_key: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe brought: `tokens` generated; otherwise `status` (0: no HTTP answer) and what was said."""
+
+    tokens: int = 0
+    status: int = 0
+    text: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """The server understood, and says no: asking again will not help."""
+        return 400 <= self.status < 500 and self.status not in (408, 425, 429)
+
+
+def healthy(endpoint: Endpoint, timeout: float = 5.0) -> Answer:
+    """GET /health; `status` is 200 when the engine says it is alive."""
+    return _ask(endpoint, "GET", "/health", None, timeout)
+
+
+def generate(endpoint: Endpoint, timeout: float) -> Answer:
+    """Ask for a few tokens. `timeout` in seconds: the first request may have to compile kernels."""
+    body = {"model": endpoint.model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
+    answer = _ask(endpoint, "POST", "/v1/completions", body, timeout)
+    if answer.status != 200:
+        return answer
+    try:
+        tokens = int(json.loads(answer.text)["usage"]["completion_tokens"])
+    except (ValueError, KeyError, TypeError):
+        return Answer(0, 200, f"no usage.completion_tokens in the answer: {answer.text[:200]}")
+    return Answer(tokens, 200, "" if tokens else "the answer holds no generated token")
+
+
+def _ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -> Answer:
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    try:
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        response = connection.getresponse()
+        return Answer(0, response.status, response.read(65536).decode("utf-8", "replace").strip())
+    except socket.timeout:
+        return Answer(0, 0, f"{method} {path}: no answer within {timeout:.0f} s")
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(0, 0, f"{method} {path}: {error or type(error).__name__}")
+    finally:
+        connection.close()
+
+
+def port_holder(host: str, port: int) -> str | None:
+    """Who listens at host:port, as "pid 123 (name)"; None when nobody accepts a connection there."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return None
+    inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
+    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        except OSError:  # ended meanwhile, or not ours to look at
+            continue
+        if any(link == f"socket:[{inode}]" for link in links for inode in inodes):
+            return f"pid {pid} ({_command(pid)})"
+    return "a process that cannot be named here"
+
+
+def _listening(table: str, port: int) -> list[str]:
+    """Socket inodes that listen on a port, from /proc/net/tcp or tcp6."""
+    try:
+        with open(f"/proc/net/{table}", encoding="ascii") as stream:
+            rows = [line.split() for line in stream.readlines()[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+
+
+def _command(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+            return re.sub(r"\s+", " ", stream.read()).strip()
+    except OSError:
+        return "ended meanwhile"

@@ -1,0 +1,675 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm_server on a fake engine with servers that answer, crash, hang or refuse."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.instinct import places, ready, servers
+from ansible.modules import vllm_server
+from instinct.observe import artefact
+from instinct.serve import server as planned_server
+
+from tests.unit.fake_docker import FakeContainer, FakeDocker
+from tests.unit.fake_vllm import crash, crash_loop, free_port, vllm
+
+IMAGE = "registry.example/vllm@sha256:" + "a" * 64
+CANARY = "sk-canary-Zq81-secret"
+OOM = "(EngineCore_DP0 pid=9) ERROR 10-24 12:00:05 [core.py:708] torch.OutOfMemoryError: HIP out of memory\n"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(ready, "_BROKEN_SECONDS", 0.3)
+    monkeypatch.setattr(servers, "POLL_SECONDS", 0.02)
+    with FakeDocker(tmp_path) as fake:
+        fake.add_image(IMAGE)
+        yield fake
+
+
+def spec(name: str = "llama-0", port: int = 0, spec_hash: str = "1" * 64, **more: Any) -> dict[str, Any]:
+    """SERVER of a plan."""
+    return {
+        "name": name,
+        "deployment": name.rsplit("-", 1)[0],
+        "container_name": f"instinct-{name}",
+        "directory": f"{places.STATE_DIR}/instances/{name}",
+        "cache_directory": f"{places.DATA_DIR}/cache/{name}",
+        "files": {
+            "serve.sh": {"text": "#!/bin/bash\nexec vllm serve\n", "mode": "0755"},
+            "env": {"text": "A='b'\n", "mode": "0600"},
+            "container.json": {"text": "{}\n", "mode": "0600"},
+        },
+        "spec_hash": spec_hash,
+        "container": {
+            "Image": IMAGE,
+            "Labels": {"instinct-fleet.instance": name},
+            "StopTimeout": 7,
+            "HostConfig": {},
+        },
+        "image": IMAGE,
+        "port": port or free_port(),
+        "host": "127.0.0.1",
+        "served_model": "lab/tiny-llama",
+        "ready_timeout": 20,
+        "stop_timeout": 7,
+        **more,
+    }
+
+
+def args(docker: FakeDocker, *servers_: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"servers": list(servers_), "docker_socket": docker.path, **more}
+
+
+def statuses(docker: FakeDocker) -> dict[str, str]:
+    return {name: container.status for name, container in docker.containers.items()}
+
+
+# ---- the happy way -------------------------------------------------------------------------------
+
+
+def test_starts_several_waits_in_parallel_and_is_ready_by_tokens(docker: FakeDocker, run_module: Any) -> None:
+    asked: list[dict[str, Any]] = []
+    specs = [spec(f"llama-{index}") for index in range(4)]
+    for server in specs:
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"], delay=0.6, asked=asked)
+    started = time.monotonic()
+    result, failed = run_module(vllm_server.main, args(docker, *specs))
+    assert not failed, result["msg"]
+    assert time.monotonic() - started < 2.2
+    assert result["changed"]
+    assert [server["state"] for server in result["servers"]] == ["ready"] * 4
+    assert all(server["tokens"] == 4 for server in result["servers"])
+    assert asked[0] == {"model": "lab/tiny-llama", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+    creates = [request for request in docker.changes() if "/start" in request]
+    assert len(creates) == 4
+
+
+def test_writes_the_directory_for_root_only_and_labels_the_container(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"])
+    run_module(vllm_server.main, args(docker, server))
+    directory = Path(server["directory"])
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in directory.iterdir()} == {
+        "serve.sh": "0o755",
+        "env": "0o600",
+        "container.json": "0o600",
+        "spec.sha256": "0o600",
+    }
+    assert (directory / "spec.sha256").read_text() == "1" * 64 + "\n"
+    for path in (directory, directory.parent, directory.parent.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert Path(server["cache_directory"]).is_dir()
+    assert docker.containers["instinct-llama-0"].body["Labels"] == {
+        "instinct-fleet.instance": "llama-0",
+        "instinct-fleet.deployment": "llama",
+        "instinct-fleet.spec": "1" * 64,
+    }
+
+
+def test_node_state_computes_the_hash_of_what_is_written(docker: FakeDocker, run_module: Any) -> None:
+    from instinct.hashing import spec_hash
+
+    server = spec()
+    texts = {name: item["text"] for name, item in server["files"].items()}
+    server["spec_hash"] = spec_hash(texts)
+    docker.programs["instinct-"] = vllm(server["port"])
+    run_module(vllm_server.main, args(docker, server))
+    assert artefact(server["directory"])[0] == server["spec_hash"]
+
+
+def test_second_run_changes_nothing(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"])
+    run_module(vllm_server.main, args(docker, server))
+    done = docker.changes()
+    result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
+    assert not failed
+    assert (result["changed"], result["actions"], result["diff"]) == (False, [], [])
+    assert result["servers"] == [
+        {
+            "name": "llama-0",
+            "changed": False,
+            "state": "ready",
+            "tokens": 4,
+            "ready_seconds": result["servers"][0]["ready_seconds"],
+        }
+    ]
+    assert docker.changes() == done
+
+
+def test_a_plans_server_is_what_the_module_takes(docker: FakeDocker) -> None:
+    """The planner's function and the module's options have the same keys."""
+    import inspect
+
+    names = set(inspect.getsource(planned_server).split('"')[1::2])
+    options = set(vllm_server.argument_spec()["servers"]["options"])
+    assert options <= names
+    assert {"cache_directory", "container_name"} <= options
+
+
+# ---- changes -------------------------------------------------------------------------------------
+
+
+def deployed(docker: FakeDocker, run_module: Any, **more: Any) -> dict[str, Any]:
+    server = spec(**more)
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    docker.requests.clear()
+    return server
+
+
+def new_spec(server: dict[str, Any]) -> None:
+    server["spec_hash"] = "2" * 64
+    server["files"]["serve.sh"]["text"] += "# more\n"
+
+
+def new_image(server: dict[str, Any]) -> None:
+    server["container"] = {**server["container"], "Image": "other:1"}
+
+
+C = "/containers/instinct-llama-0"
+REPLACED = [
+    "POST /containers/create?name=instinct-llama-0.next",
+    f"POST {C}/stop?t=7",
+    f"DELETE {C}?v=true",
+    f"POST {C}.next/rename?name=instinct-llama-0",
+    f"POST {C}/start",
+]
+
+
+def drift(server: dict[str, Any]) -> None:
+    Path(server["directory"], "env").write_text("A='c'\n")
+
+
+def drift_mode(server: dict[str, Any]) -> None:
+    Path(server["directory"], "env").chmod(0o644)
+
+
+CHANGES = [
+    (lambda _d, s: new_spec(s), REPLACED, ["serve.sh", "spec.sha256"]),
+    (lambda d, s: (d.add_image("other:1"), new_image(s)), REPLACED, []),
+    (lambda _d, s: drift(s), [f"POST {C}/stop?t=7", f"POST {C}/start"], ["env"]),
+    (lambda _d, s: drift_mode(s), [f"POST {C}/stop?t=7", f"POST {C}/start"], ["env"]),
+    (lambda d, _s: end(d), [f"POST {C}/start"], []),
+    (
+        lambda d, s: (end(d), new_spec(s)),
+        [r for r in REPLACED if "stop" not in r],
+        ["serve.sh", "spec.sha256"],
+    ),
+    (lambda d, _s: gone(d), ["POST /containers/create?name=instinct-llama-0", f"POST {C}/start"], []),
+]
+
+
+def end(docker: FakeDocker) -> None:
+    container = docker.containers["instinct-llama-0"]
+    container.stopping.set()
+    container.ended.wait(5)
+
+
+def gone(docker: FakeDocker) -> None:
+    end(docker)
+    del docker.containers["instinct-llama-0"]
+
+
+@pytest.mark.parametrize(("change", "requests", "written"), CHANGES)
+def test_a_change_takes_these_requests_and_check_mode_predicts_them(
+    change: Any, requests: list[str], written: list[str], docker: FakeDocker, run_module: Any
+) -> None:
+    server = deployed(docker, run_module)
+    change(docker, server)
+    docker.requests.clear()
+    predicted, failed = run_module(vllm_server.main, args(docker, server), check=True, diff=True)
+    assert not failed
+    assert docker.changes() == []
+    assert predicted["servers"][0]["state"] == "would be ready"
+    result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
+    assert not failed, result["msg"]
+    assert docker.changes() == requests
+    assert predicted["actions"] == result["actions"]
+    assert predicted["diff"] == result["diff"]
+    told = [action.replace("?v=true", "") for action in result["actions"] if not action.startswith("write ")]
+    assert told == [request.replace("?v=true", "") for request in requests]
+    files = [action.split("/")[-1].split()[0] for action in result["actions"] if action.startswith("write ")]
+    assert files == written
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert run_module(vllm_server.main, args(docker, server))[0]["changed"] is False
+
+
+def test_the_diff_shows_states_and_texts_and_masks_secrets(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    server["spec_hash"] = "2" * 64
+    server["files"]["env"]["text"] = f"A='c'\nVLLM_API_KEY='{CANARY}'\n"
+    docker.programs["instinct-"] = vllm(server["port"], api_key=CANARY)
+    result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
+    assert not failed, result["msg"]
+    by_name = {part["before_header"].split("/")[-1]: part for part in result["diff"]}
+    assert by_name["container instinct-llama-0"]["before"] == f"running, spec {'1' * 12}\n"
+    assert by_name["container instinct-llama-0"]["after"] == f"running, spec {'2' * 12}\n"
+    assert by_name["env"]["before"] == "A='b'\n"
+    assert by_name["env"]["after"] == "A='c'\nVLLM_API_KEY=********\n"
+    assert CANARY not in json.dumps(result)
+
+
+def test_old_ones_all_stop_before_a_new_one_starts(docker: FakeDocker, run_module: Any) -> None:
+    """Two instances that exchange their ports (and, as well, their GPUs)."""
+    one, two = spec("llama-0"), spec("llama-1")
+    for server in (one, two):
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    assert not run_module(vllm_server.main, args(docker, one, two))[1]
+    one["port"], two["port"] = two["port"], one["port"]
+    for server in (one, two):
+        server["spec_hash"] = "2" * 64
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    docker.requests.clear()
+    result, failed = run_module(vllm_server.main, args(docker, one, two))
+    assert not failed, result["msg"]
+    order = [request.split("?")[0].rsplit("/", 1)[1] for request in docker.changes() if "/st" in request]
+    assert order == ["stop", "stop", "start", "start"]
+
+
+def test_stops_run_in_parallel(docker: FakeDocker, run_module: Any) -> None:
+    specs = [spec(f"llama-{index}") for index in range(3)]
+    for server in specs:
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    run_module(vllm_server.main, args(docker, *specs))
+    docker.stop_delay = 0.7
+    started = time.monotonic()
+    _result, failed = run_module(vllm_server.main, args(docker, *specs, state="stopped"))
+    assert not failed
+    assert time.monotonic() - started < 2
+    assert set(statuses(docker).values()) == {"exited"}
+
+
+def test_removes_with_directory(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    remove = args(docker, remove=["llama-0", "never-was"])
+    predicted, _ = run_module(vllm_server.main, remove, check=True)
+    result, failed = run_module(vllm_server.main, remove)
+    assert not failed
+    assert (
+        result["actions"]
+        == predicted["actions"]
+        == [
+            f"POST {C}/stop?t=7",
+            f"DELETE {C}",
+            f"remove {server['directory']}",
+            f"remove {server['cache_directory']}",
+        ]
+    )
+    assert docker.containers == {}
+    assert not Path(server["directory"]).exists()
+    assert run_module(vllm_server.main, remove)[0]["changed"] is False
+
+
+def test_stopped_and_started(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    stop = args(
+        docker, {"name": "llama-0", "container_name": "instinct-llama-0", "stop_timeout": 9}, state="stopped"
+    )
+    predicted, _ = run_module(vllm_server.main, stop, check=True)
+    result, _ = run_module(vllm_server.main, stop)
+    assert result["actions"] == predicted["actions"] == [f"POST {C}/stop?t=9"]
+    assert result["servers"][0]["state"] == "stopped"
+    assert statuses(docker) == {"instinct-llama-0": "exited"}
+    assert run_module(vllm_server.main, stop)[0]["changed"] is False
+    start = args(docker, server, state="started")
+    predicted, _ = run_module(vllm_server.main, start, check=True)
+    result, failed = run_module(vllm_server.main, start)
+    assert not failed
+    assert result["actions"] == predicted["actions"] == [f"POST {C}/start"]
+    assert result["servers"][0]["tokens"] == 4
+    assert run_module(vllm_server.main, start)[0]["changed"] is False
+
+
+def test_stopped_when_there_is_none_is_nothing(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_server.main, args(docker, {"name": "llama-0"}, state="stopped"))
+    assert not failed
+    assert result["changed"] is False
+
+
+def test_a_successor_left_by_a_killed_run_is_removed(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    docker.add_container("instinct-llama-0.next", {"Image": IMAGE}, "created")
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert result["actions"] == [f"DELETE {C}.next (left by an earlier run)"]
+    assert run_module(vllm_server.main, args(docker, server))[0]["changed"] is False
+
+
+@pytest.mark.parametrize("cut_after", ["create", "stop", "DELETE", "rename"])
+def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
+    cut_after: str, docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    method = {"create": "create", "stop": "stop", "DELETE": "remove", "rename": "rename"}[cut_after]
+    original = getattr(servers.Engine, method)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self: Any, *values: Any) -> Any:
+        original(self, *values)
+        if not str(values[0]).endswith(".next") or method in ("create", "rename"):
+            raise Killed
+
+    monkeypatch.setattr(servers.Engine, method, kill)
+    with pytest.raises(Killed):
+        vllm_server.work({**defaults(), **args(docker, server)}, servers.Redactor(), False)
+    monkeypatch.setattr(servers.Engine, method, original)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert docker.containers["instinct-llama-0"].body["Labels"]["instinct-fleet.spec"] == "2" * 64
+    assert run_module(vllm_server.main, args(docker, server))[0]["changed"] is False
+
+
+def defaults() -> dict[str, Any]:
+    return {name: option.get("default") for name, option in vllm_server.argument_spec().items()}
+
+
+def test_a_stop_that_ended_in_a_kill_is_warned_about(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+    inner = vllm(server["port"])
+
+    def stubborn(container: FakeContainer) -> int:
+        inner(container)
+        return 137
+
+    docker.programs["instinct-"] = stubborn
+    run_module(vllm_server.main, args(docker, server))
+    result, failed = run_module(vllm_server.main, args(docker, server, state="stopped"))
+    assert not failed
+    assert "did not stop within 7 s and was killed: GPU memory may stay occupied" in json.dumps(
+        result["warnings"]
+    )
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+def test_one_fails_the_others_serve(docker: FakeDocker, run_module: Any) -> None:
+    good, bad = spec("llama-0"), spec("llama-1")
+    docker.programs["instinct-llama-0"] = vllm(good["port"])
+    docker.programs["instinct-llama-1"] = crash("INFO: starting\n" + OOM)
+    result, failed = run_module(vllm_server.main, args(docker, good, bad))
+    assert failed
+    assert result["changed"]
+    assert result["msg"].startswith("1 of 2 instances failed. The other one serves. llama-1: out_of_memory: ")
+    outcome = result["servers"][1]
+    assert (outcome["state"], outcome["class"]) == ("failed", "out_of_memory")
+    assert "HIP out of memory" in outcome["log_line"]
+    assert "gpu_memory_utilization" in outcome["next_step"]
+    assert outcome["log_file"] == f"{bad['directory']}/startup.log"
+    log = Path(outcome["log_file"])
+    assert "HIP out of memory" in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert statuses(docker) == {"instinct-llama-0": "running", "instinct-llama-1": "exited"}
+    docker.programs["instinct-llama-1"] = vllm(bad["port"])
+    again, failed = run_module(vllm_server.main, args(docker, good, bad))
+    assert not failed
+    assert [server["changed"] for server in again["servers"]] == [False, True]
+    assert not log.exists()
+
+
+def test_a_crash_loop_is_noticed_at_its_first_restart(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-"] = crash_loop(OOM)
+    started = time.monotonic()
+    result, failed = run_module(vllm_server.main, args(docker, spec()))
+    assert failed
+    assert time.monotonic() - started < 5
+    assert result["servers"][0]["class"] == "out_of_memory"
+    assert statuses(docker) == {"instinct-llama-0": "exited"}
+    assert any(f"POST {C}/stop" in request for request in docker.requests)
+
+
+def test_health_alone_is_not_ready(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"], dies_after=1)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "gpu_fault"
+    assert "Memory access fault" in result["servers"][0]["log_line"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "words"),
+    [
+        ({"tokens": 0}, "no_tokens", "the answer holds no generated token"),
+        ({"status": 500, "message": "EngineDeadError"}, "no_tokens", "EngineDeadError"),
+        ({"status": 404, "message": "The model `x` does not exist."}, "request_refused", "does not exist"),
+        ({"status": 401}, "api_key", "error"),
+    ],
+)
+def test_a_server_that_answers_without_tokens(
+    behaviour: dict[str, Any], kind: str, words: str, docker: FakeDocker, run_module: Any
+) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"], **behaviour)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == kind
+    assert words in result["servers"][0]["log_line"]
+    assert statuses(docker) == {"instinct-llama-0": "exited"}
+
+
+def test_a_server_that_never_answers(docker: FakeDocker, run_module: Any) -> None:
+    def hang(container: FakeContainer) -> int:
+        container.log = "INFO: Loading weights\n"
+        container.stopping.wait(20)
+        return 143
+
+    docker.programs["instinct-"] = hang
+    result, failed = run_module(vllm_server.main, args(docker, spec(), timeout=1))
+    assert failed
+    assert result["servers"][0]["class"] == "not_ready"
+    assert "no token after 1 s; it says: INFO: Loading weights" in result["servers"][0]["log_line"]
+    assert "runtime.ready_timeout" in result["servers"][0]["next_step"]
+
+
+def test_a_foreign_process_on_the_port(docker: FakeDocker, run_module: Any) -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        server = spec(port=foreign.getsockname()[1])
+        result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "port_in_use"
+    assert f"port {server['port']} is taken by pid " in result["servers"][0]["log_line"]
+    assert statuses(docker) == {"instinct-llama-0": "created"}
+
+
+REFUSALS = [
+    (("POST /containers/create", 404, "No such image: x"), "image_missing", "run the vllm_image role"),
+    (
+        (
+            f"POST {C}/start",
+            500,
+            'error gathering device information while adding custom device "/dev/kfd": no such',
+        ),
+        "no_gpu_access",
+        "amdgpu driver is loaded",
+    ),
+    (
+        (f"POST {C}/start", 400, "invalid mount: bind source path does not exist: /x"),
+        "mount_missing",
+        "Create it",
+    ),
+    ((f"POST {C}/start", 500, "OCI runtime create failed: odd"), "container_refused", "says why"),
+    ((f"POST {C}/start", 500, "odd"), "container_refused", "says why"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "words"), REFUSALS)
+def test_a_container_that_docker_refuses(
+    error: tuple[str, int, str], kind: str, words: str, docker: FakeDocker, run_module: Any
+) -> None:
+    server = spec()
+    docker.errors[error[0]] = (error[1], error[2])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == kind
+    assert result["servers"][0]["log_line"] == error[2]
+    assert words in result["servers"][0]["next_step"]
+    assert "running" not in statuses(docker).values()
+    docker.errors.clear()
+    docker.programs["instinct-"] = vllm(server["port"])
+    again, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, again["msg"]
+
+
+def test_a_replacement_that_docker_refuses_leaves_the_old_one_serving(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = deployed(docker, run_module)
+    server["spec_hash"] = "2" * 64
+    server["container"] = {**server["container"], "Image": "missing:1"}
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert "The running instance was not touched." in result["msg"]
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert docker.containers["instinct-llama-0"].body["Labels"]["instinct-fleet.spec"] == "1" * 64
+    assert Path(server["directory"], "spec.sha256").read_text() == "1" * 64 + "\n"
+
+
+def test_a_replacement_that_does_not_start_says_how_to_go_on(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    docker.errors[f"POST {C}/start"] = (500, "odd")
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert statuses(docker) == {"instinct-llama-0": "created"}
+    assert "run again when that is mended, and it goes on from here" in result["msg"]
+    docker.errors.clear()
+    assert not run_module(vllm_server.main, args(docker, server))[1]
+
+
+def test_a_running_server_that_this_run_did_not_start_is_not_stopped(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = deployed(docker, run_module)
+    server["served_model"] = "x"
+    end(docker)
+    docker.containers["instinct-llama-0"].stopping.clear()
+    docker.programs["instinct-"] = vllm(server["port"], status=404, message="no model x")
+    docker.containers["instinct-llama-0"].status = "running"
+    docker._run(docker.containers["instinct-llama-0"])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "request_refused"
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert docker.changes() == []
+
+
+def test_started_keeps_the_container_of_a_server_that_fails(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    end(docker)
+    docker.programs["instinct-"] = crash(OOM)
+    result, failed = run_module(vllm_server.main, args(docker, server, state="started"))
+    assert failed
+    assert result["servers"][0]["class"] == "out_of_memory"
+    assert statuses(docker) == {"instinct-llama-0": "exited"}
+
+
+def test_a_container_removed_meanwhile(docker: FakeDocker, run_module: Any) -> None:
+    def vanish(container: FakeContainer) -> int:
+        del docker.containers[container.name]
+        return 0
+
+    docker.programs["instinct-"] = vanish
+    result, failed = run_module(vllm_server.main, args(docker, spec()))
+    assert failed
+    assert result["servers"][0]["class"] == "removed"
+
+
+# ---- input and secrets ---------------------------------------------------------------------------
+
+BAD_INPUT = [
+    ({"name": "../x"}, {}, "is not a lower-case word"),
+    ({"nmae": "x"}, {}, "Unsupported parameters"),
+    ({"served_model": None}, {}, "served_model is missing, and state present needs it"),
+    ({"directory": "relative/llama-0"}, {}, "is not an absolute path"),
+    ({"directory": "/etc"}, {}, "ends in llama-0"),
+    ({"files": {"../x": {"text": "", "mode": "0600"}}}, {}, "is not the name of an artefact's file"),
+    ({"files": {"env": {"text": "x"}}}, {}, "needs text and mode"),
+    ({"files": {"env": {"text": "x", "mode": "rw"}}}, {}, "needs text and mode"),
+    ({}, {"remove": ["../../etc"]}, "is not the name of an instance"),
+    ({}, {"state": "started"}, "has no container instinct-llama-0 to start"),
+]
+
+
+@pytest.mark.parametrize(("change", "more", "words"), BAD_INPUT)
+def test_bad_input_is_refused_before_anything(
+    change: dict[str, Any], more: dict[str, Any], words: str, docker: FakeDocker, run_module: Any
+) -> None:
+    result, failed = run_module(vllm_server.main, args(docker, spec(**change), **more))
+    assert failed
+    assert words in result["msg"]
+    assert docker.changes() == []
+
+
+def test_the_api_key_opens_the_server_and_shows_nowhere(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+    server["files"]["env"]["text"] = f"VLLM_API_KEY='{CANARY}'\n"
+    docker.programs["instinct-"] = vllm(server["port"], api_key=CANARY)
+    result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
+    assert not failed, result["msg"]
+    assert CANARY not in json.dumps(result)
+    assert CANARY not in "".join(docker.requests)
+    assert CANARY not in json.dumps(docker.containers["instinct-llama-0"].body)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda d, _p: d.programs.update(
+            {"instinct-": crash(f"non-default args: {{'api_key': ['{CANARY}']}} {CANARY}\n")}
+        ),
+        lambda d, p: d.programs.update({"instinct-": vllm(p, status=400, message=f"key {CANARY}")}),
+        lambda d, _p: d.errors.update({"POST /containers/create": (500, CANARY)}),
+        lambda d, _p: d.errors.update({"GET /containers": (500, CANARY)}),
+        lambda d, _p: d.errors.update({f"POST {C}/start": (500, CANARY)}),
+    ],
+)
+def test_the_api_key_is_in_no_message(
+    break_it: Any, docker: FakeDocker, run_module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = spec()
+    server["files"]["env"]["text"] = f"VLLM_API_KEY='{CANARY}'\n"
+    break_it(docker, server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
+    assert failed
+    assert "exception" not in result
+    assert CANARY not in json.dumps(result)
+    assert CANARY not in capsys.readouterr().err
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "env":
+            assert CANARY not in path.read_text(errors="replace"), path
+
+
+def test_documentation_is_the_argument_spec() -> None:
+    def compare(documented: dict[str, Any], options: dict[str, Any]) -> None:
+        assert set(documented) == set(options)
+        for name, option in options.items():
+            for key in ("type", "default", "required", "elements", "choices"):
+                assert documented[name].get(key) == option.get(key), (name, key)
+            if "options" in option:
+                compare(documented[name]["suboptions"], option["options"])
+
+    compare(yaml.safe_load(vllm_server.DOCUMENTATION)["options"], vllm_server.argument_spec())
+    returned = yaml.safe_load(vllm_server.RETURN)
+    assert {"servers", "actions", "seconds"} == set(returned)
