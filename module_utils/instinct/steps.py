@@ -219,9 +219,10 @@ def has_weights(host: Host, deployment: Deployment, pin: ModelPin) -> bool:
             return True  # everything that the repository has
         if (found.exclude, found.include) == (deployment.exclude, deployment.include):
             return True
-        wanted = pin.selection(deployment.exclude, deployment.include)
-        if pin.files is not None and (found.files, found.bytes) == (len(wanted), sum(wanted.values())):
-            return True
+        if pin.files is not None:
+            there = pin.selection(found.exclude, found.include)
+            if pin.selection(deployment.exclude, deployment.include).keys() <= there.keys():
+                return True
     return False
 
 
@@ -232,61 +233,54 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
     one marker. `image_of` names the image in which a deployment's weights are fetched.
     """
     groups: dict[tuple[str, str], list[Deployment]] = {}
+    pins: dict[tuple[str, str], ModelPin] = {}
     for deployment in host.deployments:
         if not deployment.local_model:
-            groups.setdefault((deployment.model, deployment.revision), []).append(deployment)
-    found: dict[tuple[str, str], tuple[ModelStep, Action]] = {}
-    for (repo, revision), users in sorted(groups.items()):
-        pin = lock.model(host.settings.endpoint, repo, revision) or ModelPin("")
+            pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
+            key = (deployment.model, pin.commit if pin else deployment.revision)
+            groups.setdefault(key, []).append(deployment)
+            pins[key] = pin or ModelPin("")
+    found = []
+    for key, users in sorted(groups.items()):
+        pin = pins[key]
         if all(has_weights(host, user, pin) for user in users):
             continue
         step = _model_step(host, users, pin, image_of[users[0].name])
-        other = found.get((repo, pin.commit))
-        if other and pin.commit:
-            step = _joined(other[0], step)
         names = ", ".join(user.name for user in users)
         amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
         action = Action(
             "model",
             "hf_model",
-            f"{repo}@{revision}" if revision != pin.commit else repo,
-            _weights_before(host, repo, pin),
+            f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
+            _weights_before(host, step.repo, pin),
             f"commit {pin.commit[:12] or 'unknown'}{amount}",
             f"deployment {names} serves it" if len(users) == 1 else f"deployments {names} serve it",
             HUB,
         )
-        found[(repo, pin.commit or revision)] = step, action
-    return tuple(found[key] for key in sorted(found))
+        found.append((step, action))
+    return tuple(found)
 
 
 def _model_step(host: Host, users: Sequence[Deployment], pin: ModelPin, image: str) -> ModelStep:
+    """One fetch for all users; where their patterns differ, the files' names are the patterns."""
     first = users[0]
-    step = ModelStep(
+    exclude, include = first.exclude, first.include
+    files: dict[str, int] = {}
+    for user in users:
+        files.update(pin.selection(user.exclude, user.include))
+    if any((user.exclude, user.include) != (exclude, include) for user in users):
+        exclude, include = (), tuple(_literal(name) for name in sorted(files))
+    return ModelStep(
         repo=first.model,
         revision=first.revision,
         commit=pin.commit,
         cache_dir=host.settings.cache_dir,
         endpoint=host.settings.endpoint,
-        files=pin.selection(first.exclude, first.include),
-        exclude=first.exclude,
-        include=first.include,
+        files=dict(sorted(files.items())),
+        exclude=exclude,
+        include=include,
         image=image,
     )
-    for user in users[1:]:
-        if (user.exclude, user.include) != (first.exclude, first.include):
-            files = pin.selection(user.exclude, user.include)
-            step = _joined(step, ModelStep(**{**vars(step), "files": files, "exclude": user.exclude,
-                                              "include": user.include}))  # fmt: skip
-    return step
-
-
-def _joined(one: ModelStep, two: ModelStep) -> ModelStep:
-    """Both steps' files; patterns become the files' names, as two sets of patterns have no common form."""
-    if (one.exclude, one.include) == (two.exclude, two.include):
-        return one
-    files = dict(sorted({**one.files, **two.files}.items()))
-    names = tuple(_literal(name) for name in files)
-    return ModelStep(**{**vars(one), "files": files, "exclude": (), "include": names})
 
 
 def _literal(name: str) -> str:

@@ -66,7 +66,7 @@ def test_the_file_reads_as_written() -> None:
     ],
 )
 def test_damaged_files(data: Any, text: str) -> None:
-    with pytest.raises(ValueError, match="lock file|incomplete") as error:
+    with pytest.raises(ValueError, match=r"lock file|incomplete") as error:
         parse_lock(data)
     assert str(error.value) == text
 
