@@ -169,7 +169,9 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
         after["images"].append({"id": "sha256:x", "tags": [image["ref"]], "digests": by_digest, "bytes": 1})
     for model in todo["models"]:
         same = {"cache_dir": model["cache_dir"], "repo": model["repo"], "commit": model["commit"]}
-        after["models"] = [item for item in after["models"] if same.items() - item.items()]
+        after["models"] = [
+            item for item in after["models"] if any(item[key] != value for key, value in same.items())
+        ]
         after["models"].append(
             {
                 **same,

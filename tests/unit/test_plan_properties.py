@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every plan: nothing is used twice, order is no matter, applying it leaves nothing to do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instinct.errors import FleetError
+
+from .plan_world import COUNTS, IMAGE, apply_to_state, deployment, gpus, plan, state
+
+MODES = list(COUNTS)
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Some deployments; mostly side by side, sometimes in each other's way."""
+    found = []
+    for index in range(draw(st.integers(1, 4))):
+        size = draw(st.sampled_from([1, 1, 2]))
+        own = [2 * index, 2 * index + 1]
+        keys: dict[str, Any] = {
+            "name": f"d{index}",
+            "port": draw(st.sampled_from([*[8000 + 10 * index] * 9, 8001, 65535])),
+            "instances_per_host": draw(st.integers(1, 2 // size)),
+            "tensor_parallel_size": size,
+            "gpus": draw(st.sampled_from([*[own] * 9, None, [0, 12], [1, 0]])),
+            "hosts": draw(st.none() | st.sampled_from([["n1"], ["blue"], ["n2", "n10"], []])),
+            "engine_args": draw(
+                st.sampled_from([None, {"max_model_len": 1}, {"b": {"y": 1, "x": 2}, "a": True}])
+            ),
+            "exclude": draw(st.none() | st.just(["original/*"])),
+            "revision": draw(st.sampled_from(["main", "c" * 40])),
+        }
+        if draw(st.booleans()):
+            keys.update(image=None, build={"repo": "https://x/y", "ref": "v1"})
+        found.append(deployment(**keys))
+    return found
+
+
+@st.composite
+def variables(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "gpu_partition_compute": draw(st.none() | st.sampled_from(MODES)),
+        "host_prep_numa_balancing": draw(st.booleans()),
+    }
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
+    """Three hosts, each bare in its own way, or with what another plan left, half broken."""
+    found = {}
+    for name in ("n1", "n2", "n10"):
+        changes: dict[str, Any] = {"gpus": gpus(draw(st.sampled_from(MODES)))}
+        if draw(st.booleans()):
+            changes["docker"] = {"installed": False, "available": False, "root_dir": None, "error": "absent"}
+        host = state(**changes)
+        if draw(st.booleans()):
+            earlier = [deployment(name=draw(st.sampled_from(["d0", "gone"])), instances_per_host=2)]
+            host = apply_to_state(host, plan({"n1": host}, earlier).to_json()["hosts"]["n1"])
+            for instance in host["instances"]:
+                instance["state"] = draw(st.sampled_from(["running", "exited", "restarting"]))
+                instance["artefact_hash"] = draw(st.sampled_from([instance["artefact_hash"], None, "0" * 64]))
+            if draw(st.booleans()):
+                host["models"][0]["complete"] = False
+        found[name] = host
+    return found
+
+
+def try_plan(found: Any, wanted: Any, **keys: Any) -> dict[str, Any] | None:
+    try:
+        return plan(found, wanted, groups={"blue": ["n2"]}, **keys).to_json()
+    except FleetError:
+        return None
+
+
+@given(states(), deployments(), variables())
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_used_twice(found: Any, wanted: Any, chosen: Any) -> None:
+    data = try_plan(found, wanted, **chosen)
+    if data is None:
+        return
+    for host in data["hosts"].values():
+        ports = [port for item in host["instances"] for port in item["ports"]]
+        used = [gpu for item in host["instances"] for gpu in item["gpus"]]
+        nodes = [node for item in host["instances"] for node in item["render_nodes"]]
+        for things in (ports, used, nodes, [item["name"] for item in host["instances"]]):
+            assert len(things) == len(set(things))
+        assert all(0 < port < 65536 for port in ports)
+        assert all(gpu < host["gpus"]["logical"] for gpu in used)
+        mounts = [item["server"]["cache_directory"] for item in host["instances"]]
+        assert len(mounts) == len(set(mounts))
+
+
+@given(states(), deployments(), variables(), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_order_does_not_matter(found: Any, wanted: Any, chosen: Any, chance: random.Random) -> None:
+    data = try_plan(found, wanted, **chosen)
+    names = list(found)
+    chance.shuffle(names)
+    other = [dict(chance.sample(list(item.items()), len(item))) for item in wanted]
+    chance.shuffle(other)
+    shuffled = {}
+    for name in names:
+        host = dict(found[name])
+        for key in ("gpus", "images", "models", "instances", "disk"):
+            host[key] = chance.sample(host[key], len(host[key]))
+        shuffled[name] = host
+    assert try_plan(shuffled, other, **chosen) == data
+
+
+@given(states(), deployments(), variables())
+@settings(max_examples=40, deadline=None)
+def test_after_a_plan_is_applied_nothing_is_left_to_do(found: Any, wanted: Any, chosen: Any) -> None:
+    data = try_plan(found, wanted, **chosen)
+    if data is None:
+        return
+    after = {name: apply_to_state(host, data["hosts"][name]) for name, host in found.items()}
+    again = try_plan(after, wanted, **chosen)
+    assert again is not None
+    for name, host in again["hosts"].items():
+        assert host["actions"] == [], name
+        assert (host["todo"], host["servers"], host["remove"], host["images"], host["models"]) == (
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
+        assert host["instances"] == data["hosts"][name]["instances"]
+
+
+@given(states(), deployments(), variables(), st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_end(
+    found: Any, wanted: Any, chosen: Any, done: int
+) -> None:
+    """Roles run in order; whatever was finished before the cut, the next plan leads to the same state."""
+    data = try_plan(found, wanted, **chosen)
+    if data is None:
+        return
+    for name, host in found.items():
+        whole = apply_to_state(host, data["hosts"][name])
+        part = partial(data["hosts"][name], done)
+        between = apply_to_state(host, part)
+        rest = try_plan({**found, name: between}, wanted, **chosen)
+        assert rest is not None
+        end = apply_to_state(between, rest["hosts"][name])
+        for key in ("gpus", "numa_balancing", "docker"):
+            assert end[key] == whole[key]
+        for key in ("instances", "images", "models"):
+            assert sorted(map(str, end[key])) == sorted(map(str, whole[key]))
+
+
+def partial(host: dict[str, Any], roles: int) -> dict[str, Any]:
+    """A host's plan of which only the first roles were applied."""
+    nothing = {
+        "packages": [],
+        "numa_balancing": None,
+        "partition": None,
+        "images": [],
+        "models": [],
+        "servers": [],
+        "remove": [],
+    }
+    keys = [["packages", "numa_balancing"], ["partition"], ["images"], ["models"], ["servers", "remove"]]
+    return {**nothing, **{key: host[key] for group in keys[:roles] for key in group}}
+
+
+def test_the_strategies_reach_valid_plans() -> None:
+    """Guards the properties above against passing because every example is refused."""
+    wanted = [deployment(name="d0"), deployment(name="d1", port=9000, gpus=[1], image=IMAGE)]
+    assert try_plan({name: state() for name in ("n1", "n2", "n10")}, wanted) is not None
