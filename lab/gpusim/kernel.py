@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the amdgpu driver does with a request: pure functions from a Node to (Node, errno).
+
+errno 0 is success. The order of the checks is the driver's (amdgpu_gfx.c, aqua_vanjaram.c, amdgpu_gmc.c):
+a compute mode must exist for the number of XCCs, must go with the memory mode, a GPU in reset answers
+EPERM, writing the present mode succeeds without further checks, and KFD users make it EBUSY. A memory
+mode is only noted, for all GPUs of the hive, and takes effect when the driver is loaded again.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from . import faults
+from .holders import uses
+from .models import COMPUTE_MODES, MEMORY_MODES
+from .state import Holder, Node
+from .topology import partitions
+
+
+class Outcome(NamedTuple):
+    """The node after a request, and its errno (0: done)."""
+
+    node: Node
+    errno: int
+
+
+def available_compute(node: Node) -> tuple[str, ...]:
+    """Compute modes that go with the present memory mode, in the kernel's order."""
+    return tuple(mode for mode in node.spec.compute_modes if node.memory in node.spec.memory_for(mode))
+
+
+def _mode(text: str, modes: Sequence[str]) -> str | None:
+    """The driver compares the start of what was written, whatever the case."""
+    return next((mode for mode in modes if text.upper().startswith(mode)), None)
+
+
+def _busy(node: Node, index: int, holders: Sequence[Holder]) -> bool:
+    users = [h for h in holders if h.kfd]
+    if not node.driver.busy_per_device:
+        return bool(users)
+    return any(uses(h, part) for h in users for part in partitions(node) if part.gpu == index)
+
+
+def set_compute(node: Node, index: int, text: str, holders: Sequence[Holder]) -> Outcome:
+    """A write to current_compute_partition of GPU `index`; holders are the processes using KFD."""
+    gpu = node.gpus[index]
+    tag = f"amdgpu {gpu.bdf}: amdgpu: "
+    mode = _mode(text, COMPUTE_MODES)
+    if mode is None or mode not in node.spec.compute_modes:
+        return Outcome(node, errno.EINVAL)
+    if gpu.reset:
+        return Outcome(node, errno.EPERM)
+    if mode not in available_compute(node):
+        memories = int(node.memory.removeprefix("NPS"))
+        line = f"{tag}Invalid compute partition mode requested, requested: {mode}, "
+        return Outcome(node.logged(f"{line}available memory partitions: {memories}"), errno.EINVAL)
+    forced = faults.errno_for(node, "compute-errno", index)
+    if forced:
+        return Outcome(node, forced)
+    if mode == gpu.compute:
+        return Outcome(node, 0)
+    node, transient = faults.transient(node)
+    if transient or _busy(node, index, holders):
+        return Outcome(node, errno.EBUSY)
+    if faults.value(node, "set-ignored"):
+        return Outcome(node, 0)
+    return Outcome(replace(node.gpu_set(index, compute=mode), generation=node.generation + 2), 0)
+
+
+def set_memory(node: Node, index: int, text: str) -> Outcome:
+    """A write to current_memory_partition of GPU `index`. Never EBUSY; takes effect at the next load."""
+    tag = f"amdgpu {node.gpus[index].bdf}: amdgpu: "
+    mode = _mode(text, MEMORY_MODES)
+    if mode is None or mode not in node.offered_memory:
+        return Outcome(node, errno.EINVAL)
+    forced = faults.errno_for(node, "memory-errno", index)
+    if forced:
+        return Outcome(node, forced)
+    if mode == node.memory:
+        return Outcome(node.logged(f"{tag}requested NPS mode is same as current NPS mode, skipping"), 0)
+    node = replace(node, memory_requested=mode)
+    return Outcome(node.logged(f"{tag}NPS mode change requested, please remove and reload the driver"), 0)
+
+
+def unload(node: Node, holders: Sequence[Holder]) -> Outcome:
+    """modprobe -r amdgpu: EBUSY while anything has /dev/kfd or /dev/dri open."""
+    if not node.driver.loaded:
+        return Outcome(node, 0)
+    if holders or faults.value(node, "reload") == "refused":
+        return Outcome(node, errno.EBUSY)
+    requested = node.memory_requested
+    node = replace(node, driver=replace(node.driver, loaded=False))
+    if requested is None:
+        return Outcome(node, 0)
+    if faults.value(node, "nps-change-fails"):
+        node = replace(node, memory_requested=None)
+        return Outcome(node.logged("amdgpu: NPS mode change request failed"), 0)
+    node = replace(node, memory=requested, memory_requested=None)
+    return Outcome(
+        node.logged("amdgpu: NPS mode change request done, reload driver to complete the change"), 0
+    )
+
+
+def load(node: Node) -> Outcome:
+    """modprobe amdgpu: every GPU gets the compute mode that goes with the memory mode; VRAM is free."""
+    if node.driver.loaded:
+        return Outcome(node, 0)
+    if faults.value(node, "reload") == "fail":
+        return Outcome(node.logged("amdgpu: probe failed with error -22"), errno.EINVAL)
+    mode = node.spec.auto_compute(node.memory)
+    gpus = tuple(replace(gpu, compute=mode, boot_compute=mode, reset=False, stranded=0) for gpu in node.gpus)
+    driver = replace(node.driver, loaded=True)
+    return Outcome(replace(node, gpus=gpus, driver=driver, boot_memory=node.memory, generation=2), 0)

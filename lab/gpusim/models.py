@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU models as data, and the rules for partition modes that follow from them.
+
+Sizes are bytes, clocks MHz, power W. Which modes exist is the kernel's rule (aqua_vanjaram: number of
+XCCs, and which memory partition goes with which compute partition), not AMD's shorter list of
+validated combinations: the tools accept what the kernel accepts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+COMPUTE_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")  # the kernel's order
+MEMORY_MODES = ("NPS1", "NPS2", "NPS4", "NPS8")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One GPU product. `memory_modes` is what its firmware offers, `pairs` what the kernel allows."""
+
+    name: str
+    device_id: int
+    gfx: str
+    gfx_target_version: int
+    xcc: int
+    cu_per_xcc: int
+    vram_mib: int
+    power_cap: int
+    memory_modes: tuple[str, ...]
+    pairs: tuple[tuple[str, tuple[str, ...]], ...]  # compute mode -> memory modes it is valid with
+    pci_name: str
+    vram_type: str
+    max_bandwidth: int  # GB/s
+    idle_power: int
+    max_clock: int = 2100
+    memory_clock: int = 1300
+
+    @property
+    def vram(self) -> int:
+        return self.vram_mib * MIB
+
+    @property
+    def market_name(self) -> str:
+        return f"AMD Instinct {self.name}"
+
+    @property
+    def compute_units(self) -> int:
+        return self.xcc * self.cu_per_xcc
+
+    @property
+    def compute_modes(self) -> tuple[str, ...]:
+        """Modes this number of XCCs can be split into, in the kernel's order."""
+        return tuple(mode for mode, _ in self.pairs)
+
+    def memory_for(self, compute: str) -> tuple[str, ...]:
+        """Memory modes that this compute mode is valid with, offered by the firmware or not."""
+        return dict(self.pairs).get(compute, ())
+
+    def parts(self, compute: str) -> int:
+        """Logical GPUs per GPU in this compute mode."""
+        return {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": self.xcc}[compute]
+
+    def auto_compute(self, memory: str) -> str:
+        """Compute mode the driver picks at load (kernel __aqua_vanjaram_get_auto_mode)."""
+        if memory == "NPS1":
+            return "SPX"
+        return "DPX" if memory == "NPS2" else "CPX"
+
+
+_GFX942_8 = (
+    ("SPX", ("NPS1",)),
+    ("DPX", ("NPS1", "NPS2")),
+    ("QPX", ("NPS1", "NPS4")),
+    ("CPX", ("NPS1", "NPS4")),
+)
+_GFX950_8 = (
+    ("SPX", ("NPS1",)),
+    ("DPX", ("NPS1", "NPS2")),
+    ("QPX", ("NPS1", "NPS2")),
+    ("CPX", ("NPS1", "NPS2")),
+)
+
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model("MI300X", 0x74A1, "gfx942", 90402, 8, 38, 196592, 750, ("NPS1", "NPS4"), _GFX942_8,
+              "Aqua Vanjaram [Instinct MI300X]", "HBM3", 5325, 142),
+        Model("MI325X", 0x74A5, "gfx942", 90402, 8, 38, 262128, 1000, ("NPS1", "NPS4"), _GFX942_8,
+              "Aqua Vanjaram [Instinct MI325X]", "HBM3E", 6000, 150),
+        Model("MI350X", 0x75A0, "gfx950", 90500, 8, 32, 294896, 1000, ("NPS1", "NPS2"), _GFX950_8,
+              "Device 75a0", "HBM3E", 8000, 251, max_clock=2200, memory_clock=1900),
+        Model("MI355X", 0x75A3, "gfx950", 90500, 8, 32, 294896, 1400, ("NPS1", "NPS2"), _GFX950_8,
+              "Device 75a3", "HBM3E", 8000, 260, max_clock=2400, memory_clock=1900),
+        Model("MI308X", 0x74A2, "gfx942", 90402, 4, 20, 196592, 650, ("NPS1",),
+              (("SPX", ("NPS1",)), ("DPX", ("NPS1",)), ("CPX", ("NPS1",))),
+              "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130),
+    )
+}  # fmt: skip

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Putting the simulated GPUs into a node: device nodes, the sysfs mounts, and the serving process.
+
+A tmpfs covers /sys/class, /sys/module and the PCI bus directories of the node, with links to everything
+that was there, and with links to the simulated tree for kfd, drm and amdgpu. The tree is plain files,
+read-only, with links to a served file system for what is live (fs.py). Whoever changes the state brings
+device nodes, links and files in line before the change returns, so that it is seen at once.
+
+/dev/dri shows the render nodes of the partitions that exist in the present mode. The real driver
+registers all eight per GPU in any mode and lets open() of an idle one fail with ENOENT; a plain device
+node cannot do that, a missing one answers just so. The fault `all-render-nodes` shows the idle ones too
+(as 226:N without a driver, so that opening them fails).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+import signal
+import stat
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from . import faults, holders, kernel
+from .paths import Paths
+from .state import Node, StateError, from_json
+from .store import FileStore
+from .topology import drm_devices, partitions
+
+NULL = os.makedev(1, 3)
+DRM_MAJOR = 226
+CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
+
+
+def wanted_devices(node: Node) -> dict[str, int]:
+    """Device nodes below /dev for this state: name to device number."""
+    if not node.driver.loaded:
+        return {}
+    found = {"kfd": NULL}
+    if faults.value(node, "all-render-nodes"):
+        found |= {f"dri/renderD{d.render}": os.makedev(DRM_MAJOR, d.render) for d in drm_devices(node)}
+    return found | {f"dri/renderD{p.render}": NULL for p in partitions(node)}
+
+
+def _group() -> int:
+    for name in ("render", "video"):
+        with contextlib.suppress(KeyError):
+            return grp.getgrnam(name).gr_gid
+    return 0
+
+
+def sync_devices(dev: Path, node: Node) -> None:
+    """Make and remove device nodes; those that are right stay untouched, as they may be open."""
+    wanted = wanted_devices(node)
+    dri = dev / "dri"
+    present = {f"dri/{path.name}" for path in dri.glob("renderD*")} if dri.is_dir() else set()
+    if os.path.lexists(dev / "kfd"):
+        present.add("kfd")
+    for name in present - set(wanted):
+        (dev / name).unlink()
+    dri.mkdir(parents=True, exist_ok=True)
+    for name, number in wanted.items():
+        path = dev / name
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISCHR(found.st_mode) and found.st_rdev == number:
+                continue
+            path.unlink()
+        os.mknod(path, stat.S_IFCHR | 0o660, number)
+        os.chmod(path, 0o660)
+        os.chown(path, 0, _group())
+
+
+def _link(path: Path, target: Path | None) -> None:
+    """Make `path` a link to target, or remove it. Never follows it: that could wait for ourselves."""
+    if os.path.lexists(path):
+        if target is not None and os.path.islink(path) and os.readlink(path) == str(target):
+            return
+        path.unlink()
+    if target is not None:
+        path.symlink_to(target)
+
+
+def sync_sysfs(paths: Paths, node: Node) -> None:
+    """Links in the covered parts of /sys to the simulated entries, as far as those exist now."""
+    loaded = node.driver.loaded
+    for name in ("class/kfd", "class/drm", "module/amdgpu", "bus/pci/drivers/amdgpu"):
+        _link(paths.sys / name, paths.tree / name if loaded else None)
+    for gpu in node.gpus:
+        name = f"bus/pci/devices/{gpu.bdf}"
+        _link(paths.sys / name, paths.tree / name)
+
+
+def sync_release(paths: Paths, node: Node) -> None:
+    """/opt/rocm/.info/version says which ROCm is installed, where there is an /opt/rocm."""
+    if not paths.rocm_info.parent.is_dir():
+        return
+    paths.rocm_info.mkdir(exist_ok=True)
+    text = f"{node.release}\n"
+    version = paths.rocm_info / "version"
+    if not version.exists() or version.read_text() != text:
+        version.write_text(text)
+
+
+def sync(paths: Paths, node: Node) -> None:
+    """Bring device nodes and links in line with the state. Needs root."""
+    sync_devices(paths.dev, node)
+    if covered(paths):
+        sync_sysfs(paths, node)
+    sync_release(paths, node)
+
+
+def _changed_elsewhere(paths: Paths, node: Node) -> None:
+    """After a change by a tool: device nodes here, the mirrored files through the server."""
+    sync(paths, node)
+    with contextlib.suppress(FileNotFoundError), open(paths.fuse / CONTROL, "w") as f:
+        f.write("1")
+
+
+def open_store(paths: Paths) -> FileStore:
+    """The node's state; root's changes are carried through to sysfs and the device nodes."""
+    return FileStore(paths.state, partial(_changed_elsewhere, paths) if os.geteuid() == 0 else None)
+
+
+# ---------------------------------------------------------------- mounts
+
+
+def covered(paths: Paths) -> bool:
+    """Whether parts of /sys are ours."""
+    return (paths.original / "class").is_dir()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StateError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+def _cover(paths: Paths, name: str) -> None:
+    """A tmpfs over /sys/<name> with all that was there: links stay links, directories become links."""
+    target, original = paths.sys / name, paths.original / name
+    _run("mount", "-t", "tmpfs", "-o", "mode=755,size=4m", "gpusim", str(target))
+    for entry in sorted(os.listdir(original)):
+        source = original / entry
+        (target / entry).symlink_to(os.readlink(source) if source.is_symlink() else source)
+
+
+def cover(paths: Paths) -> None:
+    """Cover the parts of /sys that show GPUs. In a scratch root, /sys is a link to the simulated one."""
+    if paths.root != Path("/"):
+        _link(paths.sys, paths.tree)
+        return
+    if covered(paths):
+        return
+    paths.original.mkdir(parents=True, exist_ok=True)
+    _run("mount", "--bind", str(paths.sys), str(paths.original))
+    for name in ("class", "module"):
+        _cover(paths, name)
+    if (paths.sys / "bus/pci/devices").is_dir():
+        for name in ("bus/pci/devices", "bus/pci/drivers"):
+            _cover(paths, name)
+    else:
+        _cover(paths, "bus")
+        for name in ("devices", "drivers"):
+            (paths.sys / "bus/pci" / name).mkdir(parents=True)
+
+
+def uncover(paths: Paths) -> None:
+    """Undo the mounts, as far as they were made."""
+    ours = [paths.tree, paths.files, paths.fuse]
+    if paths.root == Path("/"):
+        names = ("bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
+        ours = [*(paths.sys / name for name in names), paths.original, *ours]
+    elif paths.sys.is_symlink():
+        paths.sys.unlink()
+    for path in ours:
+        subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
+
+
+# ---------------------------------------------------------------- serving
+
+
+def boot(paths: Paths, fresh: Node) -> Node:
+    """The state to start with: what is there, as after a reboot, or `fresh`.
+
+    A reboot loads the driver again, so a requested memory mode comes into effect and compute modes
+    are those that go with it.
+    """
+    try:
+        node = from_json(paths.state.read_text())
+    except FileNotFoundError:
+        return fresh
+    return kernel.load(kernel.unload(node, ()).node).node
+
+
+def serve(paths: Paths, fresh: Node) -> int:
+    """Mount, make device nodes, serve until SIGTERM or SIGINT, and put everything back."""
+    from .fs import SysFs
+    from .fuseproto import Server
+    from .mirror import Mirror
+
+    paths.run.mkdir(parents=True, exist_ok=True)
+    paths.ready.unlink(missing_ok=True)
+    uncover(paths)  # what an earlier run left
+    store = FileStore(paths.state)
+    store.write(boot(paths, fresh))
+    for place in (paths.fuse, paths.files, paths.tree):
+        place.mkdir(exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
+    _run("mount", "--bind", str(paths.files), str(paths.tree))
+    _run("mount", "-o", "remount,bind,ro", str(paths.tree))
+    scan = partial(holders.scan, dev=str(paths.dev))
+    served = SysFs(store, holders.Scanner(scan, store.read), Mirror(paths.files, paths.fuse))
+    server = Server(served, str(paths.fuse))
+
+    def changed(node: Node) -> None:
+        served.refresh()
+        sync(paths, node)
+
+    store.changed = changed
+    server.mount()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.unmount())
+    try:
+        cover(paths)
+        changed(store.read())
+        paths.ready.write_text(json.dumps({"pid": os.getpid(), "gpus": len(store.read().gpus)}) + "\n")
+        server.serve()
+    finally:
+        paths.ready.unlink(missing_ok=True)
+        server.unmount()
+        uncover(paths)
+    return 0

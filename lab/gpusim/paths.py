@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the simulation keeps and shows things. GPUSIM_ROOT puts everything below another directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Directories of a node. `root` is / in a node, a scratch directory in tests."""
+
+    root: Path
+
+    @classmethod
+    def of_environment(cls) -> Paths:
+        return cls(Path(os.environ.get("GPUSIM_ROOT", "/")))
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run/gpusim"
+
+    @property
+    def state(self) -> Path:
+        return self.run / "state.json"
+
+    @property
+    def ready(self) -> Path:
+        return self.run / "ready"
+
+    @property
+    def fuse(self) -> Path:
+        """Mount point of the served file system: the whole simulated sysfs, live."""
+        return self.run / "live"
+
+    @property
+    def files(self) -> Path:
+        """tmpfs with the mirrored part, written by the server only."""
+        return self.run / "files"
+
+    @property
+    def tree(self) -> Path:
+        """The same, read-only: what /sys shows."""
+        return self.run / "tree"
+
+    @property
+    def original(self) -> Path:
+        """The node's own sysfs, reachable after parts of /sys were covered."""
+        return self.run / "sys"
+
+    @property
+    def sys(self) -> Path:
+        return self.root / "sys"
+
+    @property
+    def dev(self) -> Path:
+        return self.root / "dev"
+
+    @property
+    def rocm_info(self) -> Path:
+        return self.root / "opt/rocm/.info"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a node, as `serve` and `config` take them: KEY=VALUE, checked before anything changes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from .models import MEMORY_MODES
+from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError
+
+RELEASES = ("6.0.0", "6.3.0", "7.0.0")
+
+
+def split(words: Iterable[str]) -> dict[str, str]:
+    """KEY=VALUE words as a dict."""
+    found = {}
+    for word in words:
+        key, sep, value = word.partition("=")
+        if not sep or not value:
+            raise StateError(f"{word!r}: KEY=VALUE is needed")
+        found[key] = value
+    return found
+
+
+def _choice(key: str, value: str, allowed: Iterable[str]) -> str:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise StateError(f"{key}={value}: one of {', '.join(allowed)} is needed")
+    return value
+
+
+def _release(node: Node, value: str) -> Node:
+    return replace(node, release=_choice("release", value, RELEASES))
+
+
+def _driver(node: Node, value: str) -> Node:
+    """inbox: the kernel's own amdgpu: no version file, no compute_partition_config. none: not loaded."""
+    kind = _choice("driver", value, ("dkms", "inbox", "old", "none"))
+    if kind == "inbox":
+        driver = Driver(kind="inbox", version=INBOX_VERSION, partition_config=False)
+    elif kind == "old":  # before partitioning
+        driver = Driver(version="6.3.6", partition_files=False, partition_config=False)
+    else:
+        driver = Driver(loaded=kind != "none")
+    return replace(node, driver=driver)
+
+
+def _version(node: Node, value: str) -> Node:
+    if not re.fullmatch(r"\d+\.\d+\.\d+", value):
+        raise StateError(f"driver_version={value}: a version such as {DKMS_VERSION} is needed")
+    return replace(node, driver=replace(node.driver, version=value))
+
+
+def _platform(node: Node, value: str) -> Node:
+    return replace(node, platform=_choice("platform", value, PLATFORMS))
+
+
+def _ast(node: Node, value: str) -> Node:
+    return replace(node, ast=_choice("ast", value, ("0", "1")) == "1")
+
+
+def _memory_modes(node: Node, value: str) -> Node:
+    return replace(
+        node, memory_modes=tuple(_choice("memory_modes", m, MEMORY_MODES) for m in value.split(","))
+    )
+
+
+def _busy(node: Node, value: str) -> Node:
+    per_device = _choice("busy", value, ("node", "device")) == "device"
+    return replace(node, driver=replace(node.driver, busy_per_device=per_device))
+
+
+SETTINGS: dict[str, Callable[[Node, str], Node]] = {
+    "release": _release,
+    "driver": _driver,
+    "driver_version": _version,
+    "platform": _platform,
+    "ast": _ast,
+    "memory_modes": _memory_modes,
+    "busy": _busy,
+}
+
+
+def apply(node: Node, settings: dict[str, str]) -> Node:
+    """The node with the settings made. Raises StateError for an unknown key or value."""
+    for key, value in settings.items():
+        if key not in SETTINGS:
+            near = difflib.get_close_matches(key, SETTINGS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(SETTINGS)}"
+            raise StateError(f"no setting {key!r}{hint}")
+        node = SETTINGS[key](node, value)
+    return node

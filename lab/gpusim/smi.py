@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rocm_smi_lib and amdsmi see and do: logical GPUs, readings, and requests with their status.
+
+Both tools enumerate the logical GPUs once, when they start. Only partition 0 of a GPU has the sysfs
+files of the device; the others know their KFD node and little else.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TextIO
+
+from . import faults, kernel, topology
+from .holders import Scanner, uses, vram_of, vram_used
+from .models import MIB
+from .state import Gpu, Holder, Node
+from .store import Store
+from .topology import Partition
+
+
+class Status(IntEnum):
+    """RSMI status codes; amdsmi's names and numbers are mapped from them in amd_smi.py."""
+
+    SUCCESS = 0
+    INVALID_ARGS = 1
+    NOT_SUPPORTED = 2
+    PERMISSION = 4
+    UNEXPECTED_SIZE = 13
+    UNEXPECTED_DATA = 15
+    BUSY = 16
+    SETTING_UNAVAILABLE = 18
+    AMDGPU_RESTART_ERR = 19
+    NOT_FOUND = 10
+    UNKNOWN = 0xFFFFFFFF
+
+
+_OF_ERRNO = {
+    0: Status.SUCCESS,
+    errno.EACCES: Status.PERMISSION,
+    errno.EPERM: Status.NOT_SUPPORTED,
+    errno.ENOENT: Status.NOT_SUPPORTED,
+    errno.EBUSY: Status.BUSY,
+    errno.EINVAL: Status.INVALID_ARGS,
+    errno.EIO: Status.UNEXPECTED_SIZE,
+    errno.ENXIO: Status.UNEXPECTED_DATA,
+    errno.ESRCH: Status.NOT_FOUND,
+}
+
+
+def status_of(number: int) -> Status:
+    """The library's status for an errno."""
+    return _OF_ERRNO.get(number, Status.UNKNOWN)
+
+
+@dataclass
+class Terminal:
+    """Where a tool reads and writes; buffers in tests."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    stdin: TextIO = field(default_factory=lambda: sys.stdin)
+
+    def print(self, text: str = "", end: str = "\n") -> None:
+        self.out.write(text + end)
+
+    def ask(self, question: str) -> str:
+        """The answer to a prompt; EOFError when there is no input, as input() has it."""
+        self.out.write(question)
+        self.out.flush()
+        line = self.stdin.readline()
+        if not line:
+            raise EOFError("EOF when reading a line")
+        return line.rstrip("\n")
+
+    @classmethod
+    def buffers(cls, stdin: str = "") -> Terminal:
+        return cls(io.StringIO(), io.StringIO(), io.StringIO(stdin))
+
+
+class Lib:
+    """The library as one invocation of a tool uses it."""
+
+    def __init__(
+        self, store: Store, find_holders: Callable[[], Sequence[Holder]], euid: int | None = None
+    ) -> None:
+        self.store = store
+        self.holders = Scanner(find_holders, store.read)
+        self.euid = os.geteuid() if euid is None else euid
+        self.start = store.read()
+        self.devices = topology.partitions(self.start)
+
+    @property
+    def node(self) -> Node:
+        return self.store.read()
+
+    def _parts(self, node: Node) -> list[Partition]:
+        return self.devices if node is self.start else topology.partitions(node)
+
+    def gpu(self, device: Partition) -> Gpu:
+        return self.node.gpus[device.gpu]
+
+    # ------------------------------------------------------------ partitions
+
+    def _has_files(self, device: Partition) -> bool:
+        return device.primary and self.node.driver.partition_files
+
+    def compute_get(self, device: Partition) -> tuple[Status, str]:
+        if not self._has_files(device):
+            return Status.NOT_SUPPORTED, ""
+        gpu = self.gpu(device)
+        forced = faults.errno_for(self.node, "read-errno", device.gpu) or (errno.EPERM if gpu.reset else 0)
+        return status_of(forced), "" if forced else gpu.compute
+
+    def memory_get(self, device: Partition) -> tuple[Status, str]:
+        if not self._has_files(device):
+            return Status.NOT_SUPPORTED, ""
+        return Status.SUCCESS, self.node.memory
+
+    def memory_caps(self, device: Partition) -> tuple[str, ...]:
+        """Memory modes offered, () where the file is missing (only one mode, or no such files)."""
+        offered = self.node.offered_memory
+        return offered if self._has_files(device) and len(offered) > 1 else ()
+
+    def compute_set(self, device: Partition, mode: str) -> Status:
+        """Set the compute mode: what is not available is refused before anything is written."""
+        if self.euid != 0:
+            return Status.PERMISSION
+        if not self._has_files(device) or self.node.platform == "guest":
+            return Status.NOT_SUPPORTED
+        if mode not in kernel.available_compute(self.node):
+            return Status.SETTING_UNAVAILABLE
+        status, current = self.compute_get(device)
+        if status is Status.SUCCESS and current == mode:
+            return status
+        holders = self.holders.fresh()
+        time.sleep(faults.delay(self.node))
+        failed = self.store.change(lambda node: kernel.set_compute(node, device.gpu, mode, holders))
+        return status_of(failed)
+
+    def memory_request(self, device: Partition, mode: str) -> Status:
+        """Ask for a memory mode; the driver keeps the wish until it is loaded again."""
+        if self.euid != 0:
+            return Status.PERMISSION
+        if not self._has_files(device) or not self.memory_caps(device):
+            return Status.NOT_SUPPORTED
+        return status_of(self.store.change(lambda node: kernel.set_memory(node, device.gpu, mode)))
+
+    def reload(self) -> Status:
+        """Unload and load the driver."""
+        if self.euid != 0:
+            return Status.PERMISSION
+        while faults.value(self.node, "reload") == "hang":
+            time.sleep(0.5)
+        holders = self.holders.fresh()
+        if self.store.change(lambda node: kernel.unload(node, holders)):
+            return Status.AMDGPU_RESTART_ERR
+        failed = self.store.change(kernel.load)
+        return Status.AMDGPU_RESTART_ERR if failed else Status.SUCCESS
+
+    def memory_set(self, device: Partition, mode: str) -> Status:
+        """Ask for a memory mode and reload the driver, as rocm_smi_lib does in one call."""
+        if self.euid == 0 and self.memory_get(device) == (Status.SUCCESS, mode):
+            return Status.SUCCESS
+        status = self.memory_request(device, mode)
+        if status is not Status.SUCCESS:
+            return status
+        status = self.reload()
+        if status is Status.SUCCESS and self.node.memory != mode:
+            return Status.AMDGPU_RESTART_ERR
+        return status
+
+    # ------------------------------------------------------------ memory and processes
+
+    def vram(self, device: Partition) -> tuple[int, int]:
+        """(used, total) bytes as the tools show them: the whole GPU for partition 0."""
+        node, holders = self.node, self.holders()
+        if device.primary:
+            return vram_used(node, holders, self._parts(node), device.gpu), node.spec.vram
+        idle = 984 * MIB // device.parts
+        used = idle + min(device.memory, sum(vram_of(h, device) for h in holders))
+        return min(device.memory, used), device.memory
+
+    def processes(self, device: Partition) -> list[tuple[Holder, int]]:
+        """Processes that can use a logical GPU, with the VRAM they hold there."""
+        found = sorted(self.holders(), key=lambda h: h.pid)
+        return [(h, vram_of(h, device)) for h in found if h.kfd and uses(h, device)]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of one node's simulated GPUs: frozen dataclasses, and their JSON form.
+
+Everything that sysfs, the device nodes and the tools show is computed from a `Node` (and from the
+processes that hold the devices). What changes a Node by the driver's rules is in kernel.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from .models import MODELS, Model
+
+SCHEMA = 1
+DKMS_VERSION = "6.12.12"
+# What the tools print as driver version with the kernel's own amdgpu (/proc/version without blanks).
+INBOX_VERSION = (
+    "Linuxversion6.8.0-79-generic(buildd@lcy02-amd64-062)(x86_64-linux-gnu-gcc-13"
+    "(Ubuntu13.3.0-6ubuntu2~24.04)13.3.0,GNUld(GNUBinutilsforUbuntu)2.42)#79-UbuntuSMPPREEMPT_DYNAMIC"
+)
+BDFS = ("0000:05:00.0", "0000:26:00.0", "0000:46:00.0", "0000:65:00.0",
+        "0000:85:00.0", "0000:a6:00.0", "0000:c6:00.0", "0000:e5:00.0")  # fmt: skip
+UNIQUE_IDS = (
+    16404946649897475633, 2472748907779728154, 15565237874008425757, 12035684874187068538,
+    15304831566906821053, 13644590235195043050, 13326531576914550249, 15931900197903628278,
+)  # fmt: skip
+SPX_KFD_IDS = (28851, 23018, 29122, 22683, 53458, 63883, 53667, 63738)
+OAM_IDS = (7, 6, 5, 4, 3, 2, 1, 0)
+PLATFORMS = ("baremetal", "guest", "passthrough")
+
+
+class StateError(ValueError):
+    """A state file or setting that cannot be used; the message names the key and the fix."""
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """Readings of one GPU: W, degrees Celsius, MHz, percent, counts."""
+
+    power: int = 142
+    hotspot: int = 40
+    memory: int = 35
+    gfx_clock: int = 132
+    memory_clock: int = 900
+    gfx_busy: int = 0
+    memory_busy: int = 0
+    uncorrectable: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One physical GPU. `kfd_ids` overrides the computed gpu_id of its partitions, in order."""
+
+    bdf: str
+    unique_id: int
+    oam: int
+    numa_node: int
+    compute: str = "SPX"
+    boot_compute: str = "SPX"
+    kfd_ids: tuple[int, ...] = ()
+    reset: bool = False  # the GPU is in reset: partition files answer EPERM
+    stranded: int = 0  # bytes of VRAM that no process owns
+    used_mib: int = 283  # VRAM in use while idle
+    sensors: Sensors = field(default_factory=Sensors)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds the devices; minors are the render minors it can use.
+
+    `vram` is bytes per usable partition, None for what a container is assumed to take.
+    """
+
+    pid: int
+    name: str
+    minors: tuple[int, ...] = ()
+    kfd: bool = True
+    vram: int | None = 0
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The amdgpu module.
+
+    partition_config: it has compute_partition_config/ (DKMS from ROCm 6.3 on). busy_per_device: a
+    process makes only the GPUs busy that it can use; older drivers look at all processes of the node.
+    """
+
+    loaded: bool = True
+    kind: str = "dkms"  # or "inbox"
+    version: str = DKMS_VERSION
+    partition_files: bool = True
+    partition_config: bool = True
+    busy_per_device: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """Everything of one node. `memory_requested` waits for the next driver load."""
+
+    gpus: tuple[Gpu, ...]
+    model: str = "MI300X"
+    release: str = "7.0.0"
+    memory: str = "NPS1"
+    boot_memory: str = "NPS1"
+    memory_requested: str | None = None
+    memory_modes: tuple[str, ...] = ()  # () = what the model offers
+    driver: Driver = field(default_factory=Driver)
+    platform: str = "baremetal"
+    ast: bool = False  # a BMC's VGA driver took the first DRM minor
+    cpu_nodes: int = 2
+    cores_per_cpu: int = 96
+    cpu_memory: int = 1082331758592  # bytes per CPU node
+    hive_id: int = 15188982192727901047
+    generation: int = 2
+    holders: tuple[Holder, ...] = ()  # injected; real ones are found in /proc
+    faults: dict[str, Any] = field(default_factory=dict)
+    log: tuple[str, ...] = ()  # the kernel log's amdgpu lines, newest last
+    schema: int = SCHEMA
+
+    @property
+    def spec(self) -> Model:
+        return MODELS[self.model]
+
+    @property
+    def offered_memory(self) -> tuple[str, ...]:
+        """Memory modes that this node's firmware offers."""
+        return self.memory_modes or self.spec.memory_modes
+
+    def memory_for(self, compute: str) -> tuple[str, ...]:
+        """Memory modes that this compute mode is valid with and that this node offers."""
+        return tuple(mode for mode in self.spec.memory_for(compute) if mode in self.offered_memory)
+
+    def gpu_set(self, index: int, **changes: Any) -> Node:
+        """This node with GPU `index` changed."""
+        gpus = list(self.gpus)
+        gpus[index] = replace(gpus[index], **changes)
+        return replace(self, gpus=tuple(gpus))
+
+    def logged(self, *lines: str) -> Node:
+        """This node with lines added to its kernel log, of which the newest 200 are kept."""
+        return replace(self, log=(*self.log, *lines)[-200:])
+
+
+def make_node(count: int = 8, model: str = "MI300X", **settings: Any) -> Node:
+    """A node as it comes up: `count` GPUs, the driver loaded, SPX/NPS1, nothing running."""
+    if model not in MODELS:
+        raise StateError(f"model {model!r} is not simulated; known: {', '.join(MODELS)}")
+    if not 0 < count <= len(BDFS):
+        raise StateError(f"gpus must be 1 to {len(BDFS)}, not {count}")
+    spec = MODELS[model]
+    gpus = tuple(
+        Gpu(
+            bdf=BDFS[i],
+            unique_id=UNIQUE_IDS[i],
+            oam=OAM_IDS[i],
+            numa_node=0 if i < 4 else 1,
+            kfd_ids=(SPX_KFD_IDS[i],),
+            sensors=Sensors(power=spec.idle_power),
+        )
+        for i in range(count)
+    )
+    return replace(Node(gpus=gpus, model=model), **settings)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def to_json(node: Node) -> str:
+    """The node as JSON text; read back by from_json."""
+    return json.dumps(asdict(node), indent=1) + "\n"
+
+
+def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
+    names = [f.name for f in fields(kind)]
+    for key in values:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise StateError(f"state: {where} has no key {key!r}{hint}")
+    return values
+
+
+def from_json(text: str) -> Node:
+    """The node that to_json wrote. Raises StateError for anything else."""
+    try:
+        data = json.loads(text)
+    except ValueError as e:
+        raise StateError(f"state: not JSON: {e}") from e
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise StateError(f"state: schema {SCHEMA} expected; remove the file and start the simulation again")
+    data = _known(Node, dict(data), "node")
+    gpus = []
+    for entry in data.pop("gpus"):
+        gpu = _known(Gpu, dict(entry), "gpu")
+        gpu["sensors"] = Sensors(**_known(Sensors, gpu["sensors"], "sensors"))
+        gpus.append(Gpu(**{**gpu, "kfd_ids": tuple(gpu["kfd_ids"])}))
+    data["gpus"] = tuple(gpus)
+    data["holders"] = tuple(
+        Holder(**{**_known(Holder, h, "holder"), "minors": tuple(h["minors"])}) for h in data["holders"]
+    )
+    data["driver"] = Driver(**_known(Driver, data["driver"], "driver"))
+    for key in ("memory_modes", "log"):
+        data[key] = tuple(data[key])
+    return Node(**data)
