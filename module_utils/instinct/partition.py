@@ -33,7 +33,10 @@ class PartitionError(Exception):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver shows it. `partitions` counts KFD nodes, `mode` is None if it cannot be read."""
+    """One GPU as the driver shows it. `partitions` counts KFD nodes.
+
+    `mode` is None if there is none or it cannot be read; `unread` then says why.
+    """
 
     index: int
     bdf: str
@@ -46,11 +49,25 @@ class Gpu:
     partitions: int
     xcc: int | None
     missing_nodes: tuple[str, ...] = ()
+    unread: str | None = None
 
     @property
     def name(self) -> str:
         """How messages call it."""
         return f"GPU {self.index} ({self.bdf})"
+
+
+def named(gpus: Sequence[Gpu]) -> str:
+    """Up to three GPUs by name, more as ranges of indices: "GPUs 0-4, 6"."""
+    if len(gpus) <= 3:
+        return ", ".join(gpu.name for gpu in gpus)
+    ranges: list[list[int]] = []
+    for index in sorted(gpu.index for gpu in gpus):
+        if ranges and ranges[-1][-1] == index - 1:
+            ranges[-1].append(index)
+        else:
+            ranges.append([index])
+    return "GPUs " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)
 
 
 @dataclass(frozen=True)
@@ -111,8 +128,12 @@ def gpus_of(
     state: Sequence[Mapping[str, Any]],
     writable: Mapping[str, bool],
     render_nodes: frozenset[str],
+    unread: Mapping[str, str],
 ) -> tuple[Gpu, ...]:
-    """GPUs from node_state's list. `writable` by sysfs_path, `render_nodes` are the names in /dev/dri."""
+    """GPUs from node_state's list.
+
+    `writable` and `unread` (why the mode could not be read) by sysfs_path, `render_nodes`: names in /dev/dri.
+    """
     sums: dict[int | None, int] = {}
     for entry in state:
         counts = [part["num_xcc"] or 0 for part in entry["partitions"]]
@@ -135,6 +156,7 @@ def gpus_of(
                 for part in entry["partitions"]
                 if part["render_node"] and part["render_node"] not in render_nodes
             ),
+            unread=unread.get(entry["sysfs_path"]),
         )
         for entry in state
     )
@@ -169,16 +191,16 @@ def refuse(
     gpus: Sequence[Gpu], targets: Sequence[Gpu], compute: str, *, euid: int, virtual: bool | None
 ) -> None:
     """Raise PartitionError when the change cannot work, before anything is touched."""
-    unread = [gpu.name for gpu in targets if gpu.mode is None and gpu.available]
+    unread = [gpu for gpu in targets if gpu.unread]
     if unread:
         raise PartitionError(
-            f"{', '.join(unread)}: the current mode cannot be read, which the driver forbids while a GPU is "
-            "being reset. Wait for the reset to end (dmesg | grep amdgpu) and run again."
+            f"{named(unread)}: the current mode cannot be read: {unread[0].unread}. Look at "
+            "dmesg | grep amdgpu, wait for a reset to end, and run again."
         )
-    lacking = [gpu.name for gpu in targets if not gpu.available]
+    lacking = [gpu for gpu in targets if gpu.mode is None or not gpu.available]
     if lacking:
         raise PartitionError(
-            f"{', '.join(lacking)}: the amdgpu driver offers no compute partition modes. The kernel's own "
+            f"{named(lacking)}: the amdgpu driver offers no compute partition modes. The kernel's own "
             "driver may lack them, and so do virtual functions; install AMD's Instinct driver (amdgpu-dkms) "
             "on the bare-metal host."
         )
@@ -186,17 +208,17 @@ def refuse(
     if offered:
         refusing = [gpu for gpu in targets if compute not in gpu.available]
         raise PartitionError(
-            f"{', '.join(gpu.name for gpu in refusing)}: mode {compute} is not offered in memory partition "
+            f"{named(refusing)}: mode {compute} is not offered in memory partition "
             f"mode {refusing[0].memory_mode or 'unknown'}. "
             f"Offered: {'; '.join(', '.join(modes) for modes in offered)}."
         )
     if euid != 0:
         raise PartitionError("Setting a partition mode needs root: use become: true (-b).")
-    fixed = [gpu.name for gpu in targets if not gpu.writable]
+    fixed = [gpu for gpu in targets if not gpu.writable]
     if fixed:
         where = "inside this virtual machine" if virtual else "here"
         raise PartitionError(
-            f"{', '.join(fixed)}: the driver does not let the mode be changed {where} "
+            f"{named(fixed)}: the driver does not let the mode be changed {where} "
             "(current_compute_partition is read-only). Set it on the bare-metal host."
         )
 
@@ -260,21 +282,22 @@ def judge(
     """
     if not left:
         return Judgement(DONE)
-    said: dict[str, list[str]] = {BUSY: [], REFUSED: [], BROKEN: [], DONE: []}
-    for gpu in left:
-        for result in results:
+    said: dict[str, dict[str, list[Gpu]]] = {BUSY: {}, REFUSED: {}, BROKEN: {}, DONE: {}}
+    for result in results:
+        for gpu in left:
             if places[gpu.index] in result.verdicts:
                 verdict, message = result.verdicts[places[gpu.index]]
-                said[verdict].append(f"{gpu.name}: {message}")
-    for result in results:
+                said[verdict].setdefault(message, []).append(gpu)
         if result.failure:
-            said[result.failure[0]].append(result.failure[1])
+            said[result.failure[0]].setdefault(result.failure[1], [])
     for verdict in (REFUSED, BUSY, BROKEN):
         if said[verdict]:
-            return Judgement(verdict, "; ".join(dict.fromkeys(said[verdict])))
-    names = ", ".join(gpu.name for gpu in left)
+            parts = [
+                f"{named(gpus)}: {message}" if gpus else message for message, gpus in said[verdict].items()
+            ]
+            return Judgement(verdict, "; ".join(parts))
     claim = "reported success" if said[DONE] else "said nothing"
-    return Judgement(BROKEN, f"it {claim} for {names}, but the driver still shows the earlier mode")
+    return Judgement(BROKEN, f"it {claim} for {named(left)}, but the driver still shows the earlier mode")
 
 
 def verify(gpus: Sequence[Gpu], modes: Mapping[int, str], ast_loaded: bool) -> str | None:

@@ -94,15 +94,22 @@ class Node:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs as the driver shows them now."""
+        self.source.problems.clear()
         state = observe.read_gpus(self.source)
+        ending = "/current_compute_partition"
+        unread = {
+            problem["what"][: -len(ending)]: problem["error"]
+            for problem in self.source.problems
+            if problem["what"].endswith(ending)
+        }
         writable = {}
         for entry in state:
             try:
-                status = os.stat(self.path(entry["sysfs_path"] + "/current_compute_partition"))
+                status = os.stat(self.path(entry["sysfs_path"] + ending))
                 writable[entry["sysfs_path"]] = bool(status.st_mode & 0o200)
             except OSError:
                 writable[entry["sysfs_path"]] = False
-        return partition.gpus_of(state, writable, frozenset(self.source.names("/dev/dri")))
+        return partition.gpus_of(state, writable, frozenset(self.source.names("/dev/dri")), unread)
 
     def tools(self) -> Mapping[str, str | None]:
         """Paths of the management tools."""
@@ -352,7 +359,7 @@ class _Work:
                     self.step(step, True)
             wrong = partition.differing(self.node.gpus(), before)
             if not wrong:
-                return f"Set back to the earlier mode: {', '.join(gpu.name for gpu in changed)}."
+                return f"Set back to the earlier mode: {partition.named(changed)}."
             self.node.sleep(float(2**number))
         stuck = ", ".join(
             f"{gpu.name} is {gpu.mode or 'unreadable'}, was {before[gpu.index]}" for gpu in wrong

@@ -25,6 +25,7 @@ _ROCM_LINE = re.compile(r"GPU\[(\d+)\]\s*: (.*)")
 _ROCM_TITLE = re.compile(r"=+ ([^=]+) =+")
 _AMD_GPU = re.compile(r"GPU: (\d+)")
 _AMD_STATUS = re.compile(r"\bAMDSMI_STATUS_([A-Z_]+)")
+_AMD_ERROR = re.compile(r"\d+ \| (AMDSMI_STATUS_[A-Z_]+ - .*)")
 _AMD_FAILED_GPU = re.compile(r"on GPU ID: (\d+) BDF:")
 _AMD_SET_KEYS = ("ACCELERATOR_PARTITION", "COMPUTEPARTITION")
 _JSON_START = re.compile(r'[\[{](?=[\s\[\]{}"]|$)')
@@ -260,9 +261,10 @@ def amd_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
     failure: tuple[str, str] | None = None
     complaint = "\n".join([*others, stderr])
     if complaint.strip():
-        failure = (_amd_verdict(complaint), excerpt(complaint))
+        status = _AMD_ERROR.search(complaint)
+        failure = (_amd_verdict(complaint), status.group(1).strip() if status else excerpt(complaint))
         gpu = _AMD_FAILED_GPU.search(complaint)
-        if gpu and failure[0] != BROKEN:
+        if gpu:
             verdicts.setdefault(int(gpu.group(1)), failure)
     elif not verdicts:
         failure = (BROKEN, "amd-smi said nothing")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,11 +218,28 @@ def test_refuses_a_driver_without_modes(tree: Tree, module: Any) -> None:
     assert "offers no compute partition modes" in result["msg"]
 
 
-def test_refuses_a_gpu_in_reset(tree: Tree, module: Any) -> None:
+def test_refuses_a_gpu_in_reset(tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ansible.module_utils.instinct import observe
+
+    real_open = os.open
+
+    def open_(path: str, *rest: Any) -> int:
+        if path.endswith("renderD152/device/current_compute_partition"):
+            raise PermissionError(1, "Operation not permitted")
+        return real_open(path, *rest)
+
+    monkeypatch.setattr(observe.os, "open", open_)
+    result, failed = module()
+    assert failed
+    assert "GPU 3 (0000:65:00.0): the current mode cannot be read: Operation not permitted" in result["msg"]
+    assert tree.modes()[:3] == ["SPX"] * 3
+
+
+def test_refuses_a_mode_that_is_not_one(tree: Tree, module: Any) -> None:
     (tree.device(3) / "current_compute_partition").write_text("UNKNOWN\n")
     result, failed = module()
     assert failed
-    assert "GPU 3 (0000:65:00.0): the current mode cannot be read" in result["msg"]
+    assert "GPU 3 (0000:65:00.0): the amdgpu driver offers no compute partition modes" in result["msg"]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +269,7 @@ def test_refuses_bad_arguments(tree: Tree, module: Any, args: dict[str, Any], sa
     ("behaviour", "says"),
     [
         ({"rocm_smi": "garbage"}, "rocm-smi does not work: rocm-smi printed"),
-        ({"rocm_smi": "noop"}, "reported success for GPU 0 (0000:05:00.0)"),
+        ({"rocm_smi": "noop"}, "reported success for GPUs 0-7, but the driver"),
     ],
 )
 def test_falls_back_to_the_next_tool(tree: Tree, module: Any, behaviour: dict[str, Any], says: str) -> None:
@@ -385,7 +403,7 @@ def test_a_failing_gpu_puts_the_others_back(
     assert failed
     assert cause in result["msg"]
     assert "GPU 5 (0000:a6:00.0)" in result["msg"]
-    assert "Set back to the earlier mode: GPU 0 (0000:05:00.0), GPU 1 " in result["msg"]
+    assert "Set back to the earlier mode: GPUs 0-4" in result["msg"]
     assert tree.modes() == before
     assert not result["changed"]
     assert modes(result["after"]) == before
@@ -483,9 +501,24 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
             "memory_partition": "NPS1", "available_compute_partitions": ["CPX"], "partitions": parts,
         }  # fmt: skip
 
-    gpus = partition.gpus_of([entry(0, [1] * 4), entry(1, [1] * 3)], {"/x": True}, frozenset({"renderD128"}))
+    gpus = partition.gpus_of(
+        [entry(0, [1] * 4), entry(1, [1] * 3)], {"/x": True}, frozenset({"renderD128"}), {}
+    )
     assert [found.xcc for found in gpus] == [4, 4]
     assert "7 of 8 partitions" in str(partition.verify(gpus, {0: "CPX", 1: "CPX"}, False))
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ([2], "GPU 2 (0000:02:00.0)"),
+        ([0, 1], "GPU 0 (0000:00:00.0), GPU 1 (0000:01:00.0)"),
+        ([0, 1, 2, 3], "GPUs 0-3"),
+        ([7, 0, 1, 3, 5, 6], "GPUs 0-1, 3, 5-7"),
+    ],
+)
+def test_named(indices: list[int], text: str) -> None:
+    assert partition.named([gpu(index) for index in indices]) == text
 
 
 def test_select_takes_addresses_in_any_case() -> None:

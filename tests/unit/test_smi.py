@@ -131,7 +131,7 @@ def test_rocm_smi_modes_that_are_none(text: str) -> None:
         ("amdsmi_6.3dev_set_compute_in_guest", "CPX", {}, BROKEN),
         ("amdsmi_6.3dev_bad_gpu", "CPX", {}, BROKEN),
         ("amdsmi_6.3dev_bad_command", "CPX", {}, BROKEN),
-        ("amdsmi_6.3dev_set_mem_notsupp", "CPX", {}, BROKEN),
+        ("amdsmi_6.3dev_set_mem_notsupp", "CPX", {0: BROKEN}, BROKEN),
         ("nothing at all", "CPX", {}, BROKEN),
         # a success of another mode, or of another command, is none
         ("amdsmi_6.4_doc_set_compute_cpx", "SPX", dict.fromkeys(range(8), BROKEN), None),
