@@ -294,10 +294,9 @@ def classify(text: str, exit_code: int | None = None, oom_killed: bool = False) 
 
 
 def tail(text: str, lines: int = 20) -> list[str]:
-    """The last non-empty lines of a log, for people."""
-    return [line for line in (_COLOUR.sub("", raw.rstrip()) for raw in text.split("\n")) if line.strip()][
-        -lines:
-    ]
+    """The last non-empty lines of a log, for people; of a progress bar, its last state."""
+    shown = (_COLOUR.sub("", raw.rstrip()).rsplit("\r", 1)[-1] for raw in text.split("\n"))
+    return [line for line in shown if line.strip()][-lines:]
 
 
 def _finding(kind: str, line: str, next_step: str) -> Finding:

@@ -26,7 +26,6 @@ from .ready import ServerFailed, wait_ready
 from .redact import Redactor
 from .server import LOG_FILE, Actions, Seen, Server, Steps, actions_of, decide, diff_of, look, wanted_files
 
-
 POLL_SECONDS = 0.5  # between two looks at a server that starts
 
 
@@ -49,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How to reach the engine, what to mask, and the limit for readiness (seconds; None: the servers' own)."""
+    """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own)."""
 
     connect: Callable[[], Engine]
     redact: Redactor

@@ -312,4 +312,4 @@ def test_a_very_long_line_is_cut() -> None:
 
 
 def test_tail() -> None:
-    assert tail("a\n\nb\x1b[0m\nc  \n", 2) == ["b", "c"]
+    assert tail("a\n\nb\x1b[0m\n1%\r50%\rc  \n", 2) == ["b", "c"]

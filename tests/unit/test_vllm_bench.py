@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm_bench on a fake engine: command lines, containers, results, failures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.instinct import benches, places
+from ansible.modules import vllm_bench
+from instinct.bench import FRONT_END, check_args, command, flag_words, groups_of, parse_target
+from instinct.benches import outcome
+from instinct.nodemodule import NodeError
+from instinct.results import normalise
+from instinct.summary import collect
+
+from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
+
+IMAGE = "registry.example/vllm@sha256:" + "a" * 64
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CANARY = "sk-canary-Zq81-secret"
+RESULT = {
+    "date": "20260101-000000",
+    "model_id": "lab/tiny-llama",
+    "num_prompts": 10,
+    "request_rate": "inf",
+    "duration": 2.0,
+    "completed": 10,
+    "failed": 0,
+    "total_input_tokens": 100,
+    "total_output_tokens": 200,
+    "request_throughput": 5.0,
+    "output_throughput": 100.0,
+    "mean_ttft_ms": 1.0,
+}
+
+
+def instance(name: str = "llama-0", **more: Any) -> dict[str, Any]:
+    """INSTANCE of a plan."""
+    return {
+        "name": name,
+        "deployment": "llama",
+        "model": "lab/tiny-llama",
+        "commit": COMMIT,
+        "served_model": "tiny",
+        "image": IMAGE,
+        "port": 8000,
+        "argv": [
+            "vllm", "serve", "lab/tiny-llama", "--revision", COMMIT, "--served-model-name", "tiny",
+            "--host", "0.0.0.0", "--port", "8000", "--tensor-parallel-size", "2", "--trust-remote-code",
+            "--no-enable-log-requests", "--compilation-config", '{"mode":3}',
+        ],
+        "env": {"A": "b"},
+        "server": {
+            "name": name,
+            "files": {"env": {"text": f"VLLM_API_KEY='{CANARY}'\n", "mode": "0600"}},
+            "container": {
+                "Image": IMAGE,
+                "Entrypoint": ["/bin/bash", "/instinct/serve.sh"],
+                "Labels": {"instinct-fleet.instance": name},
+                "StopTimeout": 120,
+                "HostConfig": {
+                    "Binds": [f"/etc/instinct-fleet/instances/{name}:/instinct:ro", "/var/hf:/hf:ro"],
+                    "Devices": [{"PathOnHost": "/dev/kfd"}],
+                    "NetworkMode": "host",
+                    "RestartPolicy": {"Name": "unless-stopped"},
+                },
+            },
+        },
+        **more,
+    }  # fmt: skip
+
+
+def target(**more: Any) -> Any:
+    return parse_target(instance(**more))
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
+    with FakeDocker(tmp_path) as fake:
+        fake.add_image(IMAGE)
+        for name in ("llama-0", "llama-1"):
+            fake.add_container(f"instinct-{name}", {"Image": IMAGE})
+        fake.programs["instinct-bench-"] = client()
+        yield fake
+
+
+def result_dir(container: FakeContainer) -> Path:
+    bind = next(bind for bind in container.body["HostConfig"]["Binds"] if bind.endswith(":/bench:rw"))
+    return Path(bind.split(":")[0])
+
+
+def client(result: Any = RESULT, code: int = 0, log: str = "", seconds: float = 0.0) -> Program:
+    """vllm bench: writes its JSON and ends."""
+
+    def program(container: FakeContainer) -> int:
+        container.log = log or "  0%|\r100%|done\n============ Serving Benchmark Result ============\n"
+        if container.stopping.wait(seconds):
+            return 143
+        if result is not None:
+            text = result if isinstance(result, str) else json.dumps(result)
+            (result_dir(container) / "result.json").write_text(text)
+        return code
+
+    return program
+
+
+def args(docker: FakeDocker, *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"run": "r1", "targets": list(targets), "docker_socket": docker.path, **more}
+
+
+# ---- command lines -------------------------------------------------------------------------------
+
+
+def test_the_serve_client_asks_the_instance_with_the_snapshots_tokenizer() -> None:
+    words = command("serve", target(), {"num-prompts": 8, "ignore-eos": True})
+    assert words == [
+        "vllm", "bench", "serve",
+        "--model", "lab/tiny-llama",
+        "--served-model-name", "tiny",
+        "--tokenizer", f"/hf/hub/models--lab--tiny-llama/snapshots/{COMMIT}",
+        "--base-url", "http://127.0.0.1:8000",
+        "--trust-remote-code",
+        "--percentile-metrics", "ttft,tpot,itl,e2el",
+        "--metric-percentiles", "50,90,95,99",
+        "--save-result", "--result-dir", "/bench", "--result-filename", "result.json",
+        "--num-prompts", "8", "--ignore-eos",
+    ]  # fmt: skip
+
+
+def test_arguments_go_over_the_defaults() -> None:
+    words = command("serve", target(), {"metric-percentiles": "99", "tokenizer": "/t"})
+    assert words[words.index("--metric-percentiles") + 1] == "99"
+    assert words[words.index("--tokenizer") + 1] == "/t"
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("10.0.0.7", "http://10.0.0.7:8000")],
+)
+def test_the_url_is_where_the_instance_listens(listen: str, url: str) -> None:
+    assert target(argv=["vllm", "serve", "m", "--host", listen]).base_url == url
+
+
+def test_a_local_model_is_its_own_tokenizer() -> None:
+    assert target(model="/data/m", commit=None).weights == "/data/m"
+
+
+@pytest.mark.parametrize("kind", ["latency", "throughput"])
+def test_offline_benchmarks_get_the_engine_arguments_without_the_front_ends(kind: str) -> None:
+    words = command(kind, target(), {"input-len": 32, "tensor-parallel-size": 4})
+    assert words == [
+        "vllm", "bench", kind,
+        "--model", "lab/tiny-llama",
+        "--revision", COMMIT,
+        "--trust-remote-code",
+        "--compilation-config", '{"mode":3}',
+        "--input-len", "32",
+        "--tensor-parallel-size", "4",
+        "--output-json", "/bench/result.json",
+    ]  # fmt: skip
+
+
+def test_the_front_end_has_no_engine_option() -> None:
+    for flag in (
+        "tensor-parallel-size",
+        "max-model-len",
+        "revision",
+        "dtype",
+        "tokenizer",
+        "trust-remote-code",
+    ):
+        assert flag not in FRONT_END
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, ["--x"]),
+        (False, []),
+        (None, []),
+        (0, ["--x", "0"]),
+        ("inf", ["--x", "inf"]),
+        ([1, "b"], ["--x", "1", "b"]),
+        ({"b": 1, "a": [2]}, ["--x", '{"a": [2], "b": 1}']),
+    ],
+)
+def test_flag_words(value: Any, words: list[str]) -> None:
+    assert flag_words({"x": value}) == words
+
+
+def test_goodput_and_metadata_have_their_own_forms() -> None:
+    assert flag_words({"goodput": {"ttft": 500, "tpot": 50}}) == ["--goodput", "ttft:500", "tpot:50"]
+    assert flag_words({"metadata": {"tp": 8}}) == ["--metadata", "tp=8"]
+
+
+def test_groups_of_a_command_line() -> None:
+    assert groups_of(["vllm", "serve", "m", "--a_b", "1", "2", "--c", "--d={}", "--e", "-1"]) == {
+        "a-b": ["1", "2"],
+        "c": [],
+        "d": ["{}"],
+        "e": ["-1"],
+    }
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def test_measures_and_returns_what_vllm_wrote(docker: FakeDocker, run_module: Any, tmp_path: Path) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), args={"num_prompts": 10}))
+    assert not failed, result["msg"]
+    assert result["changed"] is False
+    entry = result["benchmarks"][0]
+    assert entry["result"] == RESULT
+    assert (entry["instance"], entry["deployment"], entry["kind"]) == ("llama-0", "llama", "serve")
+    assert entry["digest"] == "sha256:" + "a" * 64
+    assert entry["error"] is None
+    assert entry["log"].splitlines() == ["100%|done", "============ Serving Benchmark Result ============"]
+    assert entry["command"][:3] == ["vllm", "bench", "serve"]
+    assert abs(entry["started"] - time.time()) < 60
+    assert entry["instance_plan"]["name"] == "llama-0"
+    assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
+    assert not list((tmp_path / "var").rglob("result.json"))
+
+
+def test_the_report_takes_the_entries(docker: FakeDocker, run_module: Any) -> None:
+    result, _ = run_module(vllm_bench.main, args(docker, instance()))
+    measured = collect(["n1"], {"n1": {"__benchmark_serve": result}}, benches_redactor())
+    assert measured.failures == ()
+    assert measured.rows[0]["output_throughput"] == 100.0
+    assert measured.rows[0]["instance"] == "llama-0"
+
+
+def benches_redactor() -> Any:
+    from instinct.redact import Redactor
+
+    return Redactor()
+
+
+def test_the_container_is_the_instances_own_with_another_command(docker: FakeDocker, run_module: Any) -> None:
+    seen: list[FakeContainer] = []
+
+    def program(container: FakeContainer) -> int:
+        seen.append(container)
+        assert result_dir(container).stat().st_mode & 0o777 == 0o700
+        return client()(container)
+
+    docker.programs["instinct-bench-"] = program
+    run_module(vllm_bench.main, args(docker, instance()))
+    body = seen[0].body
+    assert body["Image"] == IMAGE
+    assert body["Labels"] == {"instinct-fleet.bench": "r1", "instinct-fleet.bench.instance": "llama-0"}
+    assert body["Entrypoint"][:2] == ["/bin/bash", "-c"]
+    assert ". /instinct/env" in body["Entrypoint"][2]
+    assert body["Cmd"][:3] == ["vllm", "bench", "serve"]
+    assert body["HostConfig"]["Devices"] == [{"PathOnHost": "/dev/kfd"}]
+    assert "RestartPolicy" not in body["HostConfig"]
+    assert "/var/hf:/hf:ro" in body["HostConfig"]["Binds"]
+
+
+def test_all_targets_at_once(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-bench-"] = client(seconds=0.7)
+    started = time.monotonic()
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), instance("llama-1")))
+    assert not failed
+    assert time.monotonic() - started < 1.3
+    assert [entry["instance"] for entry in result["benchmarks"]] == ["llama-0", "llama-1"]
+
+
+def test_check_mode_says_what_would_run(docker: FakeDocker, run_module: Any) -> None:
+    predicted, failed = run_module(vllm_bench.main, args(docker, instance()), check=True)
+    assert not failed
+    assert docker.changes() == []
+    assert predicted["benchmarks"] == []
+    real, _ = run_module(vllm_bench.main, args(docker, instance()))
+    assert predicted["actions"] == real["actions"]
+    assert real["actions"][0].startswith(
+        "POST /containers/create?name=instinct-bench-llama-0 (vllm bench serve --model"
+    )
+
+
+def test_a_benchmark_left_by_a_killed_controller_is_removed(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs.clear()
+    docker.add_container("instinct-bench-llama-0", {"Image": IMAGE})
+    docker.programs["instinct-bench-"] = client()
+    docker.requests.clear()
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert not failed, result["msg"]
+    assert result["actions"][0] == "DELETE /containers/instinct-bench-llama-0 (left by an earlier run)"
+    assert docker.changes()[0].startswith("POST /containers/instinct-bench-llama-0/stop")
+    assert "instinct-bench-llama-0" not in docker.containers
+
+
+def test_offline_needs_a_stopped_instance_and_serve_a_running_one(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), kind="latency"))
+    assert failed
+    assert "runs and holds its GPUs" in result["msg"]
+    docker.containers["instinct-llama-0"].status = "exited"
+    docker.programs["instinct-bench-"] = client(
+        {"avg_latency": 1.5, "latencies": [1.5], "percentiles": {"50": 1.5}}
+    )
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), kind="latency"))
+    assert not failed, result["msg"]
+    assert result["benchmarks"][0]["result"]["avg_latency"] == 1.5
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert failed
+    assert "does not run" in result["msg"]
+
+
+def test_no_targets_is_nothing(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker))
+    assert not failed
+    assert result["benchmarks"] == []
+
+
+# ---- results and failures ------------------------------------------------------------------------
+
+THROUGHPUT_LOG = (
+    "Throughput: 2.00 requests/s, 500.00 total tokens/s, 200.00 output tokens/s\n"
+    "Total num prompt tokens:  1500\nTotal num output tokens:  1000\n"
+)
+
+
+def test_the_throughput_benchmarks_log_is_kept_for_its_output_tokens(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    docker.containers["instinct-llama-0"].status = "exited"
+    raw = {"elapsed_time": 5.0, "num_requests": 10, "total_num_tokens": 2500}
+    docker.programs["instinct-bench-"] = client(raw, log="noise\n" * 500 + THROUGHPUT_LOG)
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), kind="throughput"))
+    assert not failed, result["msg"]
+    entry = result["benchmarks"][0]
+    assert normalise("throughput", entry["result"], entry["log"])["output_throughput"] == 200.0
+
+
+OOM = "torch.OutOfMemoryError: HIP out of memory.\n"
+OUTCOMES = [
+    (RESULT, 0, None),
+    ({**RESULT, "completed": 0, "failed": 10}, 0, "no request of 10 completed."),
+    ({**RESULT, "completed": 7, "failed": 3}, 0, "3 of 10 requests failed."),
+    (
+        {key: RESULT[key] for key in RESULT if key != "failed"} | {"completed": 9},
+        0,
+        "1 of 10 requests failed.",
+    ),
+    (RESULT, None, "not done after 5 s"),
+    (None, 0, "ended well, but wrote no result"),
+    ("{broken", 0, "wrote no usable result"),
+    ({"x": 1}, 0, "has no number 'completed'"),
+    (None, 1, "out_of_memory: torch.OutOfMemoryError"),
+]
+
+
+@pytest.mark.parametrize(("result", "code", "error"), OUTCOMES)
+def test_outcomes(result: Any, code: int | None, error: str | None) -> None:
+    text = "" if result is None else result if isinstance(result, str) else json.dumps(result)
+    found, why = outcome("serve", code, OOM, text, 5)
+    if error is None:
+        assert (found, why) == (RESULT, None)
+    else:
+        assert why is not None
+        assert error in why
+
+
+def test_nan_becomes_null() -> None:
+    found, why = outcome("serve", 0, "", json.dumps({**RESULT, "std_ttft_ms": float("nan")}), 5)
+    assert (found["std_ttft_ms"], why) == (None, None)
+
+
+def test_old_goodput_key_and_missing_counts_are_understood() -> None:
+    old = {key: RESULT[key] for key in RESULT if key != "failed"} | {"request_goodput:": 3.5}
+    found, why = outcome("serve", 0, "", json.dumps(old), 5)
+    assert why is None
+    metrics = normalise("serve", found)
+    assert (metrics["request_goodput"], metrics["failed"], metrics["total_token_throughput"]) == (
+        3.5,
+        0,
+        150.0,
+    )
+
+
+def test_failed_requests_come_with_the_servers_words_and_the_numbers(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    docker.programs = {
+        "instinct-bench-llama-0": client({**RESULT, "completed": 7, "failed": 3}),
+        "instinct-bench-llama-1": client(),
+    }
+    docker.containers["instinct-llama-0"].log = "Memory access fault by GPU node-2 on address 0x1.\n"
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), instance("llama-1")))
+    assert failed
+    assert result["msg"].startswith(
+        "1 of 2 serve benchmarks failed. llama-0: 3 of 10 requests failed. The server says"
+    )
+    assert "Memory access fault" in result["msg"]
+    assert result["benchmarks"][0]["result"]["completed"] == 7
+    assert result["benchmarks"][1]["error"] is None
+
+
+def test_a_client_that_fails_says_why(docker: FakeDocker, run_module: Any) -> None:
+    log = "Traceback (most recent call last):\nValueError: Initial test run failed - Error: Not Found\n"
+    docker.programs["instinct-bench-"] = client(None, 1, log)
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert failed
+    assert "python_exception: ValueError: Initial test run failed - Error: Not Found" in result["msg"]
+    assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
+
+
+def test_a_benchmark_that_hangs_is_stopped(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-bench-"] = client(seconds=60)
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), timeout=1))
+    assert failed
+    assert "not done after 1 s, and stopped" in result["msg"]
+    assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
+
+
+def test_a_container_that_docker_refuses(docker: FakeDocker, run_module: Any) -> None:
+    docker.errors["POST /containers/create"] = (404, "No such image: x")
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert failed
+    assert "could not be run: No such image" in result["msg"]
+
+
+BAD_INPUT = [
+    ({"args": {"base_url": "http://x"}}, {}, "base-url is set by the module"),
+    ({"args": {"result-dir": "/x"}}, {}, "result-dir is set by the module"),
+    ({"run": "../x"}, {}, "is not a name"),
+    ({"run": "a/b"}, {}, "is not a name"),
+    ({"kind": "sevre"}, {}, "value of kind must be one of"),
+    ({}, {"argv": None}, "targets[llama-0]: argv is missing"),
+    ({}, {"server": {}}, "server is missing"),
+    ({}, {"server": {"container": {}}}, "server.container is missing"),
+]
+
+
+@pytest.mark.parametrize(("change", "more", "words"), BAD_INPUT)
+def test_bad_input_is_refused_before_anything(
+    change: dict[str, Any], more: dict[str, Any], words: str, docker: FakeDocker, run_module: Any
+) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker, instance(**more), **change))
+    assert failed
+    assert words in result["msg"]
+    assert docker.changes() == []
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(NodeError, match="serve"):
+        check_args("serv", {})
+
+
+# ---- secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda _d: None,
+        lambda d: d.programs.update({"instinct-bench-": client(None, 1, f"ValueError: {CANARY} refused\n")}),
+        lambda d: d.programs.update({"instinct-bench-": client(f'{{"{CANARY}')}),
+        lambda d: d.programs.update({"instinct-bench-": client({**RESULT, "x": CANARY})}),
+        lambda d: d.errors.update({"POST /containers/create": (500, CANARY)}),
+        lambda d: d.errors.update({"GET /containers": (500, CANARY)}),
+    ],
+)
+def test_the_api_key_is_in_no_message(
+    break_it: Any, docker: FakeDocker, run_module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bodies: list[str] = []
+    create = docker._post_containers
+
+    def spy(http: Any, path: str, query: Any, body: Any) -> Any:
+        bodies.append(json.dumps(body))
+        return create(http, path, query, body)
+
+    docker._post_containers = spy  # type: ignore[method-assign]
+    break_it(docker)
+    result, _failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert "exception" not in result
+    assert CANARY not in json.dumps(result)
+    assert CANARY not in "".join(docker.requests + bodies)
+    assert CANARY not in capsys.readouterr().err
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or CANARY not in path.read_text(errors="replace")
+
+
+def test_documentation_is_the_argument_spec() -> None:
+    documented = yaml.safe_load(vllm_bench.DOCUMENTATION)["options"]
+    spec = vllm_bench.argument_spec()
+    assert set(documented) == set(spec)
+    for name, option in spec.items():
+        for key in ("type", "default", "required", "elements", "choices"):
+            assert documented[name].get(key) == option.get(key), (name, key)
+
+
+def test_documented_entries_are_the_returned_ones(docker: FakeDocker, run_module: Any) -> None:
+    result, _ = run_module(vllm_bench.main, args(docker, instance()))
+    contains = yaml.safe_load(vllm_bench.RETURN)["benchmarks"]["contains"]
+    assert set(result["benchmarks"][0]) == set(contains)
+    assert benches.LOG_LINES >= 40
