@@ -109,14 +109,18 @@ def ssh(config: Config, host: str, command: list[str]) -> None:
 def hub(faults: str) -> None:
     """Set what the hub does wrong; LabError when it does not understand it."""
     request = urllib.request.Request(
-        f"http://{SERVICES_ADDRESS}:8080/_lab/faults", data=json.dumps(json.loads(faults)).encode(), method="PUT"
+        f"http://{SERVICES_ADDRESS}:8080/_lab/faults",
+        data=json.dumps(json.loads(faults)).encode(),
+        method="PUT",
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         answer.read()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lab", description=f"The lab. Its hub is {HUB} for its nodes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab", description=f"The lab. Its hub is {HUB} for its nodes."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
         ("up", "bring the lab up, or complete it (LAB_NODES nodes, 2 by default)"),

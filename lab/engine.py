@@ -15,7 +15,7 @@ from docker.errors import DockerException
 
 from .config import Config, LabError
 
-PACKAGES = {"debootstrap": "debootstrap", "ssh": "openssh-client", "iptables": "iptables"}
+PACKAGES = {"mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "iptables": "iptables"}
 FREE_BYTES = 15 * 2**30
 
 
@@ -27,7 +27,7 @@ def check_machine(config: Config) -> None:
         raise LabError(f"the lab runs on Linux x86_64, this is {platform.system()} {platform.machine()}")
     config.state.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(config.state).free
-    if free < FREE_BYTES and not config.registry.exists():
+    if free < FREE_BYTES and not any(config.layers.glob("vllm-*.tar")):
         raise LabError(
             f"{config.state} has {free / 2**30:.1f} GiB free and the lab needs 15: make room, or set LAB_DIR"
         )

