@@ -55,6 +55,7 @@ class Server:
         self.created = int(time.time())
         self.finished = asyncio.Event()
         self._listener: asyncio.Server | None = None
+        self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged = (time.monotonic(), 0, 0)
         self._routes: dict[str, tuple[str, Callable[[Connection, Call], None]]] = {
@@ -94,14 +95,15 @@ class Server:
     # How it ends.
 
     def shut_down(self) -> None:
-        """What SIGTERM does."""
+        """What SIGTERM does; more of them do nothing more."""
+        if self._stopping:
+            return
+        self._stopping = True
         timeout = self.settings.shutdown_timeout
         log("APIServer", "launcher.py:254", "[shutdown] API server: shutdown triggered")
         mode = "drain" if timeout else "abort"
         text = f"[shutdown] API server: stopping engine client mode={mode} timeout={timeout:g}s"
         log("APIServer", "launcher.py:270", text)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
         self._start(self._drain(timeout))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -126,11 +128,11 @@ class Server:
         print("INFO:     Shutting down", flush=True)
         if self._listener:
             self._listener.close()
-        for connection in list(self.connections):
-            connection.close()
         if any(connection.busy for connection in self.connections):
             print("INFO:     Waiting for connections to close. (CTRL+C to force quit)", flush=True)
         while self.connections:
+            for connection in list(self.connections):
+                connection.close()
             await asyncio.sleep(0.01)
         self.finished.set()
 
