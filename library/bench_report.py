@@ -17,7 +17,7 @@ description:
     appears complete or not at all, and a run that exists is never overwritten.
   - Runs on the control node only, once for the whole play, and connects to nothing.
   - A host that failed or could not be reached is named among the failures; it does not make this task fail.
-  - Values of secret variables and options, and the secrets of the inventory wherever they turn up, are masked.
+  - Values of secret variables and options are masked, and the inventory's secrets wherever they turn up.
 options:
   run:
     description:

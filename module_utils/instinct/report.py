@@ -64,7 +64,7 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
         "notes": _notes(served),
         "cards": _cards(served, nodes, len(hosts), len(expected)),
         "nodes": nodes_section(nodes),
-        "deployments": [deployment_section(name, pairs) for name in names],
+        "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
         "offline": offline_sections(pairs),
         "reproduce": [
             reproduction(name, item, [row for row in rows if row["deployment"] == name])

@@ -79,7 +79,8 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
     }
 
 
-def deployment_section(name: str, pairs: Pairs) -> dict[str, Any]:
+def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
+    """A deployment's plots and tables. `number` keeps the ids of its plots apart from those of the others."""
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
     rows = [row for row, _ in own]
     hosts = sorted({row["host"] for row in rows}, key=natural)
@@ -89,7 +90,7 @@ def deployment_section(name: str, pairs: Pairs) -> dict[str, Any]:
         "model": rows[0]["model"],
         "scale": _scale(rows, hosts),
         "load": _load(rows),
-        "plots": [_throughput_plot(name, own, hosts), *_latency_plots(name, own)],
+        "plots": [_throughput_plot(name, number, own, hosts), *_latency_plots(name, number, own)],
         "many": many,
         "tables": [_throughput_table(own, many), _latency_table(own, many)],
     }
@@ -129,9 +130,9 @@ def _label(row: Row, rows: Sequence[Row]) -> str:
     return str(row["host"]) if alone else f"{row['host']}  {row['instance']}"
 
 
-def _throughput_plot(name: str, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
+def _throughput_plot(name: str, number: int, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
     rows = [row for row, _ in own]
-    identity = f"throughput-{_slug(name)}"
+    identity = f"throughput-{number}"
     if len(own) > MANY and len(own) > len(hosts):
         title = f"{name}: every instance against the median"
         per_host: dict[str, int] = {}
@@ -178,7 +179,7 @@ def _throughput_plot(name: str, own: Pairs, hosts: Sequence[str]) -> dict[str, A
     }
 
 
-def _latency_plots(name: str, own: Pairs) -> list[dict[str, Any]]:
+def _latency_plots(name: str, number: int, own: Pairs) -> list[dict[str, Any]]:
     rows = [row for row, _ in own]
     panels = [
         (metric, label)
@@ -195,7 +196,7 @@ def _latency_plots(name: str, own: Pairs) -> list[dict[str, Any]]:
         )
         for row, speed in own
     ]
-    identity, title = f"latency-{_slug(name)}", f"{name}: latency percentiles per instance"
+    identity, title = f"latency-{number}", f"{name}: latency percentiles per instance"
     if len(items) > MANY:
         return [
             {
@@ -327,7 +328,3 @@ def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
             }
         )
     return sections
-
-
-def _slug(name: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in name.lower())

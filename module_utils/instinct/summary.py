@@ -80,7 +80,8 @@ def collect(
                 failed.append(outcome)
                 continue
             rows.append((outcome, finite(redact.data(_plain(entry["result"])))))
-            deployments.setdefault(outcome["deployment"], _deployment(entry, outcome, redact))
+            if outcome["deployment"] not in deployments:
+                deployments[outcome["deployment"]] = _deployment(entry, outcome, redact)
             failed += _request_failures(outcome)
         failures += [Failure(host, item.what, redact(item.message)) for item in failed]
     rows.sort(key=lambda pair: (natural(pair[0]["host"]), natural(pair[0]["instance"]), pair[0]["kind"]))
