@@ -24,9 +24,9 @@ VLLM = str(Path(__file__).resolve().parents[2] / "lab/standin/vllm")
 
 # From vllm/benchmarks/serve.py of 0.32, without --save-detailed, with --metadata host=n1.
 KEYS = """
-date endpoint_type backend label model_id tokenizer_id num_prompts host request_rate burstiness max_concurrency
-duration completed failed total_input_tokens total_output_tokens request_throughput request_goodput
-output_throughput total_token_throughput latencies queue_times max_output_tokens_per_s
+date endpoint_type backend label model_id tokenizer_id num_prompts host request_rate burstiness
+max_concurrency duration completed failed total_input_tokens total_output_tokens request_throughput
+request_goodput output_throughput total_token_throughput latencies queue_times max_output_tokens_per_s
 max_concurrent_requests rtfx mean_ttft_ms median_ttft_ms std_ttft_ms p50_ttft_ms p99.9_ttft_ms
 mean_e2el_ms median_e2el_ms std_e2el_ms p50_e2el_ms p99.9_e2el_ms
 """
