@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Write what a vLLM release accepts into catalog/vllm, or compare it with what is there.
+
+    catalog/regenerate.py --image vllm/vllm-openai-rocm:v0.34.0   asks a container of the image
+    catalog/regenerate.py --installed --python venv/bin/python    asks an installed vLLM
+    catalog/regenerate.py --from-dir wheel/ --python PYTHON       asks an unpacked wheel, run by PYTHON
+    … --check                                                     writes nothing, exits with 1 when it differs
+
+Only the generated files are written (versions, flags, env, configs, bench); replacements.yml, parser.yml,
+settings.yml and backends.yml are written by hand, and what they now lack is named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "module_utils")]
+
+import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
+
+from catalog.tools.probe import MARKER, TRACKED  # noqa: E402
+from catalog.tools.store import PROBE, Store  # noqa: E402
+
+PROBE_FILE = HERE / "tools" / "probe.py"
+GPU_DEVICES = ("/dev/kfd", "/dev/dri")
+HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
+
+
+class Failure(Exception):
+    """Something that the user has to be told, and nothing more."""
+
+
+def run(command: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+    """Standard output of a command. Failure with the end of its standard error when it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(env or {})},
+            check=False,
+        )
+    except OSError as error:
+        raise Failure(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise Failure(f"{' '.join(command[:6])} … ended with {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def probe_output(text: str, origin: str) -> dict[str, Any]:
+    """The probe's object out of everything that was printed."""
+    lines = [line[len(MARKER) :] for line in text.splitlines() if line.startswith(MARKER)]
+    if not lines:
+        raise Failure(f"{origin} printed no answer; is vLLM installed in it?")
+    found: dict[str, Any] = json.loads(lines[-1])
+    if found["probe"] != PROBE:
+        raise Failure(f"{origin} answered in form {found['probe']}, and this reads form {PROBE}")
+    return found
+
+
+def from_python(python: str, classes: str, directory: str = "") -> dict[str, Any]:
+    """Ask a Python installation, with `directory` before its own libraries."""
+    env = {"PYTHONPATH": directory} if directory else {}
+    return probe_output(run([python, "-", classes], PROBE_FILE.read_text(), env), directory or python)
+
+
+def from_image(image: str, classes: str, docker: str) -> dict[str, Any]:
+    """Ask a container, and check the answer against the help text of `vllm serve` in it."""
+    devices = [f"--device={path}" for path in GPU_DEVICES if os.path.exists(path)]
+    base = [docker, "run", "--rm", "--network=none", *devices]
+    probe = run([*base, "--interactive", "--entrypoint=python3", image, "-", classes], PROBE_FILE.read_text())
+    found = probe_output(probe, image)
+    text = run([*base, "--entrypoint=vllm", image, "serve", "--help=all"])
+    named = {
+        name for line in HELP_OPTION.findall(text) for name in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)
+    }
+    known = {"--help", "-h"}
+    for name, entry in found["serve"].items():
+        known.update((name, *entry["aliases"], *entry["negatives"]))
+    if named - known:
+        raise Failure(
+            f"`vllm serve --help=all` of {image} names options that its parser lacks: {sorted(named - known)}"
+        )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done or equal, 1 different (with --check), 2 failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--installed", action="store_true", help="ask the vLLM of --python")
+    source.add_argument("--image", metavar="REF", help="ask a container of this image (docker run)")
+    source.add_argument("--from-dir", metavar="DIR", help="ask the vLLM unpacked in DIR, run by --python")
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="PATH", help="default: the Python that runs this"
+    )
+    parser.add_argument("--docker", default="docker", metavar="PATH", help="default: docker")
+    parser.add_argument("--check", action="store_true", help="only report")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an entry that was taken on another platform"
+    )
+    parser.add_argument(
+        "--catalog", type=Path, default=HERE, metavar="DIR", help="default: the one of this file"
+    )
+    options = parser.parse_args(arguments)
+    store = Store(options.catalog / "vllm")
+    try:
+        classes = TRACKED + ",".join(store.classes())
+        if options.image:
+            probe, origin = from_image(options.image, classes, options.docker), options.image
+        else:
+            directory = str(Path(options.from_dir).resolve()) if options.from_dir else ""
+            probe, origin = from_python(options.python, classes, directory), "installed"
+        return report(store, probe, origin, options)
+    except Failure as error:
+        print(f"regenerate: {error}", file=sys.stderr)
+        return 2
+
+
+def report(store: Store, probe: Mapping[str, Any], origin: str, options: argparse.Namespace) -> int:
+    """Compare, and write unless told not to."""
+    release, known = probe["version"], store.platform(probe["version"])
+    built = f"vLLM {release} for {probe['platform']} (Python {probe['python']}, torch {probe['torch']})"
+    print(f"{built}: {len(probe['serve'])} flags, {len(probe['env'])} variables")
+    found = list(store.compare(probe)) if known else []
+    if known:
+        print(f"the catalogue has {release}, taken on {known}; {len(found)} differences")
+    else:
+        print(f"{release} is not in the catalogue")
+    for item in found:
+        print(f"  {item.text()}")
+    if options.check:
+        return 1 if found or not known else 0
+    if known and known != probe["platform"] and not options.force:
+        raise Failure(
+            f"{release} was taken on {known}, and this vLLM is for {probe['platform']}; nothing was written. "
+            "Use --force to replace it all the same."
+        )
+    store.put(probe, origin)
+    print(f"wrote {release} into {store.root}")
+    replacements = yaml.safe_load((store.root / "replacements.yml").read_text())
+    missing = store.unexplained(release, replacements)
+    if missing:
+        print("no longer there, and without an entry in replacements.yml: " + ", ".join(missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated files of catalog/vllm: reading one release out of them, and putting one in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from instinct.versions import Timeline, timeline, version_key
+
+from .compare import Difference, differences
+from .packing import (
+    ENV_DEFAULTS,
+    FIELD_DEFAULTS,
+    FLAG_DEFAULTS,
+    pack,
+    read_json,
+    releases_of,
+    replace,
+    unpack,
+    write_table,
+    write_versions,
+)
+
+PROBE = 1
+"""Version of the probe's output that this reads."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The directory catalog/vllm."""
+
+    root: Path
+
+    def line(self) -> Timeline:
+        """The releases in versions.json."""
+        return timeline(releases_of(self.root / "versions.json"))
+
+    def classes(self) -> list[str]:
+        """The configuration classes whose keys are followed."""
+        return list(read_json(self.root / "configs.json")["classes"])
+
+    def platform(self, release: str) -> str:
+        """What a release's data was taken on; empty for a release that is not there."""
+        listed = read_json(self.root / "versions.json")["versions"]
+        return next((str(item["platform"]) for item in listed if item["version"] == release), "")
+
+    def compare(self, probe: Mapping[str, Any]) -> Iterator[Difference]:
+        """Where the catalogue's entry of the probe's release differs from the probe."""
+        line, release = self.line(), probe["version"]
+
+        def against(name: str, packed: Any, probed: Any, defaults: Mapping[str, Any]) -> Iterator[Difference]:
+            return differences(name, unpack(line, packed, release, defaults), probed, defaults)
+
+        yield from against("serve", self._read("flags.json")["flags"], probe["serve"], FLAG_DEFAULTS)
+        yield from against("env", self._read("env.json")["variables"], probe["env"], ENV_DEFAULTS)
+        for name, item in self._read("configs.json")["classes"].items():
+            yield from against(name, item["fields"], probe["configs"].get(name, {}), FIELD_DEFAULTS)
+        for name, item in self._read("bench.json")["commands"].items():
+            if name in probe["bench"]:
+                yield from against(name, item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
+
+    def put(self, probe: Mapping[str, Any], source: str) -> None:
+        """Write the probe's release: a new entry, or in place of the one that is there."""
+        release = probe["version"]
+        before = self.line()
+        after = timeline(sorted({*before.releases, release}, key=version_key))
+
+        def renewed(packed: Any, snapshot: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+            return replace(after, packed, release, snapshot, defaults, before)
+
+        flags = self._read("flags.json")
+        flags["flags"] = renewed(flags["flags"], probe["serve"], FLAG_DEFAULTS)
+        write_table(self.root / "flags.json", flags, "flags")
+
+        variables = self._read("env.json")
+        variables["variables"] = renewed(variables["variables"], probe["env"], ENV_DEFAULTS)
+        write_table(self.root / "env.json", variables, "variables")
+
+        configs = self._read("configs.json")
+        for name, item in configs["classes"].items():
+            item["fields"] = renewed(item["fields"], probe["configs"].get(name, {}), FIELD_DEFAULTS)
+        write_table(self.root / "configs.json", configs, "classes", "fields")
+
+        bench = self._read("bench.json")
+        for name, item in bench["commands"].items():
+            item["present"] = _presence(before, after, item["present"], release, _has(probe, name))
+            if name in probe["bench"]:
+                item["flags"] = renewed(item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
+        write_table(self.root / "bench.json", bench, "commands", "flags")
+
+        versions = self._read("versions.json")
+        entry = {"version": release, "platform": probe["platform"], "source": source}
+        others = [item for item in versions["versions"] if item["version"] != release]
+        listed = sorted([*others, entry], key=lambda item: version_key(item["version"]))
+        write_versions(self.root / "versions.json", versions["source"], listed)
+
+    def unexplained(self, release: str, replacements: Mapping[str, Any]) -> list[str]:
+        """What is no longer there since this release and has no entry in replacements.yml."""
+        return [
+            name
+            for table, known in (
+                (self._read("flags.json")["flags"], replacements["flags"]),
+                (self._read("env.json")["variables"], replacements["env"]),
+            )
+            for name, entry in table.items()
+            if entry["present"][-1][1] == release and name not in known
+        ]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        data: dict[str, Any] = read_json(self.root / name)
+        return data
+
+
+def _has(probe: Mapping[str, Any], command: str) -> bool | None:
+    """Whether the probe's vLLM has a command; None for scripts, which are never installed."""
+    return command in probe["bench"] if command.startswith("vllm ") else None
+
+
+def _presence(
+    before: Timeline, after: Timeline, spans: Any, release: str, has: bool | None
+) -> list[list[Any]]:
+    """Spans with one release put in; where nothing is known, it is as in the release before."""
+    there = {name for index, name in enumerate(before.releases) if before.within(spans, index)}
+    if has is None:
+        index = after.order[release]
+        has = release in there or (index > 0 and after.releases[index - 1] in there)
+    there = there | {release} if has else there - {release}
+    found: list[list[Any]] = pack(after, {name: {"": {}} for name in there}, {})[""]["present"]
+    return found
