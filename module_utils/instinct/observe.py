@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Read everything the planner needs to know of a node. Also the module node_state (library/node_state.py).
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import observe, partition, smi
+from .nodemodule import internal_error
 from .partition import Command, Gpu, Holder, PartitionError, Step, Write
 
 SETTLE = 10.0  # seconds for KFD's nodes and udev's device files to appear after a change
@@ -48,10 +49,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do on the node as it is now. `modes`: wanted mode by GPU index, for every GPU."""
+    """What there is to do on the node as it is now.
+
+    `modes`: wanted mode by GPU index. `others`: present mode of the GPUs that are to stay as they are.
+    """
 
     gpus: tuple[Gpu, ...]
+    compute: str
     modes: Mapping[int, str]
+    others: Mapping[int, str]
     backends: tuple[str, ...]
     tools: Mapping[str, str | None]
     warnings: tuple[str, ...]
@@ -63,8 +69,8 @@ class Plan:
         return partition.differing(self.gpus, self.modes)
 
     def steps(self, backend: str, gpus: Sequence[Gpu], targets: Sequence[Gpu]) -> tuple[Step, ...]:
-        """What `backend` would run for `targets`. They all want the same mode: other GPUs never differ."""
-        return partition.steps(backend, self.tools.get(backend), gpus, targets, self.modes[targets[0].index])
+        """What `backend` would run for `targets`."""
+        return partition.steps(backend, self.tools.get(backend), gpus, targets, self.compute)
 
 
 @dataclass(frozen=True)
@@ -206,12 +212,13 @@ def make_plan(node: Node, request: Request) -> Plan:
         hint = "shows no GPU" if node.loaded("amdgpu") else "is not loaded (modprobe amdgpu)"
         raise PartitionError(f"No AMD GPU on this node: the amdgpu driver {hint}.")
     wanted = partition.select(gpus, request.gpus)
-    modes = {gpu.index: request.compute if gpu.index in wanted else gpu.mode for gpu in gpus}
     tools = node.tools()
     backends, warnings = partition.backends(request.backend, tools)
     plan = Plan(
         gpus,
-        {index: mode for index, mode in modes.items() if mode is not None},
+        request.compute,
+        dict.fromkeys(wanted, request.compute),
+        {gpu.index: gpu.mode for gpu in gpus if gpu.mode and gpu.index not in wanted},
         backends,
         tools,
         warnings,
@@ -242,7 +249,12 @@ def converge(node: Node, plan: Plan, request: Request) -> Outcome:
     if not plan.targets:
         return predict(plan)
     work = _Work(node, plan, request)
-    error = work.set_modes() or work.verify()
+    try:
+        error = work.set_modes() or work.verify()
+    except PartitionError as failure:
+        error = str(failure)
+    except Exception as failure:  # a bug must not leave GPUs in between either
+        error = internal_error(failure)
     if error:
         error = f"{error} {work.restore()}"
     gpus = node.gpus()
@@ -267,6 +279,18 @@ class _Work:
         self.backend = plan.backends[0]
         self.actions: list[str] = []
         self.warnings = list(plan.warnings)
+
+    def look(self) -> tuple[Gpu, ...]:
+        """The GPUs now. Raises PartitionError when they are not the same ones: indices would mean others."""
+        gpus = self.node.gpus()
+        there = {gpu.bdf for gpu in gpus}
+        gone = [gpu for gpu in self.plan.gpus if gpu.bdf not in there]
+        if gone or len(gpus) != len(self.plan.gpus):
+            raise PartitionError(
+                f"The list of GPUs changed meanwhile: {partition.named(gone) or 'one'} is "
+                f"{'gone' if gone else 'new'}. Look at dmesg | grep amdgpu before anything else."
+            )
+        return gpus
 
     def set_modes(self) -> str | None:
         """Try the backends in order until every GPU reads back its mode. Returns why none works."""
@@ -304,7 +328,7 @@ class _Work:
 
     def attempt(self, *, last: bool) -> partition.Judgement:
         """Set the mode of the GPUs that still differ, and read them back."""
-        gpus = self.node.gpus()
+        gpus = self.look()
         targets = partition.differing(gpus, self.plan.modes)
         if not targets:
             return partition.Judgement(smi.DONE)
@@ -314,7 +338,12 @@ class _Work:
             else partition.tool_indices(gpus)
         )
         results = [self.step(step, last) for step in self.plan.steps(self.backend, gpus, targets)]
-        left = partition.differing(self.node.gpus(), self.plan.modes)
+        gpus = self.look()
+        strays = partition.differing(gpus, self.plan.others)
+        if strays:
+            message = f"{self.backend} changed {partition.named(strays)}, which it was not told to"
+            return partition.Judgement(smi.REFUSED, message)
+        left = partition.differing(gpus, self.plan.modes)
         judgement = partition.judge(results, places, left)
         noise = [result.failure[1] for result in results if result.failure]
         return partition.Judgement(smi.DONE, "; ".join(noise)) if not left else judgement
@@ -341,7 +370,7 @@ class _Work:
         """Read back through sysfs, KFD and /dev/dri, allowing for the time that they need."""
         end = self.node.now() + SETTLE
         while True:
-            wrong = partition.verify(self.node.gpus(), self.plan.modes, self.plan.ast_loaded)
+            wrong = partition.verify(self.look(), self.plan.modes, self.plan.ast_loaded)
             if wrong is None or self.node.now() >= end:
                 return wrong
             self.node.sleep(0.25)
@@ -349,7 +378,10 @@ class _Work:
     def restore(self) -> str:
         """Set every GPU back to the mode it had, through sysfs. Returns the sentence for the message."""
         before = {gpu.index: gpu.mode for gpu in self.plan.gpus if gpu.mode}
-        changed = partition.differing(self.node.gpus(), before)
+        try:
+            changed = partition.differing(self.look(), before)
+        except PartitionError:
+            return "Nothing was set back."
         if not changed:
             return "No GPU was changed."
         wrong: Sequence[Gpu] = changed

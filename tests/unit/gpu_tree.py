@@ -177,6 +177,9 @@ def run(tool: str, root: str) -> None:
         import time
 
         time.sleep(60)
+    if whole == "lose":
+        (tree.root / "sys/class/drm/renderD128/device").unlink()
+        sys.exit(0)
     if whole == "rejects":
         sys.stderr.write((SAMPLES / "amdsmi_6.3dev_set_bad_choice.stderr.txt").read_text())
         sys.exit(2)
@@ -208,7 +211,7 @@ def rocm_smi(tree: Tree, argv: list[str]) -> None:
         elif word == "einval":
             message = "set_compute_partition, Invalid arguments provided"
         elif word != "noop":
-            tree.set(gpu, mode)
+            tree.set(gpu + 1 if word == "next" else gpu, mode)
         print(f"GPU[{device}]\t\t: {message}")
     print("=" * 90 + "\n" + " End of ROCm SMI Log ".center(90, "="))
 

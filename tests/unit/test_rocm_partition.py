@@ -420,6 +420,39 @@ def test_says_what_could_not_be_put_back(tree: Tree, module: Any) -> None:
     assert tree.modes() == ["SPX", "CPX", *["SPX"] * 6]
 
 
+def test_a_tool_that_numbers_otherwise_is_noticed_and_undone(tree: Tree, module: Any) -> None:
+    tree.install("rocm-smi", "amd-smi")
+    tree.behave(rocm_smi="next")
+    result, failed = module("DPX", gpus=["3", "4"])
+    assert failed
+    assert "rocm-smi changed GPU 5 (0000:a6:00.0), which it was not told to." in result["msg"]
+    assert tree.modes() == ["SPX"] * 8
+    assert not result["changed"]
+
+
+def test_a_gpu_that_falls_off_the_bus(tree: Tree, module: Any) -> None:
+    tree.install("rocm-smi")
+    tree.behave(rocm_smi="lose")
+    result, failed = module()
+    assert failed
+    assert "The list of GPUs changed meanwhile: GPU 0 (0000:05:00.0) is gone." in result["msg"]
+    assert "Nothing was set back." in result["msg"]
+
+
+def test_a_bug_does_not_leave_gpus_in_between(
+    tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ansible.module_utils.instinct import partition as loaded
+
+    tree.install("rocm-smi")
+    monkeypatch.setattr(loaded, "judge", lambda *_: 1 // 0)
+    result, failed = module()
+    assert failed
+    assert "Internal error, please report it: ZeroDivisionError" in result["msg"]
+    assert "Set back to the earlier mode: GPUs 0-7." in result["msg"]
+    assert tree.modes() == ["SPX"] * 8
+
+
 @pytest.mark.parametrize("ast", [True, False])
 def test_a_missing_partition_is_an_error_and_undone(tree: Tree, module: Any, ast: bool) -> None:
     (tree.root / "missing").write_text("1")
