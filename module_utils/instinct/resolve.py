@@ -7,6 +7,7 @@ Nothing here puts a token or a password into a message: texts of the libraries' 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -160,6 +161,8 @@ def model_pin(
 
     `path` is the deployment's key model; a revision's problems are told at its sibling.
     """
+    # Read at import: without it the first call also asks huggingface.co, whatever the endpoint.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub.errors as hub_errors
     from huggingface_hub import HfApi
 
