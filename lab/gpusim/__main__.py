@@ -15,10 +15,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from . import faults, holders
-from .node import open_store
+from .node import finder, open_store
 from .paths import Paths
 from .settings import apply, split
 from .smi import Lib, Terminal
@@ -31,7 +30,7 @@ TOOLS = ("rocm-smi", "amd-smi")
 def _finder(paths: Paths, store: FileStore) -> Callable[[], Sequence[Holder]]:
     """Root looks into /proc itself; others see what the simulated sysfs shows, as with the real driver."""
     if os.geteuid() == 0:
-        return partial(holders.scan, dev=str(paths.dev))
+        return finder(paths)
 
     def look() -> list[Holder]:
         from .topology import partitions

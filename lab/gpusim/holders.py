@@ -20,7 +20,8 @@ from .state import Holder, Node
 from .topology import Partition
 
 CONTAINER_SHARE = 0.9  # of each partition it can use, as vLLM's --gpu-memory-utilization
-_WRAPPERS = {"docker-init", "tini", "dumb-init", "bash", "sh", "sleep", "catatonit"}
+_INITS = {"docker-init", "tini", "dumb-init", "catatonit"}
+_SHELLS = {"bash", "sh"}
 
 
 def _minor(name: str) -> int | None:
@@ -78,9 +79,14 @@ def _container_minors(process: Path) -> tuple[int, ...] | None:
     return tuple(sorted(minor for minor in found if minor is not None))
 
 
-def scan(proc: Path = Path("/proc"), own: str | None = None, dev: str = "/dev") -> list[Holder]:
-    """Holders in /proc, by pid. `own` is the mount namespace that is not a container (default: ours),
-    `dev` where our own device nodes are."""
+def scan(
+    proc: Path = Path("/proc"), own: str | None = None, dev: str = "/dev", containers_too: bool = True
+) -> list[Holder]:
+    """Holders in /proc, by pid.
+
+    `own` is the mount namespace that is not a container (default: ours), `dev` where our own device
+    nodes are. Without `containers_too`, only those count that have a device of ours open.
+    """
     own = own if own is not None else _namespace(proc / "self")
     found: dict[int, Holder] = {}
     containers: dict[str, list[int]] = {}
@@ -90,14 +96,16 @@ def scan(proc: Path = Path("/proc"), own: str | None = None, dev: str = "/dev") 
         if kfd or minors:
             found[pid] = Holder(pid, _name(process), minors, kfd)
         namespace = _namespace(process)
-        if namespace and namespace != own:
+        if containers_too and namespace and namespace != own:
             containers.setdefault(namespace, []).append(pid)
     for pids in containers.values():
         given = _container_minors(proc / str(pids[0]))
         if given is None:
             continue
         names = {pid: _name(proc / str(pid)) for pid in pids}
-        pid = next((p for p in pids if names[p] not in _WRAPPERS), pids[0])
+        # The oldest process that does something: not the container's init, nor a shell around it.
+        inner = [p for p in pids if names[p] not in _INITS] or pids
+        pid = next((p for p in inner if names[p] not in _SHELLS), inner[0])
         found[pid] = Holder(pid, names[pid], given, True, vram=None)
     return [found[pid] for pid in sorted(found)]
 

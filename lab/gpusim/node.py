@@ -21,12 +21,13 @@ import os
 import signal
 import stat
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from . import faults, holders, kernel
 from .paths import Paths
-from .state import Node, StateError, from_json
+from .state import Holder, Node, StateError, from_json
 from .store import FileStore
 from .topology import drm_devices, partitions
 
@@ -120,6 +121,11 @@ def _changed_elsewhere(paths: Paths, node: Node) -> None:
         f.write("1")
 
 
+def finder(paths: Paths) -> Callable[[], list[Holder]]:
+    """How root finds the processes that hold the devices."""
+    return partial(holders.scan, dev=str(paths.dev), containers_too=not paths.scratch)
+
+
 def open_store(paths: Paths) -> FileStore:
     """The node's state; root's changes are carried through to sysfs and the device nodes."""
     return FileStore(paths.state, partial(_changed_elsewhere, paths) if os.geteuid() == 0 else None)
@@ -150,7 +156,7 @@ def _cover(paths: Paths, name: str) -> None:
 
 def cover(paths: Paths) -> None:
     """Cover the parts of /sys that show GPUs. In a scratch root, /sys is a link to the simulated one."""
-    if paths.root != Path("/"):
+    if paths.scratch:
         _link(paths.sys, paths.tree)
         return
     if covered(paths):
@@ -171,7 +177,7 @@ def cover(paths: Paths) -> None:
 def uncover(paths: Paths) -> None:
     """Undo the mounts, as far as they were made."""
     ours = [paths.tree, paths.files, paths.fuse]
-    if paths.root == Path("/"):
+    if not paths.scratch:
         names = ("bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
         ours = [*(paths.sys / name for name in names), paths.original, *ours]
     elif paths.sys.is_symlink():
@@ -212,8 +218,7 @@ def serve(paths: Paths, fresh: Node) -> int:
     _run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
     _run("mount", "--bind", str(paths.files), str(paths.tree))
     _run("mount", "-o", "remount,bind,ro", str(paths.tree))
-    scan = partial(holders.scan, dev=str(paths.dev))
-    served = SysFs(store, holders.Scanner(scan, store.read), Mirror(paths.files, paths.fuse))
+    served = SysFs(store, holders.Scanner(finder(paths), store.read), Mirror(paths.files, paths.fuse))
     server = Server(served, str(paths.fuse))
 
     def changed(node: Node) -> None:

@@ -19,6 +19,11 @@ class Paths:
         return cls(Path(os.environ.get("GPUSIM_ROOT", "/")))
 
     @property
+    def scratch(self) -> bool:
+        """Not a node, but a directory on some machine: its /sys and containers are not ours."""
+        return self.root != Path("/")
+
+    @property
     def run(self) -> Path:
         return self.root / "run/gpusim"
 
