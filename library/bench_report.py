@@ -11,7 +11,8 @@ version_added: "0.1.0"
 description:
   - Reads what M(vllm_bench) returned on each node from the variables of the hosts (C(__benchmark_serve),
     C(__benchmark_offline), C(__benchmark_latency), C(__benchmark_throughput), or a list of benchmarks in
-    C(benchmark_results)) and what the node is from C(node_state_result).
+    C(benchmark_results)), and what the node is from C(__benchmark_state), a M(node_state) registered just
+    before the measurement, else from C(node_state_result), which tells of the node before it was changed.
   - Writes C(results_dir/run/) with C(summary.json), C(benchmarks.csv), vLLM's own output in C(raw/),
     C(report.html) and C(plan.json), and points the symbolic link C(results_dir/latest) at it. The directory
     appears complete or not at all, and a run that exists is never overwritten.

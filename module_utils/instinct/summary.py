@@ -24,6 +24,9 @@ REGISTERED = (
 )
 """Variables of a host that hold its results: a registered vllm_bench result, or a list of entries."""
 
+STATES = ("__benchmark_state", "node_state_result")
+"""Variables of a host that hold its node_state: as it was measured, else as it was planned for."""
+
 Row = dict[str, Any]
 
 _GPU_FACTS = ("index", "bdf", "gfx", "unique_id", "vram_total", "numa_node", "link_speed", "link_width")
@@ -56,7 +59,7 @@ def collect(
     redact: Redactor,
     gpu_models: Mapping[str, str] | None = None,
 ) -> Measured:
-    """Gather the results of `hosts` from their variables (REGISTERED and node_state_result).
+    """Gather the results of `hosts` from their variables (REGISTERED and STATES).
 
     A host that was to be measured and has no result is a failure, with the message it failed with when one is
     known. `gpu_models` names PCI ids ("1002:74a1": "MI300X"). Nothing of the input is changed.
@@ -67,13 +70,14 @@ def collect(
     deployments: dict[str, Mapping[str, Any]] = {}
     for host in sorted(hosts, key=natural):
         own = variables.get(host, {})
-        state = own.get("node_state_result")
-        if isinstance(state, Mapping) and isinstance(state.get("node_state"), Mapping):
-            facts[host] = host_facts(state["node_state"], gpu_models or {})
+        states = [own[name] for name in STATES if isinstance(own.get(name), Mapping)]
+        seen = [state["node_state"] for state in states if isinstance(state.get("node_state"), Mapping)]
+        if seen:
+            facts[host] = redact.data(host_facts(_plain(seen[0]), gpu_models or {}))
         tasks, entries = _registered(own)
         failed = [failure for name, task in tasks if (failure := _task_failure(host, name, task))]
         if not tasks:
-            failed.append(_missing(host, state))
+            failed.append(_missing(host, states))
         for entry in entries:
             outcome = _row(host, entry, redact)
             if isinstance(outcome, Failure):
@@ -82,7 +86,7 @@ def collect(
             rows.append((outcome, finite(redact.data(_plain(entry["result"])))))
             if outcome["deployment"] not in deployments:
                 deployments[outcome["deployment"]] = _deployment(entry, outcome, redact)
-            failed += _request_failures(outcome)
+            failed += _partial_failure(outcome, _entry_error(entry))
         failures += [Failure(host, item.what, redact(item.message)) for item in failed]
     rows.sort(key=lambda pair: (natural(pair[0]["host"]), natural(pair[0]["instance"]), pair[0]["kind"]))
     return Measured(
@@ -181,11 +185,12 @@ def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> Failure | No
     return Failure(host, what, str(task.get("msg") or "the benchmark failed without a message"))
 
 
-def _missing(host: str, state: object) -> Failure:
-    if isinstance(state, Mapping) and state.get("unreachable"):
-        return Failure(host, "connection", str(state.get("msg") or "unreachable"))
-    if isinstance(state, Mapping) and state.get("failed"):
-        return Failure(host, "observation", str(state.get("msg") or "failed without a message"))
+def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> Failure:
+    for state in states:
+        if state.get("unreachable"):
+            return Failure(host, "connection", str(state.get("msg") or "unreachable"))
+        if state.get("failed"):
+            return Failure(host, "observation", str(state.get("msg") or "failed without a message"))
     message = "not measured: the host failed earlier in this run; its error is in the play's output"
     return Failure(host, "benchmark", message)
 
@@ -205,12 +210,12 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
     what = "benchmark"
     if isinstance(entry, Mapping):
         what = f"{entry.get('kind') or 'unknown'} benchmark of {entry.get('instance') or 'no named instance'}"
-    if error is None:
+    if error is None or (isinstance(entry, Mapping) and entry.get("result") is not None):
         try:
             metrics = normalise(str(entry.get("kind")), entry["result"], str(entry.get("log") or ""))
         except ResultError as exc:
-            error = f"{exc}. Its JSON is not used; look at the client's log on the host."
-    if error is not None:
+            return Failure(host, what, error or f"{exc}. Its JSON is not used.")
+    else:
         return Failure(host, what, error)
     plan = _instance(entry)
     argv = plan.get("argv")
@@ -241,8 +246,11 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
     return row
 
 
-def _request_failures(row: Row) -> list[Failure]:
+def _partial_failure(row: Row, error: str | None) -> list[Failure]:
+    """A result that does not stand for all requests; vllm_bench says why when it knows (`error`)."""
     what = f"{row['kind']} benchmark of {row['instance']}"
+    if error is not None:
+        return [Failure(row["host"], what, error)]
     if row["kind"] == "serve" and row["completed"] == 0:
         return [Failure(row["host"], what, "no request completed: the numbers of this instance mean nothing")]
     if row["failed"]:
@@ -255,14 +263,13 @@ def _request_failures(row: Row) -> list[Failure]:
 def _deployment(entry: Mapping[str, Any], row: Row, redact: Redactor) -> dict[str, Any]:
     """What the instances of a deployment have in common, with the reasons of the first one's values."""
     plan = _instance(entry)
-    server = plan.get("server")
     shared: dict[str, Any] = {
         "model": row["model"],
         "revision": plan.get("revision"),
         "commit": row["commit"],
         "image": row["image"],
         "digest": row["digest"],
-        "served_model": server.get("served_model") if isinstance(server, Mapping) else None,
+        "served_model": plan.get("served_model"),
         "reasons_of": row["instance"],
         "reasons": [_reason(item) for item in plan.get("reasons") or []],
     }

@@ -33,7 +33,7 @@ from instinct.results_files import (
     write_run,
 )
 from instinct.results_text import text_summary
-from instinct.summary import REGISTERED, Measured, build_summary, collect
+from instinct.summary import REGISTERED, STATES, Measured, build_summary, collect
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
@@ -118,7 +118,7 @@ def _hosts(given: list[str] | None, facts: Mapping[str, Any]) -> list[str]:
 
 def _variables(hostvars: Mapping[str, Any]) -> dict[str, Any]:
     """The variables of a host that matter here, as plain data; one that cannot be rendered is not set."""
-    names = (*REGISTERED, "node_state_result", "fleet_plan_result", "hf_model_token", "vllm_image_registries")
+    names = (*REGISTERED, *STATES, "fleet_plan_result", "hf_model_token", "vllm_image_registries")
     found = {}
     for name in (*names, "hf_model_token_file"):
         try:

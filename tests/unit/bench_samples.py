@@ -89,6 +89,7 @@ def instance_plan(deployment: str, index: int, gpus: list[int], **more: Any) -> 
         "deployment": deployment,
         "index": index,
         "model": MODEL,
+        "served_model": "llama-3.1-70b",
         "revision": "main",
         "commit": COMMIT,
         "image": IMAGE,
@@ -128,7 +129,6 @@ def entry(
     """A benchmark as vllm_bench returns it."""
     base = f"http://127.0.0.1:{8000 + index}"
     return {
-        "host": host,
         "instance": f"{deployment}-{index}",
         "deployment": deployment,
         "kind": "serve",
@@ -141,7 +141,9 @@ def entry(
         " --ignore-eos --temperature 0 --seed 0"
         " --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99",
         "seconds": 191.5,
-        "started": "2026-01-31T10:15:02Z",
+        "started": 1769854502.25,
+        "log": "",
+        "error": None,
         "result": serve_result(random.Random(f"{host}/{deployment}/{index}")),
         "instance_plan": instance_plan(deployment, index, list(gpus)),
         **more,

@@ -215,7 +215,7 @@ def test_everything_given_by_users_is_escaped() -> None:
         "env": {EVIL: EVIL},
         "revision": EVIL,
         "reasons": [{"setting": EVIL, "value": EVIL, "reason": EVIL, "source": EVIL}],
-        "server": {"served_model": EVIL},
+        "served_model": EVIL,
     }
     state = node_state(EVIL, kernel=EVIL, cmdline=[EVIL], os={"pretty_name": EVIL})
     fleet = {

@@ -75,6 +75,13 @@ def test_summary_of_two_nodes() -> None:
     assert summary["deployments"]["llama"]["reasons"][0]["setting"] == "--max-num-batched-tokens"
 
 
+def test_a_node_is_described_as_it_was_measured_not_as_it_was_planned_for() -> None:
+    own = variables("n1", [entry("n1")], node_state("n1", numa_balancing={"runtime": 1}))
+    assert summary_of({"n1": own})["hosts"]["n1"]["numa_balancing"] == 1
+    own["__benchmark_state"] = {"node_state": node_state("n1")}
+    assert summary_of({"n1": own})["hosts"]["n1"]["numa_balancing"] == 0
+
+
 def test_hosts_and_instances_are_in_natural_order() -> None:
     fleet = {host: variables(host, [entry(host, index=i) for i in (10, 9)]) for host in ("n10", "n9")}
     rows = summary_of(fleet)["benchmarks"]
@@ -93,6 +100,14 @@ def one(change: dict[str, Any]) -> dict[str, Any]:
         ({}, "benchmark", MISSING),
         ({"node_state_result": {"unreachable": True, "msg": "timed out"}}, "connection", "timed out"),
         ({"node_state_result": {"unreachable": True}}, "connection", "unreachable"),
+        (
+            {
+                "node_state_result": {"node_state": {}},
+                "__benchmark_state": {"unreachable": True, "msg": "gone"},
+            },
+            "connection",
+            "gone",
+        ),
         ({"node_state_result": {"failed": True, "msg": "no python"}}, "observation", "no python"),
         ({"__benchmark_serve": {"unreachable": True, "msg": "reset"}}, "connection", "reset"),
         ({"__benchmark_serve": {"failed": True, "msg": "no image"}}, "serve benchmark", "no image"),
@@ -100,7 +115,8 @@ def one(change: dict[str, Any]) -> dict[str, Any]:
         ({"__benchmark_serve": {"skipped": True}}, "benchmark", MISSING),
         (one({"result": None}), "serve benchmark of llama-0", "the benchmark wrote no result"),
         (one({"result": None, "error": "died"}), "serve benchmark of llama-0", "died"),
-        (one({"failed": True, "msg": "died"}), "serve benchmark of llama-0", "died"),
+        (one({"result": {"a": 1}, "error": "died"}), "serve benchmark of llama-0", "died"),
+        (one({"result": None, "failed": True, "msg": "died"}), "serve benchmark of llama-0", "died"),
         (one({"kind": "sweep"}), "sweep benchmark of llama-0", "unknown kind of benchmark 'sweep'"),
         (one({"result": {"a": 1}}), "serve benchmark of llama-0", "not a result of vllm bench serve"),
         (variables("n1", ["text"]), "benchmark", "vllm_bench returned str"),  # type: ignore[list-item]
@@ -133,6 +149,14 @@ def test_a_failed_task_keeps_the_instances_that_were_measured() -> None:
     summary = summary_of({"n1": own})
     assert [row["instance"] for row in summary["benchmarks"]] == ["llama-0"]
     assert [item["message"] for item in summary["failures"]] == ["died"]
+
+
+def test_a_partial_result_is_kept_with_the_reason_that_the_module_found() -> None:
+    own = one({"result": {"completed": 9, "failed": 1, "num_prompts": 10}, "error": "1 of 10: engine died"})
+    own["__benchmark_serve"] |= {"failed": True, "msg": "1 of 1 serve benchmarks failed"}
+    summary = summary_of({"n1": own})
+    assert [row["completed"] for row in summary["benchmarks"]] == [9]
+    assert [item["message"] for item in summary["failures"]] == ["1 of 10: engine died"]
 
 
 def test_a_host_without_instances_is_no_failure() -> None:
