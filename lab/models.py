@@ -26,7 +26,7 @@ from statistics import NormalDist
 from typing import Any
 
 TOKENS = 1024
-VOCAB_SIZE = 10240  # `vllm bench latency` sends token ids up to 9,999; ids from TOKENS on are never generated
+VOCAB_SIZE = 10240  # `vllm bench latency` sends token ids up to 9,999
 HIDDEN = 128
 INTERMEDIATE = 384  # divisible by 32 also when two ranks share it
 LAYERS = 4
@@ -161,6 +161,7 @@ def _config() -> dict[str, Any]:
 # --- tokenizer ------------------------------------------------------------------------------------
 
 
+@cache
 def _byte_symbols() -> dict[int, str]:
     """GPT-2's printable character for each byte, in the order in which GPT-2 numbers them."""
     printable = [
@@ -295,11 +296,20 @@ def _normal_table(deviation: float) -> tuple[bytes, bytes]:
     return bytes(value & 0xFF for value in values), bytes(value >> 8 for value in values)
 
 
+def _is_text(token: int) -> bool:
+    """Whether an answer may contain the token: printable ASCII, or the end of a text or turn."""
+    if token < len(SPECIAL_TOKENS):
+        return SPECIAL_TOKENS[token] in (EOS, TURN_END)
+    symbols = list(_byte_symbols())
+    byte = token - len(SPECIAL_TOKENS)
+    return token < TOKENS and (byte >= len(symbols) or 32 <= symbols[byte] <= 126)
+
+
 def _tensor_bytes(name: str, shape: tuple[int, ...], seed: str) -> bytes:
     """Random weights, except for one channel of the residual stream: channel 0 is a constant.
 
-    Every embedding has the same value there, nothing adds to it, and lm_head reads it only for ids that the
-    tokenizer does not have: their logits are far below all others, so that they are never generated.
+    Every embedding has the same value there, nothing adds to it, and lm_head reads it only for ids that are
+    no text: their logits are far below all others, so that they are never generated.
     """
     count = math.prod(shape)
     if len(shape) == 1:  # a norm's scale: ones
@@ -316,7 +326,7 @@ def _tensor_bytes(name: str, shape: tuple[int, ...], seed: str) -> bytes:
         out[: 2 * shape[1]] = bytes(2 * shape[1])
     elif name == "lm_head.weight":
         for row in range(VOCAB_SIZE):
-            _BF16.pack_into(out, 2 * row * HIDDEN, _bfloat16(0.0 if row < TOKENS else -100.0))
+            _BF16.pack_into(out, 2 * row * HIDDEN, _bfloat16(0.0 if _is_text(row) else -100.0))
     return bytes(out)
 
 
