@@ -46,8 +46,11 @@ def up(config: Config) -> None:
         write_hub(config)
         fleet.network(client)
         fleet.services(client, config, services_image)
-        images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, vllm], "vLLM, CPU build")
-        images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [base, standin], "instant engine")
+        digests = [
+            images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, vllm], "vLLM, CPU build"),
+            images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [base, standin], "instant engine"),
+        ]
+        fleet.forget_old_pins(config, digests)
     with step(f"{config.nodes} nodes"):
         names = fleet.bring_up(client, config, node_image)
     print(f"lab: up: {', '.join(names)}; inventory/lab is ready", flush=True)

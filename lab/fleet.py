@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -223,6 +224,15 @@ def name_services(present: bool) -> None:
     after = "\n".join(lines) + "\n"
     if after != before:
         path.write_text(after)  # in place: it may be a mount, which cannot be replaced
+
+
+def forget_old_pins(config: Config, digests: list[str]) -> None:
+    """Drop the lab's pins when one of its images was made anew: its tags mean something else now."""
+    pins = config.inventory.with_name("fleet.lock.json")
+    if pins.exists():
+        images = json.loads(pins.read_text())["images"].values()
+        if not {image["digest"] for image in images} <= set(digests):
+            pins.unlink()
 
 
 def remove(client: docker.DockerClient, config: Config) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import docker
@@ -71,16 +70,8 @@ def services(client: docker.DockerClient, config: Config) -> str:
     return build(client, config, "services", {**files, "hub": ROOT / "lab/hub"})
 
 
-@dataclass(frozen=True)
-class Published:
-    """An image in the lab's registry."""
-
-    reference: str
-    digest: str
-
-
-def publish(repository: str, tag: str, paths: list[Path], note: str) -> Published:
-    """Put layers into the registry as an image, unless the tag has them already."""
+def publish(repository: str, tag: str, paths: list[Path], note: str) -> str:
+    """Put layers into the registry as an image, unless the tag has them already; returns the image's digest."""
     registry = DXF(f"{SERVICES_ADDRESS}:5000", repository, insecure=True)
     digests = [_digest(path) for path in paths]
     image = json.dumps(
@@ -112,7 +103,7 @@ def publish(repository: str, tag: str, paths: list[Path], note: str) -> Publishe
             registry.push_blob(filename=str(path), digest=layer, check_exists=True)
         registry.push_blob(data=iter([image]), digest=config_digest, check_exists=True)
         registry.set_manifest(tag, manifest)
-    return Published(f"registry.lab:5000/{repository}:{tag}", digest)
+    return digest
 
 
 def _tag_digest(registry: DXF, tag: str) -> str | None:
