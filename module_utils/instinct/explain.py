@@ -45,6 +45,8 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
 def _summary(plan: FleetPlan, busy: int) -> str:
     total = len(plan.hosts)
     hosts = f"{total} host{'s' if total != 1 else ''}"
+    if plan.hosts and not any(host.host.state for host in plan.hosts):
+        hosts += ", planned from the inventory alone and taken to be bare"
     if not busy:
         running = sum(len(host.instances) for host in plan.hosts)
         return f"Plan: {hosts}, nothing to do; {running} instance{'s' if running != 1 else ''} as wanted."
@@ -88,7 +90,7 @@ def _gpus(host: HostPlan) -> str:
     used = {gpu.index for item in host.instances for gpu in item.instance.gpus}
     free = [gpu.index for gpu in gpus if gpu.index not in used]
     if host.instances and free:
-        text += f", GPUs {ranges(free)} free" if len(free) > 1 else f", GPU {free[0]} free"
+        text += f", {_numbered('GPU', free)} free"
     return text
 
 
@@ -99,29 +101,37 @@ def _bare(state: str) -> str:
 
 def _actions(host: HostPlan) -> list[str]:
     lines = []
-    groups: list[list[Action]] = []
-    for action in host.actions:
-        last = groups[-1][0] if groups else None
-        if last and (last.kind, _bare(last.before), last.reason) == (
-            action.kind, _bare(action.before), action.reason
-        ) and action.kind in ("server", "stop_server", "remove_server"):  # fmt: skip
-            groups[-1].append(action)
-        else:
-            groups.append([action])
-    ports = {item.instance.name: item.instance.port for item in host.instances}
-    for number, group in enumerate(groups, 1):
+    instances = {item.instance.name: item.instance for item in host.instances}
+    for number, group in enumerate(_groups(host.actions), 1):
         first = group[0]
         names = [action.target for action in group]
         target = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} instances)"
         if first.kind == "numa_balancing":
             target = ""
         if first.kind == "server":
-            where = ranges([ports[name] for name in names])
-            target += f" on port{'s' if len(names) > 1 else ''} {where}"
+            ports = [instances[name].port for name in names]
+            gpus = [gpu.index for name in names for gpu in instances[name].gpus]
+            target += f", {_numbered('port', ports)}, {_numbered('GPU', gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
         lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
         lines.append(f"      because {first.reason}")
     return lines
+
+
+def _groups(actions: Iterable[Action]) -> list[list[Action]]:
+    """Actions in order; neighbours that do the same to instances of one deployment are together."""
+    groups: dict[tuple[str, ...], list[Action]] = {}
+    for number, action in enumerate(actions):
+        key: tuple[str, ...] = (str(number),)
+        if action.kind in ("server", "stop_server", "remove_server"):
+            deployment = action.target.rpartition("-")[0]
+            key = (action.kind, deployment, _bare(action.before), action.reason)
+        groups.setdefault(key, []).append(action)
+    return list(groups.values())
+
+
+def _numbered(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
 def _deployments(hosts: Sequence[HostPlan]) -> list[str]:

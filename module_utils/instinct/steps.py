@@ -253,7 +253,7 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
             "hf_model",
             f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
             _weights_before(host, step.repo, pin),
-            f"commit {pin.commit[:12] or 'unknown'}{amount}",
+            f"commit {pin.commit[:12]}{amount}" if pin.commit else "the commit that it stands for",
             f"deployment {names} serves it" if len(users) == 1 else f"deployments {names} serve it",
             HUB,
         )

@@ -507,7 +507,7 @@ def test_text_for_people() -> None:
         "      because deployment llama runs in it\n"
         "   3. weights lab/tiny-llama@main: absent → commit cccccccccccc, 12.0 GiB in 3 files\n"
         "      because deployment llama serves it\n"
-        "   4. serve llama-0 … llama-1 (2 instances) on ports 8000-8001: absent → running\n"
+        "   4. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
         "      because the deployment wants it\n"
         "\n"
         "Not planned\n"
