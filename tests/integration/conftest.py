@@ -101,7 +101,6 @@ class Lab:
         """Run a shell command as root on a node, and return what it printed."""
         return lab_command("exec", host, "--", "bash", "-c", command, check=check)
 
-
     def reboot(self, host: str) -> None:
         """Restart a node, as a power cycle would, and wait until it can be reached."""
         lab_command("reboot", host)

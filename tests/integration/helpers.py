@@ -58,4 +58,4 @@ def completion(lab: Lab, host: str, port: int, model: str = MODEL) -> dict[str, 
         f"r=u.Request({url!r},data={body.encode()!r},headers={{'Content-Type':'application/json'}});"
         "print(u.urlopen(r,timeout=60).read().decode())"
     )
-    return json.loads(lab.on(host, f'python3 -c "$(cat <<\'EOF\'\n{program}\nEOF\n)"'))
+    return json.loads(lab.on(host, f"python3 -c \"$(cat <<'EOF'\n{program}\nEOF\n)\""))

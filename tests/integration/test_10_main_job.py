@@ -40,7 +40,9 @@ def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> Non
 
     for host in fresh_lab.hosts:
         assert completion(fresh_lab, host, 8000)["usage"]["completion_tokens"] == 4
-        container = json.loads(fresh_lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)"))[0]
+        container = json.loads(
+            fresh_lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)")
+        )[0]
         host_config = container["HostConfig"]
         assert host_config["Privileged"] is False
         assert host_config["Init"] is True

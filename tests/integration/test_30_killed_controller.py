@@ -41,7 +41,10 @@ def test_the_next_run_finishes_the_job(
     try:
         wait_for(
             f"a node in the middle of {moment}",
-            lambda: any(fresh_lab.on(h, f"{condition} && echo yes", check=False).strip() == "yes" for h in fresh_lab.hosts),
+            lambda: any(
+                fresh_lab.on(h, f"{condition} && echo yes", check=False).strip() == "yes"
+                for h in fresh_lab.hosts
+            ),
         )
     finally:
         os.killpg(victim.pid, signal.SIGKILL)

@@ -33,7 +33,9 @@ class Sampler(threading.Thread):
         while not self.done.is_set():
             for host in self.lab.hosts:
                 # The searching shell itself has the token in its command line.
-                out = self.lab.on(host, f"exec 9< <(:); {PROCESSES} | grep -v /proc/self | grep -v /proc/$$", check=False)
+                out = self.lab.on(
+                    host, f"exec 9< <(:); {PROCESSES} | grep -v /proc/self | grep -v /proc/$$", check=False
+                )
                 self.found += [(host, line) for line in out.splitlines() if self._alive_other(host, line)]
             self.samples += 1
 
@@ -56,7 +58,15 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     sampler = Sampler(fresh_lab)
     sampler.start()
     results = tmp_path / "results"
-    run = fresh_lab.play("site", "-vvv", "--diff", "-e", f"benchmark_results_dir={results}", "-e", f"plan_file={tmp_path}/plan.json")
+    run = fresh_lab.play(
+        "site",
+        "-vvv",
+        "--diff",
+        "-e",
+        f"benchmark_results_dir={results}",
+        "-e",
+        f"plan_file={tmp_path}/plan.json",
+    )
     sampler.done.set()
     sampler.join()
 
@@ -68,7 +78,9 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
         found = [line for line in fresh_lab.on(host, SEARCH).splitlines() if line not in ("0", "")]
         assert found == [], f"{host}: {found}"
     places = [str(p) for p in (tmp_path, Path.home() / ".ansible") if p.exists()]
-    here = subprocess.run(["grep", "-rlsF", TOKEN, *places], capture_output=True, text=True, check=False).stdout.split()
+    here = subprocess.run(
+        ["grep", "-rlsF", TOKEN, *places], capture_output=True, text=True, check=False
+    ).stdout.split()
     assert here == [str(token_file)]
     assert BIN.exists()
     assert ROOT.exists()

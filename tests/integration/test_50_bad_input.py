@@ -37,7 +37,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"vllm_deployments": [deployment(image="registry.lab:5000/lab/standin:nonesuch")]},
         ["vllm_deployments[0].image", "nonesuch"],
     ),
-    "no such digest": ({"vllm_deployments": [deployment(image=ABSENT)]}, ["vllm_deployments[0].image", "0000"]),
+    "no such digest": (
+        {"vllm_deployments": [deployment(image=ABSENT)]},
+        ["vllm_deployments[0].image", "0000"],
+    ),
     "unreachable registry": (
         {"vllm_deployments": [deployment(image="registry.lab:5999/lab/standin:latest")]},
         ["registry.lab:5999", "vllm_deployments[0].image"],

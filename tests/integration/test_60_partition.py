@@ -23,11 +23,15 @@ def test_partition_and_serve_again(lab: Lab, backend: str, mode: str, nodes: int
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
     for host in lab.hosts:
-        count = lab.on(host, "grep -lx 'cpu_cores_count 0' /sys/class/kfd/kfd/topology/nodes/*/properties | wc -l")
+        count = lab.on(
+            host, "grep -lx 'cpu_cores_count 0' /sys/class/kfd/kfd/topology/nodes/*/properties | wc -l"
+        )
         assert int(count) == nodes
         for port in (8000, 8001):
             assert completion(lab, host, port)["usage"]["completion_tokens"] == 4
-        shown = lab.on(host, "docker inspect -f '{{json .HostConfig.Devices}}' instinct-llama-0 instinct-llama-1")
+        shown = lab.on(
+            host, "docker inspect -f '{{json .HostConfig.Devices}}' instinct-llama-0 instinct-llama-1"
+        )
         assert all(f"/dev/dri/{device}" in shown for device in devices)
     again = lab.play("site", "--skip-tags", "benchmark")
     assert again.changed() == []
