@@ -105,7 +105,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-path:
+snapshot:
   description: The snapshot's directory on the node, or the model's own path.
   type: str
   returned: success
@@ -163,7 +163,7 @@ def work(params, check):
     refuse_short_secrets({"token": params["token"]})
     if params["repo"].startswith("/"):
         local_model(params["repo"])
-        return {"changed": False, "actions": [], "path": params["repo"], "bytes": None, "seconds": 0.0}
+        return {"changed": False, "actions": [], "snapshot": params["repo"], "bytes": None, "seconds": 0.0}
     return converge(Engine(params["docker_socket"]), fetch_of(params), check)
 
 

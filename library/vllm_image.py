@@ -68,7 +68,9 @@ options:
         description: The result's name. Default is O(ref), else C(instinct-fleet/vllm:<hash>).
         type: str
   timeout:
-    description: Seconds that a build may take. A pull has no limit as long as it makes progress.
+    description:
+      - Seconds that a build may take, and that another run of this module on the node is waited for.
+      - A pull has no limit as long as it makes progress.
     type: int
     default: 14400
   docker_socket:
@@ -136,9 +138,12 @@ log:
   returned: when a build fails
 """
 
+from contextlib import nullcontext
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct import places
+from ..module_utils.instinct.alone import alone
 from ..module_utils.instinct.build import build_plan
 from ..module_utils.instinct.engine import SOCKET, Engine
 from ..module_utils.instinct.image import converge_build, converge_pull, wanted
@@ -174,7 +179,8 @@ def work(params, check):
     engine = Engine(params["docker_socket"])
     if params["build"]:
         plan = build_plan(params["build"], params["ref"])
-        return converge_build(engine, plan, places.DATA_DIR, params["timeout"], check)
+        with nullcontext() if check else alone("vllm_image", params["timeout"]):
+            return converge_build(engine, plan, places.DATA_DIR, params["timeout"], check)
     want = wanted(
         params["pull"],
         params["ref"],
@@ -182,7 +188,8 @@ def work(params, check):
         params["registry_username"],
         params["registry_password"],
     )
-    return converge_pull(engine, want, check)
+    with nullcontext() if check else alone("vllm_image", params["timeout"]):
+        return converge_pull(engine, want, check)
 
 
 def main():

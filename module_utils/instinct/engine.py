@@ -8,6 +8,7 @@ Works with Docker (API 1.24 and later) and with Podman's compatible socket.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
@@ -286,10 +287,8 @@ class Engine:
 
     def remove(self, name: str) -> None:
         """Remove a stopped container and its anonymous volumes; nothing happens when there is none."""
-        try:
+        with contextlib.suppress(NotFound):
             self.json("DELETE", f"/containers/{quote(name)}", {"v": True})
-        except NotFound:
-            return
 
     def wait(self, name: str, seconds: float) -> int | None:
         """Wait until a container has ended: its exit code, or None when it still runs after `seconds`."""

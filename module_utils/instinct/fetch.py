@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import fetch_program, hub_cache
+from .alone import alone, leave_if_abandoned
 from .engine import Engine, EngineError, Json, NotFound
 from .fetch_errors import Asked, explain, explain_start, parse_report
 from .files import free_bytes, sized, write_atomic
@@ -27,7 +29,7 @@ DISK_MARGIN = 16 * 2**20  # bytes that must stay free beside the download
 
 _CACHE = "/hf"  # the cache inside the container
 _TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
-_WAIT_SLICE = 20.0  # seconds of one wait request, so that a lost connection is noticed
+_WAIT_SLICE = 5.0  # seconds of one wait request
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ def fetch_of(params: Mapping[str, Any]) -> Fetch:
 
 def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     """Bring the snapshot unless it is there; verify every file; mark it as whole."""
+    with contextlib.nullcontext() if check else alone("hf_model", fetch.timeout):
+        return _converge(engine, fetch, check)
+
+
+def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     snapshot = fetch.snapshot
     container = _container(engine, fetch)
     found = hub_cache.sizes(snapshot)
@@ -100,7 +107,7 @@ def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
         "changed": bool(actions),
         "actions": actions,
         "bytes": snapshot.bytes,
-        "path": snapshot.path,
+        "snapshot": snapshot.path,
         "seconds": 0.0,
         "diff": _diff(fetch, before, bool(actions)),
     }
@@ -232,6 +239,7 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
     deadline = time.monotonic() + fetch.timeout
     code = None
     while code is None:
+        leave_if_abandoned()
         left = deadline - time.monotonic()
         if left <= 0:
             raise NodeError(

@@ -55,8 +55,8 @@ def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str)
     texts = " ".join(str(link["text"]) for link in chain)
     for matches, plain in _explanations(asked, names, status, errno, texts):
         if matches:
-            return f"Cannot fetch {repo}: {plain} ({_first_line(text)})"
-    return f"Cannot fetch {repo}: {chain[0]['types'][0]}: {_first_line(text)}"
+            return f"Cannot fetch {repo}: {plain} ({_short(text)})"
+    return f"Cannot fetch {repo}: {chain[0]['types'][0]}: {_short(text)}"
 
 
 def _explanations(
@@ -140,8 +140,8 @@ def _explanations(
     )
 
 
-def _first_line(text: str) -> str:
-    line = text.splitlines()[0] if text else ""
+def _short(text: str) -> str:
+    line = " ".join(text.split())
     return line if len(line) <= 300 else line[:300] + " …"
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from .alone import leave_if_abandoned
 from .engine import Engine
 from .logs import Finding, classify
 from .probe import Answer, generate, healthy
@@ -41,6 +42,7 @@ def wait_ready(engine: Engine, server: Server, seconds: int, restarts: int, poll
     deadline = begun + seconds
     refusals, broken_since = 0, 0.0
     while True:
+        leave_if_abandoned()
         _check_running(engine, server, restarts)
         answer = healthy(server.endpoint)
         if answer.status == 200:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import places
+from .alone import ControllerGone, alone
 from .engine import Engine, EngineError, Json, NotFound
 from .files import make_private, write_atomic
 from .logs import Finding
@@ -59,6 +60,14 @@ def converge(
     fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
 ) -> dict[str, Any]:
     """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with."""
+    longest = max((server.ready_timeout + server.stop_timeout for server in servers), default=600)
+    with contextlib.nullcontext() if check else alone("vllm_server", longest):
+        return _converge(fleet, servers, remove, state, check)
+
+
+def _converge(
+    fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
+) -> dict[str, Any]:
     engine = fleet.connect()
     tasks = [_task(engine, server, state) for server in servers]
     removals = [name for name in remove if _exists(engine, name)]
@@ -297,6 +306,8 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
     if not waiting:
         return
 
+    gone: list[ControllerGone] = []
+
     def wait(task: Task) -> None:
         engine = fleet.connect()
         seconds = min(task.server.ready_timeout, fleet.limit or task.server.ready_timeout)
@@ -304,6 +315,9 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         try:
             ready = wait_ready(engine, task.server, seconds, restarts, POLL_SECONDS)
             task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
+        except ControllerGone as error:
+            gone.append(error)  # what was started goes on starting, and the next run waits for it
+            return
         except ServerFailed as error:
             task.fail(error.finding)
         except NodeError as error:
@@ -313,6 +327,8 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
 
     with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
         list(pool.map(wait, waiting))
+    if gone:
+        raise gone[0]
 
 
 def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.instinct import alone
 from ansible.module_utils.instinct import fetch as fetch_on_node
 from ansible.module_utils.instinct import files as files_on_node
 from ansible.modules import hf_model
@@ -28,6 +29,7 @@ CANARY = "hf-canary-Zq81-secret"
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
     monkeypatch.setattr(fetch_on_node, "SECRETS_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         fake.programs["instinct-fetch-"] = download()
@@ -100,7 +102,7 @@ def test_fetches_verifies_and_marks(docker: FakeDocker, args: dict[str, Any], ru
     assert result["changed"]
     assert result["bytes"] == 2041
     repo = Path(args["cache_dir"]) / "hub/models--lab--tiny-llama"
-    assert result["path"] == str(repo / "snapshots" / COMMIT)
+    assert result["snapshot"] == str(repo / "snapshots" / COMMIT)
     assert json.loads((repo / ".instinct-fleet" / f"{COMMIT}.json").read_text()) == {
         "repo": "lab/tiny-llama",
         "commit": COMMIT,
@@ -516,7 +518,7 @@ def test_a_model_given_by_path_is_only_looked_at(tmp_path: Path, docker: FakeDoc
     (model / "config.json").write_text("{}")
     result, failed = run_module(hf_model.main, {"repo": str(model), "docker_socket": docker.path})
     assert not failed
-    assert (result["changed"], result["path"]) == (False, str(model))
+    assert (result["changed"], result["snapshot"]) == (False, str(model))
     assert docker.requests == []
 
 

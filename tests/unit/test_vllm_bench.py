@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import benches, places
+from ansible.module_utils.instinct import alone, benches, places
 from ansible.modules import vllm_bench
 from instinct.bench import FRONT_END, check_args, command, flag_words, groups_of, parse_target
 from instinct.benches import outcome
@@ -83,6 +83,7 @@ def target(**more: Any) -> Any:
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
     monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         for name in ("llama-0", "llama-1"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import places
+from ansible.module_utils.instinct import alone, places
 from ansible.modules import vllm_image
 from instinct.build import build_plan, decisive
 from instinct.disk import UNPACK_FACTOR
@@ -25,6 +25,11 @@ DIGEST = "sha256:" + "a" * 64
 PULL = f"registry.example:5000/rocm/vllm@{DIGEST}"
 REF = "registry.example:5000/rocm/vllm:0.11"
 CANARY = "canary-Zq81-secret"
+
+
+@pytest.fixture(autouse=True)
+def lock_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import places, ready, servers
+from ansible.module_utils.instinct import alone, places, ready, servers
 from ansible.modules import vllm_server
 from instinct.observe import artefact
 from instinct.serve import server as planned_server
@@ -31,6 +31,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDock
     monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(ready, "_BROKEN_SECONDS", 0.3)
     monkeypatch.setattr(servers, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         yield fake

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run at a time on a node, and runs that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.instinct import alone as on_node
+from ansible.modules import vllm_bench, vllm_server
+from instinct import alone as lock
+
+from tests.unit import test_vllm_bench, test_vllm_server
+from tests.unit.fake_docker import FakeDocker
+from tests.unit.fake_vllm import vllm
+
+
+@pytest.fixture
+def lock_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(lock, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(lock, "_POLL_SECONDS", 0.01)
+    return tmp_path / "run"
+
+
+def test_the_second_waits_for_the_first(lock_dir: Path) -> None:
+    order: list[str] = []
+    inside = threading.Event()
+
+    def first() -> None:
+        with lock.alone("m", 1):
+            inside.set()
+            time.sleep(0.2)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(2)
+    with lock.alone("m", 5):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+    assert (lock_dir / "m.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_module_does_not_wait(lock_dir: Path) -> None:
+    with lock.alone("a", 0), lock.alone("b", 0):
+        pass
+
+
+def test_whoever_waits_too_long_is_told_who_holds_it(lock_dir: Path) -> None:
+    with (
+        lock.alone("m", 0),
+        pytest.raises(lock.Busy, match=rf"pid {os.getpid()}\).*within 0 s"),
+        lock.alone("m", 0),
+    ):
+        pass
+
+
+def test_the_lock_ends_with_its_holder(lock_dir: Path) -> None:
+    with pytest.raises(ZeroDivisionError), lock.alone("m", 0):
+        raise ZeroDivisionError
+    with lock.alone("m", 0):
+        pass
+
+
+def test_a_process_without_a_reader_leaves(root: Path) -> None:
+    program = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from instinct.alone import ControllerGone, leave_if_abandoned
+leave_if_abandoned()
+print("ready", flush=True)
+for _ in range(500):
+    try:
+        leave_if_abandoned()
+    except ControllerGone:
+        sys.exit(7)
+    time.sleep(0.01)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(root / "module_utils")], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.1)
+        assert process.poll() is None
+        process.stdout.close()
+        assert process.wait(5) == 7
+
+
+def abandoned() -> None:
+    raise on_node.ControllerGone("gone")
+
+
+def test_an_abandoned_deploy_leaves_its_servers_starting(
+    tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_vllm_server.places, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(test_vllm_server.places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
+    with FakeDocker(tmp_path) as docker:
+        docker.add_image(test_vllm_server.IMAGE)
+        server = test_vllm_server.spec()
+        docker.programs["instinct-"] = vllm(server["port"], delay=0.5)
+        args = test_vllm_server.args(docker, server)
+        with monkeypatch.context() as patch:
+            patch.setattr(test_vllm_server.ready, "leave_if_abandoned", abandoned)
+            result, failed = run_module(vllm_server.main, args)
+        assert failed
+        assert result["msg"] == "gone"
+        assert docker.containers["instinct-llama-0"].status == "running"
+        result, failed = run_module(vllm_server.main, args)
+        assert not failed
+        assert result["servers"][0]["tokens"] == 4
+        assert result["changed"] is False
+
+
+def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
+    tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_vllm_bench.places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(test_vllm_bench.benches, "_LEAVE_SECONDS", 0.3)
+    with FakeDocker(tmp_path) as docker:
+        docker.add_image(test_vllm_bench.IMAGE)
+        docker.add_container("instinct-llama-0", {"Image": test_vllm_bench.IMAGE})
+        orphan = docker.add_container("instinct-bench-llama-0", {"Image": test_vllm_bench.IMAGE})
+        docker.programs["instinct-bench-"] = test_vllm_bench.client()
+        held = threading.Event()
+
+        def hold() -> None:
+            with on_node.alone("vllm_bench", 1):
+                held.set()
+                orphan.ended.wait(5)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(2)
+        result, failed = run_module(vllm_bench.main, test_vllm_bench.args(docker, test_vllm_bench.instance()))
+        thread.join()
+        assert not failed, result["msg"]
+        assert result["benchmarks"][0]["error"] is None
