@@ -28,9 +28,7 @@ class GpuModel:
     pci_ids: tuple[str, ...]
     gfx: str
     memory_bytes: int
-    compute_units: int
     partitions: tuple[tuple[str, int], ...]
-    valid: tuple[tuple[str, tuple[str, ...]], ...]
     validated: tuple[Validated, ...]
     source: str
 
@@ -84,9 +82,7 @@ def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
                 pci_ids=tuple(item["pci_ids"]),
                 gfx=item["gfx"],
                 memory_bytes=vram * MIB if vram else item["hbm_gib"] * GIB,
-                compute_units=item["xcds"] * item["cus_per_xcd"],
                 partitions=tuple((mode, entry["count"]) for mode, entry in partitions.items()),
-                valid=tuple((mode, tuple(entry["memory"])) for mode, entry in partitions.items()),
                 validated=tuple(
                     Validated(entry["compute"], entry["memory"], entry["rocm"]) for entry in item["validated"]
                 ),

@@ -14,7 +14,6 @@ from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_
 from .topology import LogicalGpu
 
 # Sources, named once.
-CONTRACT = "instinct-fleet: docs/design.md"
 VLLM_CLI = "vLLM documentation: cli/serve"
 VLLM_ENV = "vLLM documentation: configuration/env_vars"
 VLLM_ROCM = "vLLM documentation: getting_started/installation/gpu (ROCm)"

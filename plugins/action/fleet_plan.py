@@ -128,6 +128,9 @@ class Reader:
         fleet = self.task_vars["groups"].get(GROUP, [])
         if asked is not None:
             return [str(name) for name in asked]
+        if not fleet:
+            what = f"the inventory has no host in the group {GROUP}."
+            raise FleetError([Problem((), what, "Put the GPU servers into it.")])
         here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
         return [str(name) for name in here or fleet]
 

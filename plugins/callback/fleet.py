@@ -81,9 +81,9 @@ def summary(
     if planning:
         lines.append("Next: correct the input that is named above, and run the same command again.")
     else:
-        names = ",".join(sorted({*failed, *dark}, key=natural))
+        everyone = ",".join(sorted({*failed, *dark}, key=natural))
         lines.append("Next: correct the cause, and run the same command again; what is done is not repeated.")
-        lines.append(f"      Only on these hosts: --limit '{names}'")
+        lines.append(f"      Only on these hosts: --limit '{everyone}'")
     return lines
 
 
