@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
 if MODULE_UTILS not in sys.path:
@@ -29,6 +29,17 @@ LINES = 6
 WIDTH = 400
 
 
+class Error(NamedTuple):
+    """A host's first error; `alike` is its text without the host's address, to find equal ones."""
+
+    task: str
+    text: str
+    alike: str
+
+
+UNKNOWN = Error("", "no message was kept", "")
+
+
 class CallbackModule(CallbackBase):
     """The closing summary."""
 
@@ -39,7 +50,7 @@ class CallbackModule(CallbackBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self.errors: dict[str, tuple[str, str]] = {}
+        self.errors: dict[str, Error] = {}
         self.planning = False
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
@@ -54,7 +65,9 @@ class CallbackModule(CallbackBase):
         self._keep(result, message(result.result))
 
     def _keep(self, result: Any, text: str) -> None:
-        self.errors.setdefault(result.host.get_name(), (result.task.get_name(), text))
+        name = result.host.get_name()
+        address = str(result.host.vars.get("ansible_host", name))
+        self.errors.setdefault(name, Error(result.task.get_name(), text, text.replace(address, "")))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the summary."""
@@ -65,19 +78,19 @@ class CallbackModule(CallbackBase):
 
 
 def summary(
-    failed: Iterable[str], dark: Iterable[str], errors: Mapping[str, tuple[str, str]], planning: bool
+    failed: Sequence[str], dark: Sequence[str], errors: Mapping[str, Error], planning: bool
 ) -> list[str]:
     """The lines of the closing summary; `planning`: the plan itself failed, so nothing was applied."""
-    failed, dark = list(failed), list(dark)
     lines = []
     for title, hosts in (("Failed", failed), ("Unreachable", dark)):
         groups: dict[tuple[str, str], list[str]] = {}
         for name in hosts:
-            groups.setdefault(errors.get(name, ("", "no message was kept")), []).append(name)
-        for (task, text), names in groups.items():
-            first, *rest = text.splitlines() or [""]
-            lines.append(f"{title}: {', '.join(names)}" + (f", at: {task}" if task else ""))
-            lines += [f"  {line}" for line in (first, *rest)]
+            error = errors.get(name, UNKNOWN)
+            groups.setdefault((error.task, error.alike), []).append(name)
+        for names in groups.values():
+            error = errors.get(names[0], UNKNOWN)
+            lines.append(f"{title}: {', '.join(names)}" + (f", at: {error.task}" if error.task else ""))
+            lines += [f"  {line}" for line in error.text.splitlines()]
     if planning:
         lines.append("Next: correct the input that is named above, and run the same command again.")
     else:
@@ -93,5 +106,6 @@ def message(result: Mapping[str, Any]) -> str:
         return "hidden by no_log"
     failed = next((item for item in result.get("results") or () if item.get("failed")), None)
     text = str((failed or result).get("msg") or result.get("msg") or "no message")
-    lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in text.strip().splitlines()]
+    text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
+    lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in text.splitlines()]
     return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])

@@ -29,7 +29,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def result(host: str, task: str, action: str = "vllm_image", **data: Any) -> Any:
     return SimpleNamespace(
-        host=SimpleNamespace(get_name=lambda: host),
+        host=SimpleNamespace(get_name=lambda: host, vars={"ansible_host": f"192.0.2.{host[1:]}"}),
         task=SimpleNamespace(get_name=lambda: task, action=action),
         result=data,
     )
@@ -58,18 +58,20 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
             msg="All items",
         )
     )
-    fleet.v2_runner_on_unreachable(result("n3", "Observe the node", msg="Connection refused"))
-    fleet.v2_playbook_on_stats(stats({"n1": 1, "n2": 1, "n10": 1}, {"n3": 1}))
+    for number in (3, 4):
+        text = f"Task failed: connect to host 192.0.2.{number} port 22: Connection refused"
+        fleet.v2_runner_on_unreachable(result(f"n{number}", "Observe the node", msg=text))
+    fleet.v2_playbook_on_stats(stats({"n1": 1, "n2": 1, "n10": 1}, {"n3": 1, "n4": 1}))
     assert fleet.shown == [
         "Failed: n1, at: Bring the weights\n"
         "  gone\n"
         "Failed: n2, n10, at: Bring the image\n"
         "  no space left\n"
         "  free some\n"
-        "Unreachable: n3, at: Observe the node\n"
-        "  Connection refused\n"
+        "Unreachable: n3, n4, at: Observe the node\n"
+        "  connect to host 192.0.2.3 port 22: Connection refused\n"
         "Next: correct the cause, and run the same command again; what is done is not repeated.\n"
-        "      Only on these hosts: --limit 'n1,n2,n3,n10'"
+        "      Only on these hosts: --limit 'n1,n2,n3,n4,n10'"
     ]
 
 
@@ -92,4 +94,4 @@ def test_a_failed_plan_says_to_correct_the_input(fleet: Any) -> None:
 )
 def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:
     fleet.v2_runner_on_failed(result("n1", "Task", **data))
-    assert fleet.errors["n1"] == ("Task", text)
+    assert fleet.errors["n1"][:2] == ("Task", text)
