@@ -188,10 +188,11 @@ def images(host: Host, lock: Lock) -> tuple[tuple[ImageStep, Action], ...]:
         if step.build:
             after = f"built from {step.build.repo} at {step.build.ref}, {step.build.dockerfile}"
         else:
-            after = f"pulled, {size(step.bytes)}" if step.bytes is not None else "pulled"
+            after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
+            after += f", {size(step.bytes)}" if step.bytes is not None else ""
         by = f"deployment {deployment.name} runs in it"
         source = "fleet.lock.json" if step.digest else "the deployment"
-        found[wanted] = step, Action("image", "vllm_image", wanted, "absent", after, by, source)
+        found[wanted] = step, Action("image", "vllm_image", step.ref, "absent", after, by, source)
     return tuple(found[key] for key in sorted(found))
 
 

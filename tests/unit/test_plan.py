@@ -57,7 +57,7 @@ def test_a_bare_host() -> None:
         "docker_engine docker.io",
         NUMA,
         "compute_partition 8 GPUs",
-        f"image {PULL}",
+        f"image {IMAGE}",
         f"model {REPO}@main",
         "server llama-0",
         "server llama-1",
@@ -167,7 +167,8 @@ def test_what_changed_is_named(change: dict[str, Any], reason: str) -> None:
 def test_a_new_pin_replaces_the_server() -> None:
     newer = LOCK.merged(Lock({IMAGE: ImagePin("sha256:" + "9" * 64, GIB)}, {}))
     host = planned(settled([deployment()]), [deployment()], lock=newer)
-    assert actions(host) == [f"image registry.lab:5000/lab/vllm@sha256:{'9' * 64}", "server llama-0"]
+    assert actions(host) == [f"image {IMAGE}", "server llama-0"]
+    assert host["actions"][0]["after"] == "pulled as sha256:999999999999, 1.0 GiB"
 
 
 def test_instances_nobody_wants_are_removed_first() -> None:
@@ -503,7 +504,7 @@ def test_text_for_people() -> None:
         "   1. automatic NUMA balancing: on now, as the kernel decides after a reboot → "
         "off now and after a reboot\n"
         "      because moving pages between sockets makes transfers between CPU, GPU and network vary\n"
-        f"   2. image {PULL}: absent → pulled, 4.0 GiB\n"
+        f"   2. image {IMAGE}: absent → pulled as sha256:111111111111, 4.0 GiB\n"
         "      because deployment llama runs in it\n"
         "   3. weights lab/tiny-llama@main: absent → commit cccccccccccc, 12.0 GiB in 3 files\n"
         "      because deployment llama serves it\n"
@@ -536,4 +537,7 @@ def test_a_pin_without_files_is_planned_as_unknown_size() -> None:
     lock = Lock({IMAGE: ImagePin(DIGEST)}, {model_key("", REPO, "main"): ModelPin(COMMIT)})
     host = planned(state(), [deployment()], lock=lock)
     assert host["models"][0]["files"] == {}
-    assert [item["after"] for item in host["actions"][1:3]] == ["pulled", f"commit {COMMIT[:12]}"]
+    assert [item["after"] for item in host["actions"][1:3]] == [
+        "pulled as sha256:111111111111",
+        f"commit {COMMIT[:12]}",
+    ]
