@@ -11,8 +11,10 @@ version_added: "0.1.0"
 description:
   - Downloads a snapshot with the C(huggingface_hub) of the vLLM image, in a container that has the network
     and the cache and nothing else. The node needs no Python packages.
-  - The download goes on when the control node dies. The next run finds it and waits for it; an interrupted
-    download is resumed.
+  - The download goes on when the control node dies, and the next run waits for it. When the download itself
+    was
+    killed, the next one keeps all files that are whole, and goes on with the others as far as the image's
+    C(huggingface_hub) can.
   - Afterwards every file's size is compared with what the hub listed, and a marker says that the snapshot is
     whole. A second run only looks at the files, and needs no hub.
   - A model given by an absolute path is not fetched; only its presence is checked.

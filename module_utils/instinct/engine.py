@@ -269,6 +269,10 @@ class Engine:
         except NotFound:
             return None
 
+    def running_labelled(self, label: str) -> list[Json]:
+        """Running containers that have a label."""
+        return list(self.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
+
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container; its id."""
         return str(self.json("POST", "/containers/create", {"name": name}, body=body)["Id"])

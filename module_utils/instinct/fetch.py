@@ -101,7 +101,9 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     container = _container(engine, fetch)
     found = hub_cache.sizes(snapshot)
     absent = hub_cache.missing(snapshot, found)
-    actions = planned_actions(fetch, found, container)
+    # Another download may be writing beside us, to blobs of the same repository.
+    rubbish = {} if engine.running_labelled(LABEL) else hub_cache.abandoned(snapshot)
+    actions = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
     before = {"files": len(snapshot.files) - len(absent), "marked": hub_cache.has_marker(snapshot)}
     result = {
         "changed": bool(actions),
@@ -112,10 +114,12 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
         "diff": _diff(fetch, before, bool(actions)),
     }
     if absent and container != RUNNING:
-        check_disk(fetch, absent)
+        check_disk(fetch, absent, sum(rubbish.values()))
     if check or not actions:
         return result
     started = time.monotonic()
+    for path in rubbish:
+        os.unlink(path)
     if absent and container != RUNNING:
         _start(engine, fetch, found)
     if absent or container == RUNNING:
@@ -162,11 +166,15 @@ def _diff(fetch: Fetch, before: Mapping[str, Any], change: bool) -> dict[str, An
     return {"before": dict(before), "after": after, "before_header": name, "after_header": name}
 
 
-def check_disk(fetch: Fetch, absent: Sequence[str]) -> None:
-    """Raise NodeError when the cache's disk has no room for what is missing."""
+def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
+    return [f"remove {path} ({sized(size)} that no download goes on from)" for path, size in rubbish.items()]
+
+
+def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
+    """Raise NodeError when the cache's disk has no room for what is missing (`freed`: bytes removed first)."""
     snapshot = fetch.snapshot
     left = sum(snapshot.files[name] for name in absent) - hub_cache.partial_bytes(snapshot)
-    need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir)
+    need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir) + freed
     if have < need:
         raise NodeError(
             f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {sized(have)} free, and "

@@ -16,6 +16,7 @@ from .files import read_text, write_atomic
 from .nodemodule import NodeError
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_UNIQUE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -123,12 +124,27 @@ def remove_file(snapshot: Snapshot, name: str) -> None:
 
 def partial_bytes(snapshot: Snapshot) -> int:
     """What interrupted downloads left to go on from."""
-    total = 0
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(os.path.join(snapshot.repo_dir, "blobs")):
-            if entry.name.endswith(".incomplete"):
-                total += entry.stat().st_size
-    return total
+    return sum(size for name, size in _unfinished(snapshot).items() if not _UNIQUE.search(name))
+
+
+def abandoned(snapshot: Snapshot) -> dict[str, int]:
+    """Paths and sizes of unfinished files that nothing goes on from.
+
+    huggingface_hub since 2.x writes to <etag>.<random>.incomplete, which a killed download leaves behind
+    (huggingface/huggingface_hub#4228); earlier ones to <etag>.incomplete, which the next one continues.
+    """
+    blobs = os.path.join(snapshot.repo_dir, "blobs")
+    found = _unfinished(snapshot)
+    return {os.path.join(blobs, name): size for name, size in sorted(found.items()) if _UNIQUE.search(name)}
+
+
+def _unfinished(snapshot: Snapshot) -> dict[str, int]:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        os.scandir(os.path.join(snapshot.repo_dir, "blobs")) as entries,
+    ):
+        return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".incomplete")}
+    return {}
 
 
 def has_marker(snapshot: Snapshot) -> bool:

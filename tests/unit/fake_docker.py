@@ -226,10 +226,18 @@ class FakeDocker:
         self.send(http, 404, {"message": f"No such container: {name}"})
         return None
 
-    def _get_containers(self, http: Any, path: str, _query: Any, _body: Any) -> None:
+    def _get_containers(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
+        if path == "/containers/json":
+            label = json.loads(query["filters"])["label"][0]
+            running = [
+                container.inspect()
+                for container in self.containers.values()
+                if container.status == "running" and label in (container.body.get("Labels") or {})
+            ]
+            return self.send(http, 200, running)
         container = self._find(http, path)
         if container is None:
-            return
+            return None
         if path.endswith("/json"):
             return self.send(http, 200, container.inspect())
         data = container.log.encode()

@@ -295,6 +295,29 @@ def test_partial_files_count_as_there(
     assert "Not enough disk" in run_module(hf_model.main, args)[0]["msg"]
 
 
+def test_what_a_killed_download_left_is_removed_unless_another_one_runs(
+    args: dict[str, Any], docker: FakeDocker, run_module: Any
+) -> None:
+    blobs = Path(args["cache_dir"]) / "hub/models--lab--tiny-llama/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "1.0123abcd.incomplete").write_bytes(b"x" * 1500)
+    (blobs / "2.incomplete").write_bytes(b"x" * 1500)
+    other = docker.add_container("other", {"Image": IMAGE, "Labels": {"instinct-fleet.fetch": "x"}})
+    assert "incomplete" not in json.dumps(run_module(hf_model.main, args, check=True)[0]["actions"])
+    other.stopping.set()
+    other.ended.wait(5)
+    predicted, _ = run_module(hf_model.main, args, check=True)
+    result, failed = run_module(hf_model.main, args)
+    assert not failed
+    assert predicted["actions"] == result["actions"]
+    assert (
+        result["actions"][0]
+        == f"remove {blobs}/1.0123abcd.incomplete (1.5 KiB that no download goes on from)"
+    )
+    assert not (blobs / "1.0123abcd.incomplete").exists()
+    assert (blobs / "2.incomplete").exists()
+
+
 @pytest.mark.parametrize("got", [{}, {**FILES, "config.json": 10}])
 def test_a_download_that_did_not_bring_everything_is_no_success(
     got: dict[str, int], docker: FakeDocker, args: dict[str, Any], run_module: Any
