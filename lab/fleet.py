@@ -98,6 +98,7 @@ def node(client: docker.DockerClient, config: Config, image: str, index: int) ->
             "cap_add": ["ALL"], "cap_drop": ["SYS_RESOURCE"], "cgroupns": "host",
             "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
             "devices": ["/dev/fuse:/dev/fuse:rwm"],
+            "shm_size": "8g",
             "mounts": [Mount("/var/lib/docker", None)],
             "binds": [
                 "/sys/fs/cgroup:/sys/fs/cgroup:rw",

@@ -50,9 +50,16 @@ def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mappin
     try:
         result = redact.data(dict(work()))
     except NodeError as error:
-        module.fail_json(msg=redact(str(error)), **redact.data(error.result), **told)
+        module.fail_json(msg=redact(str(error)), **_warned(module, redact.data(error.result)), **told)
         return
     except Exception as error:
         module.fail_json(msg=redact(internal_error(error)), **told)
         return
-    module.exit_json(**result, **told)
+    module.exit_json(**_warned(module, result), **told)
+
+
+def _warned(module: Any, result: dict[str, Any]) -> dict[str, Any]:
+    """The result without its warnings, which are said the way ansible-core 2.23 will require (they are redacted)."""
+    for warning in result.pop("warnings", []):
+        module.warn(warning)
+    return result
