@@ -285,9 +285,9 @@ def choices_of(read):
 def env_type(results, choices, listed):
     """What kind of text a variable takes.
 
-    flag: "1" and "true" are true, all else is false in silence; int_bool: a whole number, all else is an error;
-    one: only "1" is true; word: only "true" is; choice, choice_list: one of its choices, or several
-    with commas between them.
+    flag: "1" and "true" are true, all else is false in silence; int_bool: a whole number, or an error; one:
+    only "1" is true; word: only "true" is; choice, choice_list: one of its choices, or several between
+    commas.
     """
     if choices is not None:
         return "choice_list" if listed else "choice"

@@ -74,7 +74,7 @@ def parse_argv(table: FlagTable, argv: Sequence[str]) -> ParsedArgv:
 
 
 def _normalize(table: FlagTable, argv: Sequence[str]) -> list[str]:
-    """Underscores in names become dashes (up to the first dot where dotted keys exist); -O3 is spelled out."""
+    """Underscores in names become dashes, up to the first dot where dotted keys exist; -O3 is spelled out."""
     dotted = table.since("dotted_long_since")
     level = table.line.value(
         [(entry["since"], entry["meaning"]) for entry in table.parser["short_o"]], table.release.index, ""

@@ -36,7 +36,8 @@ class Flag:
     """One flag as a release's parser has it.
 
     kind: switch, toggle, bool (an optional true or false), value, optional (a value or none), list, append or
-    positional. default: the parser's; None is often "decided later".
+    positional. default: the parser's; None is often "decided later". engine: it configures the engine, so
+    that offline benchmarks take it too.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Flag:
     choices: tuple[Any, ...] | None
     aliases: tuple[str, ...]
     negatives: tuple[str, ...]
+    engine: bool
     required: bool
     deprecated: bool
 
@@ -126,6 +128,7 @@ def _flag(
         choices=None if choices is None else tuple(choices),
         aliases=tuple(value("aliases")),
         negatives=tuple(value("negatives")),
+        engine=value("engine"),
         required=value("required"),
         deprecated=value("deprecated"),
     )
