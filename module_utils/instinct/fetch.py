@@ -171,7 +171,7 @@ def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
 
 
 def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
-    """Raise NodeError when the cache's disk has no room for what is missing (`freed`: bytes removed first)."""
+    """Raise NodeError when the disk has no room for what is missing; `freed` bytes are removed first."""
     snapshot = fetch.snapshot
     left = sum(snapshot.files[name] for name in absent) - hub_cache.partial_bytes(snapshot)
     need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir) + freed
