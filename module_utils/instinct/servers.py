@@ -284,6 +284,13 @@ def explain_refusal(message: str, server: Server) -> tuple[str, str]:
             "command_missing",
             f"The image {image} has no /bin/bash. Use a vLLM image.",
         ),
+        (
+            "rlimit",
+            "ulimits",
+            "The engine may not raise a limit as the deployment asks (runtime.ulimits). Lower it there, or "
+            "raise the "
+            "engine's own (LimitMEMLOCK=infinity in its systemd unit).",
+        ),
         ("no space left on device", "disk_full", "Docker's disk is full: remove what nothing uses."),
         (
             "OCI runtime",
@@ -371,13 +378,17 @@ def _outcome(task: Task, state: str, check: bool) -> Json:
 
 
 def _message(failed: Sequence[Task], total: int) -> str:
-    parts = []
+    """All failures in one text; instances that failed for the same reason together."""
+    reasons: dict[Finding, list[Task]] = {}
     for task in failed:
-        finding = task.failure
-        if finding is None:
-            continue
-        log = f" Its log: {task.outcome['log_file']}." if "log_file" in task.outcome else ""
-        parts.append(f"{task.server.name}: {finding.kind}: {finding.line} | {finding.next_step}{log}")
+        if task.failure:
+            reasons.setdefault(task.failure, []).append(task)
+    parts = []
+    for finding, tasks in reasons.items():
+        names = ", ".join(task.server.name for task in tasks)
+        logs = [str(task.outcome["log_file"]) for task in tasks if "log_file" in task.outcome]
+        where = f" Log: {', '.join(logs)}." if logs else ""
+        parts.append(f"{names}: {finding.kind}: {finding.line} | {finding.next_step}{where}")
     others = total - len(failed)
     rest = f" The other {others} serve." if others > 1 else " The other one serves." if others else ""
     return f"{len(failed)} of {total} instances failed.{rest} " + " || ".join(parts)

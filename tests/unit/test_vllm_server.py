@@ -427,6 +427,17 @@ def test_one_fails_the_others_serve(docker: FakeDocker, run_module: Any) -> None
     assert not log.exists()
 
 
+def test_one_reason_of_many_is_told_once(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-"] = crash(OOM)
+    result, failed = run_module(
+        vllm_server.main, args(docker, spec("llama-0"), spec("llama-1"), spec("other-0"))
+    )
+    assert failed
+    assert result["msg"].startswith("3 of 3 instances failed. llama-0, llama-1, other-0: out_of_memory: ")
+    assert result["msg"].count("HIP out of memory") == 1
+    assert result["msg"].count("startup.log") == 3
+
+
 def test_a_crash_loop_is_noticed_at_its_first_restart(docker: FakeDocker, run_module: Any) -> None:
     docker.programs["instinct-"] = crash_loop(OOM)
     started = time.monotonic()
@@ -511,6 +522,11 @@ REFUSALS = [
         "Create it",
     ),
     ((f"POST {C}/start", 500, "OCI runtime create failed: odd"), "container_refused", "says why"),
+    (
+        (f"POST {C}/start", 500, "OCI: error setting rlimit type 8: not permitted"),
+        "ulimits",
+        "runtime.ulimits",
+    ),
     ((f"POST {C}/start", 500, "odd"), "container_refused", "says why"),
 ]
 
