@@ -97,6 +97,24 @@ class Knowledge:
         return SettingsBook(self.settings, self.flags(version), self.env(version))
 
     @property
+    def images(self) -> Mapping[str, Any]:
+        """Container images and drivers (images.yml)."""
+        found: Mapping[str, Any] = self._yaml("images.yml")
+        return found
+
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """Attention backends on ROCm (vllm/backends.yml)."""
+        found: Mapping[str, Any] = self._yaml("vllm/backends.yml")
+        return found
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What the releases do by themselves (vllm/defaults.yml)."""
+        found: Mapping[str, Any] = self._yaml("vllm/defaults.yml")["defaults"]
+        return found
+
+    @property
     def bench(self) -> Mapping[str, Any]:
         """Flags of the benchmark clients (bench.json)."""
         found: Mapping[str, Any] = self._json("vllm/bench.json")
