@@ -61,7 +61,8 @@ lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p instinct
-	$(BIN)/mypy lab plugins
+	$(BIN)/mypy -p lab
+	$(BIN)/mypy plugins/action plugins/callback
 
 unit: venv-dev ## fast tests, no Docker
 	$(BIN)/pytest tests/unit -q

@@ -19,7 +19,15 @@ import docker
 
 from . import engine, fleet, images, layers
 from .config import (
-    HUB, SERVICES_ADDRESS, STANDIN_REPOSITORY, STANDIN_TAG, VLLM_REPOSITORY, VLLM_TAG, Config, LabError,
+    HUB,
+    SERVICES_ADDRESS,
+    STANDIN_REPOSITORY,
+    STANDIN_TAG,
+    VLLM_REPOSITORY,
+    VLLM_TAG,
+    Config,
+    LabError,
+    node_address,
 )  # fmt: skip
 
 
@@ -38,8 +46,8 @@ def up(config: Config) -> None:
         client = engine.ensure(config)
     fleet.make_key(config)
     with step("image layers (Debian, real vLLM, stand-in)"), ThreadPoolExecutor(2) as pool:
-        made = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
-        base, vllm, standin = (future.result() for future in made)
+        waiting = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
+        base, vllm, standin = (future.result() for future in waiting)
     with step("images of nodes and services"):
         node_image, services_image = images.node(client, config), images.services(client, config)
     with step("registry and hub"):
@@ -47,8 +55,8 @@ def up(config: Config) -> None:
         fleet.network(client)
         fleet.services(client, config, services_image)
         digests = [
-            images.publish(VLLM_REPOSITORY, VLLM_TAG, [base, *vllm], "vLLM, CPU build"),
-            images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [base, standin], "instant engine"),
+            images.publish(VLLM_REPOSITORY, VLLM_TAG, [*base, *vllm], "vLLM, CPU build"),
+            images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [*base, *standin], "instant engine"),
         ]
         fleet.forget_old_pins(config, digests)
     with step(f"{config.nodes} nodes"):
@@ -104,7 +112,7 @@ def execute(host: str, command: list[str]) -> int:
 
 
 def ssh(config: Config, host: str, command: list[str]) -> None:
-    address = fleet.node_address(int(host.removeprefix("lab-n")))
+    address = node_address(fleet.name_number(host))
     options = ["-i", str(config.key), "-o", f"UserKnownHostsFile={config.known_hosts}"]
     os.execvp("ssh", ["ssh", *options, f"ops@{address}", *command])
 

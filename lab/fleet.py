@@ -66,9 +66,8 @@ def _ensure(client: docker.DockerClient, name: str, image: str, address: str, **
         if own.get("security_opt"):
             # What the command line calls systempaths=unconfined.
             host_config |= {"MaskedPaths": [], "ReadonlyPaths": []}
-        networking = client.api.create_networking_config(
-            {NETWORK: client.api.create_endpoint_config(ipv4_address=address)}
-        )
+        endpoint = client.api.create_endpoint_config(ipv4_address=address)
+        networking = {"EndpointsConfig": {NETWORK: endpoint}}
         made = client.api.create_container(
             image, name=name, hostname=name, labels={LABEL: "container", f"{LABEL}.image": image},
             host_config=host_config, networking_config=networking, stop_signal="SIGTERM", **options,
@@ -111,8 +110,14 @@ def node(client: docker.DockerClient, config: Config, image: str, index: int) ->
 def nodes(client: docker.DockerClient) -> list[Container]:
     """The nodes that exist, running or not, by number."""
     found = client.containers.list(all=True, filters={"label": f"{LABEL}=container"})
-    mine = [c for c in found if c.name.startswith("lab-n")]
-    return sorted(mine, key=lambda c: int(c.name.removeprefix("lab-n")))
+    numbered = [(name_number(str(c.name)), c) for c in found]
+    return [c for number, c in sorted(numbered, key=lambda pair: pair[0]) if number]
+
+
+def name_number(name: str) -> int:
+    """The number of a node's name, 0 for another name."""
+    number = name.removeprefix("lab-n")
+    return int(number) if number != name and number.isdigit() else 0
 
 
 def bring_up(client: docker.DockerClient, config: Config, image: str) -> list[str]:

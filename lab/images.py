@@ -24,7 +24,7 @@ LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 
 def base(client: docker.DockerClient, config: Config) -> str:
     """The base layer as an image of the engine; returns its tag."""
-    path = layers.base(config)
+    (path,) = layers.base(config)
     tag = f"instinct-lab/base:{path.stem.removeprefix('base-')}"
     try:
         client.images.get(tag)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image layers made on this machine: a small Debian, and Python packages beside it, as uncompressed tar files.
+"""Image layers made on this machine: a small Debian and Python packages, as uncompressed tar files.
 
 Uncompressed, because gzip of 1.5 GB on two cores costs minutes on both ends, and a layer whose bytes are its
 diff id needs to be read only once.
@@ -76,9 +76,9 @@ def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) ->
     return path
 
 
-def base(config: Config) -> Path:
+def base(config: Config) -> list[Path]:
     """Debian with Python and a C++ compiler: what vLLM's image, the stand-in's and the nodes share."""
-    return cached(config, "base", content_key(SUITE, *BASE_PACKAGES), _debootstrap)
+    return [cached(config, "base", content_key(SUITE, *BASE_PACKAGES), _debootstrap)]
 
 
 def _debootstrap(root: Path) -> None:
@@ -111,7 +111,10 @@ def vllm(config: Config) -> list[Path]:
 
 
 def kernel_library() -> str:
-    """The one of vLLM's three kernel libraries that it loads on this CPU (vllm/platforms/cpu.py); 100 to 200 MB each."""
+    """The one of vLLM's three kernel libraries (100 to 200 MB each) that it loads on this CPU.
+
+    Source: vllm/platforms/cpu.py, import_kernels.
+    """
     flags = set(Path("/proc/cpuinfo").read_text().split())
     if "avx512f" not in flags:
         return "_C_AVX2"
@@ -143,15 +146,25 @@ def _install_command(root: Path) -> None:
     _command(root / "usr/local/bin/vllm", VLLM_COMMAND)
 
 
-def standin(config: Config) -> Path:
-    """The instant engine and the hub client."""
-    key = content_key(STANDIN_REQUIREMENTS, ROOT / "lab/standin")
-    return cached(config, "standin", key, lambda root: _install_standin(config, root))
+def standin(config: Config) -> list[Path]:
+    """The hub client, and the instant engine."""
+    return [
+        cached(
+            config,
+            "hubclient",
+            content_key(STANDIN_REQUIREMENTS),
+            lambda root: _install_hub_client(config, root),
+        ),
+        cached(config, "standin", content_key(ROOT / "lab/standin"), _install_standin),
+    ]
 
 
-def _install_standin(config: Config, root: Path) -> None:
+def _install_hub_client(config: Config, root: Path) -> None:
     _pip(config, STANDIN_REQUIREMENTS, root / DIST_PACKAGES)
     shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
+
+
+def _install_standin(root: Path) -> None:
     shutil.copytree(ROOT / "lab/standin", root / "opt/standin", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "opt/standin/vllm").chmod(0o755)
     link = root / "usr/local/bin/vllm"

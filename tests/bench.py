@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run with nothing to do costs, as a ratio to `ansible -m ping` on the same inventory in the same run.
 
-`make bench` brings the lab to 2 and then to 10 nodes, deploys the stand-in engine on them, and times the two commands in
-turn (A B A B …), so that a machine whose speed drifts slows both alike. Absolute seconds are of this machine; the ratio is
-what carries over.
+`make bench` brings the lab to 2 and then to 10 nodes, deploys the stand-in engine on them, and times the two
+commands in turn (A B A B …), so that a machine whose speed drifts slows both alike. Absolute seconds are of this
+machine; the ratio is what carries over.
 """
 
 from __future__ import annotations

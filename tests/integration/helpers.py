@@ -19,7 +19,14 @@ TOKEN = "hf_lab_Qk7Zr2Xw9Tn4Vb8Lm3Jp6"  # the lab hub accepts it; made up
 
 def deployment(**keys: Any) -> dict[str, Any]:
     """A deployment of the stand-in engine; keys replace or add, None removes."""
-    base: dict[str, Any] = {"name": "llama", "model": MODEL, "image": STANDIN, "port": 8000}
+    base: dict[str, Any] = {
+        "name": "llama",
+        "model": MODEL,
+        "image": STANDIN,
+        "port": 8000,
+        # A node that is a container may not raise its limits.
+        "runtime": {"ulimits": {"memlock": 8388608, "nofile": 16384}},
+    }
     base.update(keys)
     return {key: value for key, value in base.items() if value is not None}
 
