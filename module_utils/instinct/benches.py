@@ -100,14 +100,12 @@ def _check_state(engine: Engine, target: Target, kind: str) -> None:
     if kind == "serve" and not running:
         raise NodeError(
             f"Instance {target.name} does not run, and the serve benchmark measures a running one. Deploy "
-            "it first: "
-            "playbooks/site.yml."
+            "it first: playbooks/site.yml."
         )
     if kind != "serve" and running:
         raise NodeError(
             f"Instance {target.name} runs and holds its GPUs, which the {kind} benchmark needs. Stop it "
-            "first "
-            "(vllm_server, state: stopped); playbooks/benchmark.yml does."
+            "first (vllm_server, state: stopped); playbooks/benchmark.yml does."
         )
 
 

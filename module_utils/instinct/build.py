@@ -89,8 +89,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
         if shutil.which(tool) is None:
             raise NodeError(
                 f"Building {plan.tag} needs the command {tool} on the node, and it is not there. Install "
-                f"{package}, "
-                "or use an image from a registry (image: instead of build:)."
+                f"{package}, or use an image from a registry (image: instead of build:)."
             )
     source = plan.source_dir(data_dir)
     shutil.rmtree(source, ignore_errors=True)  # what a build that was cut off left behind
@@ -101,9 +100,8 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
         _run(["git", "-C", source, "checkout", "--quiet", "--detach", commit], timeout, f"check out {commit}")
         if not os.path.isfile(os.path.join(source, plan.dockerfile)):
             raise NodeError(
-                f"{plan.repo} at {plan.ref} has no file {plan.dockerfile}. vLLM's is "
-                "docker/Dockerfile.rocm since "
-                "0.8, and Dockerfile.rocm before: set build.dockerfile."
+                f"{plan.repo} at {plan.ref} has no file {plan.dockerfile}. vLLM's is docker/Dockerfile.rocm "
+                "since 0.8, and Dockerfile.rocm before: set build.dockerfile."
             )
         _run(
             plan.docker_command(source, commit),

@@ -104,8 +104,8 @@ class Engine:
             ) from error
         except OSError as error:
             raise EngineUnavailable(
-                f"The Docker engine does not answer at {self.path} ({error.strerror or error}). "
-                "Start it (systemctl start docker); journalctl -u docker says why it stopped."
+                f"The Docker engine does not answer at {self.path} ({error.strerror or error}). Start it "
+                "(systemctl start docker); journalctl -u docker says why it stopped."
             ) from error
         self._connection = connection
         return connection, True

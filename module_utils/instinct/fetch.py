@@ -178,11 +178,9 @@ def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
     if have < need:
         raise NodeError(
             f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {sized(have)} free, and "
-            f"{sized(need)} are "
-            f"needed ({len(absent)} files missing, and {sized(DISK_MARGIN)} to spare). Remove weights that "
-            "nothing "
-            "uses from its hub directory, leave formats out with exclude, or set hf_model_cache_dir to a "
-            "larger disk."
+            f"{sized(need)} are needed ({len(absent)} files missing, and {sized(DISK_MARGIN)} to spare). "
+            "Remove weights that nothing uses from its hub directory, leave formats out with exclude, or "
+            "set hf_model_cache_dir to a larger disk."
         )
 
 
@@ -252,9 +250,8 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
         if left <= 0:
             raise NodeError(
                 f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It goes on in "
-                "container "
-                f"{fetch.container} (docker logs {fetch.container}): run again to wait for it, or raise "
-                "hf_model_timeout.",
+                f"container {fetch.container} (docker logs {fetch.container}): run again to wait for it, or "
+                "raise hf_model_timeout.",
                 changed=True,
             )
         try:
@@ -262,8 +259,7 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
         except NotFound as error:
             raise NodeError(
                 f"Container {fetch.container} was removed while it downloaded {fetch.snapshot.repo}. Run "
-                "again: what "
-                "is on disk is kept.",
+                "again: what is on disk is kept.",
                 changed=True,
             ) from error
     log = engine.logs(fetch.container)
@@ -332,9 +328,8 @@ def verify(fetch: Fetch) -> None:
     have = "is missing" if found[first] is None else f"has {found[first]} bytes"
     raise NodeError(
         f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
-        f"{len(snapshot.files)} files "
-        f"are not as the hub listed them: {first} {have}, expected {snapshot.files[first]} bytes. Run "
-        "again to fetch "
-        "them anew; if it stays, run playbooks/plan.yml -e refresh=true, and check the exclude patterns.",
+        f"{len(snapshot.files)} files are not as the hub listed them: {first} {have}, expected "
+        f"{snapshot.files[first]} bytes. Run again to fetch them anew; if it stays, run playbooks/plan.yml "
+        "-e refresh=true, and check the exclude patterns.",
         changed=True,
     )

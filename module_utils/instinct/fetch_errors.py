@@ -71,22 +71,18 @@ def _explanations(
         (
             "GatedRepoError" in names and not token,
             f"the model is gated, and no token was given. Accept its terms at {page}, make a read token "
-            "there, and "
-            "set hf_model_token (or hf_model_token_file).",
+            "there, and set hf_model_token (or hf_model_token_file).",
         ),
         (
             "GatedRepoError" in names,
             f"the model is gated, and the account of this token has no access. Accept its terms at {page} "
-            "with that "
-            "account (some are granted by hand, later); a fine-grained token also needs the right to read "
-            "gated "
-            "repositories.",
+            "with that account (some are granted by hand, later); a fine-grained token also needs the right "
+            "to read gated repositories.",
         ),
         (
             "RevisionNotFoundError" in names,
             f"it has no commit {asked.commit}. It may have been rewritten: run playbooks/plan.yml -e "
-            "refresh=true "
-            "to pin the revision again.",
+            "refresh=true to pin the revision again.",
         ),
         (
             no_repo and not token,
@@ -96,8 +92,7 @@ def _explanations(
         (
             status == 401 or (no_repo and status != 404),
             f"{hub} does not accept the token. It is wrong or expired: make a new one, and set "
-            "hf_model_token (or "
-            "hf_model_token_file).",
+            "hf_model_token (or hf_model_token_file).",
         ),
         (
             no_repo or status == 404,
@@ -107,10 +102,9 @@ def _explanations(
         (status == 403, f"{hub} forbids it (403). The token lacks the right to read this repository."),
         (
             status == 429,
-            f"{hub} limits the number of requests from this address or account (429). Wait some minutes "
-            "and run "
-            "again (what is on disk is kept); a token raises the limit, and a mirror (hf_model_endpoint) "
-            "avoids it.",
+            f"{hub} limits the number of requests from this address or account (429). Wait some minutes and "
+            "run again (what is on disk is kept); a token raises the limit, and a mirror "
+            "(hf_model_endpoint) avoids it.",
         ),
         (
             bool(status and status >= 500),
@@ -149,9 +143,8 @@ def explain_start(asked: Asked, message: str) -> str:
     """Why the download container could not be started."""
     if "No such image" in message:
         return (
-            f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. "
-            "Run the "
-            f"vllm_image role first. (Docker says: {message})"
+            f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. Run "
+            f"the vllm_image role first. (Docker says: {message})"
         )
     if "python3" in message and "not found" in message:
         return (

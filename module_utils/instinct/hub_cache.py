@@ -78,8 +78,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     if not _COMMIT.fullmatch(snapshot.commit):
         raise NodeError(
             f"commit: {snapshot.commit!r} is not a commit of 40 hex digits. Weights are fetched by commit, "
-            "so that "
-            "every node has the same; fleet.lock.json has it, written by playbooks/plan.yml."
+            "so that every node has the same; fleet.lock.json has it, written by playbooks/plan.yml."
         )
     if not snapshot.files:
         raise NodeError(
@@ -192,8 +191,7 @@ def local_model(path: str, names: Sequence[str] = ("config.json", "params.json")
     if not os.path.isdir(path):
         raise NodeError(
             f"The model {path} is not a directory of this node. A model given by path is not fetched: put "
-            "it there, "
-            "or give a repository of the hub (org/name)."
+            "it there, or give a repository of the hub (org/name)."
         )
     if not any(os.path.isfile(os.path.join(path, name)) for name in names):
         raise NodeError(f"The directory {path} holds no model: it has neither {' nor '.join(names)}.")

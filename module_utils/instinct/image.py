@@ -47,9 +47,8 @@ def wanted(
     reference = parse_ref(pull)
     if not _DIGEST.fullmatch(reference.digest):
         raise NodeError(
-            f"pull: {pull!r} does not end in @sha256:<64 hex digits>. An image is pulled by digest, so "
-            "that every "
-            "node runs the same bytes; the digest of a tag is in fleet.lock.json, written by "
+            f"pull: {pull!r} does not end in @sha256:<64 hex digits>. An image is pulled by digest, so that "
+            "every node runs the same bytes; the digest of a tag is in fleet.lock.json, written by "
             "playbooks/plan.yml."
         )
     if bool(username) != bool(password):
@@ -163,10 +162,9 @@ def check_disk(engine: Engine, want: Wanted) -> None:
     if have < need:
         raise NodeError(
             f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
-            f"{sized(need)} "
-            f"({sized(want.bytes)} compressed, {DISK_FACTOR} times that unpacked and while unpacking). "
-            "Remove images "
-            "that nothing uses (docker image prune -a), or move Docker's data-root to a larger disk."
+            f"{sized(need)} ({sized(want.bytes)} compressed, {DISK_FACTOR} times that unpacked and while "
+            "unpacking). Remove images that nothing uses (docker image prune -a), or move Docker's "
+            "data-root to a larger disk."
         )
 
 
@@ -188,8 +186,7 @@ def _read_back(engine: Engine, want: Wanted) -> Json:
     if image is None:
         raise NodeError(
             f"The engine reported a complete pull of {want.pulled}, but does not have it. Another process "
-            "may have "
-            "removed it (docker image prune). Run again.",
+            "may have removed it (docker image prune). Run again.",
             changed=True,
         )
     digests = [str(digest).rpartition("@")[2] for digest in image.get("RepoDigests") or []]
@@ -220,14 +217,12 @@ def explain_pull(message: str, want: Wanted) -> str:
         (
             r"no space left on device",
             "the disk of Docker's directory is full. Remove images that nothing uses (docker image prune "
-            "-a), "
-            "then run again: complete layers are kept.",
+            "-a), then run again: complete layers are kept.",
         ),
         (
             r"toomanyrequests|rate limit|429 Too Many",
-            f"registry {registry} limits the number of pulls. Set vllm_image_registries with an account "
-            "for it, "
-            "use a mirror, or wait and run again.",
+            f"registry {registry} limits the number of pulls. Set vllm_image_registries with an account for "
+            "it, use a mirror, or wait and run again.",
         ),
         (
             r"no matching manifest|does not match the specified platform",
@@ -239,8 +234,7 @@ def explain_pull(message: str, want: Wanted) -> str:
             (
                 f"registry {registry} does not accept the account {want.auth['username']!r} for it. Check "
                 "vllm_image_registries (name, password, the account's rights); a wrong repository name "
-                "gives the "
-                "same answer."
+                "gives the same answer."
                 if want.auth
                 else f"registry {registry} wants a login, or has no such repository. Check the name; for a "
                 "private repository set vllm_image_registries with username and password."
@@ -255,8 +249,9 @@ def explain_pull(message: str, want: Wanted) -> str:
             r"no such host|connection refused|network is unreachable|no route to host|i/o timeout"
             r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
             r"|temporary failure",
-            f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, and "
-            "the engine's proxy (systemctl show docker -p Environment); run again to go on where it stopped.",
+            f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, "
+            "and the engine's proxy (systemctl show docker -p Environment); run again to go on where it "
+            "stopped.",
         ),
         (r"invalid reference format", "that is not a valid image reference."),
     )

@@ -21,6 +21,10 @@ class Finding:
     next_step: str
 
 
+UNSPECIFIC = ("unknown", "python_exception")
+"""Kinds that name no cause."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """A text that proves a kind of failure."""
@@ -45,8 +49,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"error: ambiguous option",
         ),
         "This image's vLLM does not accept that flag or value. Correct engine_args of the deployment, or "
-        "use an "
-        "image whose vLLM has the flag (vllm serve --help=all in the image lists them).",
+        "use an image whose vLLM has the flag (vllm serve --help=all in the image lists them).",
     ),
     _signature(
         "kv_cache_too_small",
@@ -56,17 +59,15 @@ SIGNATURES: tuple[Signature, ...] = (
             r"is larger than the maximum number of tokens that can be stored in KV cache",
         ),
         "The weights leave too little GPU memory for the KV cache. Lower max_model_len (the line may name "
-        "the "
-        "largest that fits), raise gpu_memory_utilization, use kv_cache_dtype fp8, or more GPUs "
+        "the largest that fits), raise gpu_memory_utilization, use kv_cache_dtype fp8, or more GPUs "
         "(tensor_parallel_size).",
     ),
     _signature(
         "gpu_memory_in_use",
         (r"Free memory on device.* is less than desired GPU memory utilization",),
-        "Something else holds memory of this GPU. amd-smi process names it; stop it, or give this deployment "
-        "another GPU or a lower gpu_memory_utilization. With no process there, a killed one has left the "
-        "memory "
-        "stranded: reload the amdgpu driver or reboot the node.",
+        "Something else holds memory of this GPU. amd-smi process names it; stop it, or give this "
+        "deployment another GPU or a lower gpu_memory_utilization. With no process there, a killed one has "
+        "left the memory stranded: reload the amdgpu driver or reboot the node.",
     ),
     _signature(
         "out_of_memory",
@@ -76,8 +77,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"hipErrorOutOfMemory",
             r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         ),
-        "The GPU's memory does not suffice. Lower gpu_memory_utilization (room for what vLLM does not plan), "
-        "max_num_seqs or max_num_batched_tokens, or use more GPUs (tensor_parallel_size).",
+        "The GPU's memory does not suffice. Lower gpu_memory_utilization (room for what vLLM does not "
+        "plan), max_num_seqs or max_num_batched_tokens, or use more GPUs (tensor_parallel_size).",
     ),
     _signature(
         "port_in_use",
@@ -94,8 +95,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"401 Client Error",
         ),
         "The model is gated. Accept its licence on the hub, set hf_model_token, and run the hf_model role "
-        "first: "
-        "instances themselves have no access to the hub.",
+        "first: instances themselves have no access to the hub.",
     ),
     _signature(
         "missing_weights",
@@ -114,8 +114,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:Repository|Revision)NotFoundError",
         ),
         "The weights are missing or incomplete in the cache that the container sees. Run the hf_model role "
-        "again "
-        "(it checks every file), and check the exclude patterns of the deployment.",
+        "again (it checks every file), and check the exclude patterns of the deployment.",
     ),
     _signature(
         "no_gpu_access",
@@ -129,16 +128,15 @@ SIGNATURES: tuple[Signature, ...] = (
             r"no ROCm-capable device is detected",
         ),
         "The container reaches no GPU. Check that the amdgpu driver is loaded (/dev/kfd exists), that "
-        "/dev/kfd and "
-        "the render nodes are among the container's devices, and that the group ids are the node's own "
-        "(getent group render video).",
+        "/dev/kfd and the render nodes are among the container's devices, and that the group ids are the "
+        "node's own (getent group render video).",
     ),
     _signature(
         "invalid_device",
         (r"invalid device ordinal", r"hipErrorInvalidDevice"),
         "The instance was given a GPU that does not exist here. The partition mode may have changed since "
-        "the "
-        "plan: run playbooks/plan.yml and deploy again; check gpus and *_VISIBLE_DEVICES of the deployment.",
+        "the plan: run playbooks/plan.yml and deploy again; check gpus and *_VISIBLE_DEVICES of the "
+        "deployment.",
     ),
     _signature(
         "gpu_fault",
@@ -195,8 +193,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Pipeline parallelism is not supported for this model",
         ),
         "This image's vLLM cannot run this model or its quantization on this GPU. Use a newer image, or "
-        "another "
-        "checkpoint (for MI300X: FP8, not MXFP4).",
+        "another checkpoint (for MI300X: FP8, not MXFP4).",
     ),
     _signature(
         "bad_config",
@@ -233,9 +230,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"died (?:unexpectedly|with exit code -9)",
             r"exit code:? -9\b",
         ),
-        "A process of the engine was killed. dmesg | grep -i 'killed process' says whether the node ran "
-        "out of "
-        "memory; then lower the host memory use (fewer instances, runtime.memory).",
+        "A process of the engine was killed. dmesg | grep -i 'killed process' says whether the node ran out "
+        "of memory; then lower the host memory use (fewer instances, runtime.memory).",
     ),
 )
 

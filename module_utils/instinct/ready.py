@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .alone import leave_if_abandoned
 from .engine import Engine
-from .logs import Finding, classify
+from .logs import UNSPECIFIC, Finding, classify
 from .probe import Answer, generate, healthy
 from .server import Server
 
@@ -43,28 +43,29 @@ def wait_ready(engine: Engine, server: Server, seconds: int, restarts: int, poll
     refusals, broken_since = 0, 0.0
     while True:
         leave_if_abandoned()
-        _check_running(engine, server, restarts)
+        _check_running(engine, server, restarts, broken_since > 0)
         answer = healthy(server.endpoint)
         if answer.status == 200:
             left = deadline - time.monotonic()
             answer = generate(server.endpoint, max(1.0, min(left, _FIRST_TOKENS_SECONDS)))
             if answer.tokens:
                 # Were it another process that answered at this port, ours would have ended.
-                _check_running(engine, server, restarts)
+                _check_running(engine, server, restarts, True)
                 return Ready(answer.tokens, round(time.monotonic() - begun, 1))
             refusals = refusals + 1 if answer.refused else 0
             broken_since = broken_since or time.monotonic()
             if refusals >= _REFUSALS or time.monotonic() - broken_since > _BROKEN_SECONDS:
                 raise _no_tokens(engine, server, answer)
-        else:
-            broken_since = 0.0
         if time.monotonic() >= deadline:
             raise _not_ready(engine, server, seconds, answer)
         time.sleep(poll)
 
 
-def _check_running(engine: Engine, server: Server, restarts: int) -> None:
-    """Raise ServerFailed as soon as the container has ended or was restarted."""
+def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -> None:
+    """Raise ServerFailed as soon as the container has ended or was restarted.
+
+    `asked`: it had said that it was healthy, and was asked for tokens.
+    """
     container = engine.container(server.container)
     if container is None:
         raise ServerFailed(
@@ -77,7 +78,11 @@ def _check_running(engine: Engine, server: Server, restarts: int) -> None:
     finding = classify(
         engine.logs(server.container), int(state.get("ExitCode") or 0), bool(state.get("OOMKilled"))
     )
-    raise ServerFailed(finding.kind, finding.line, finding.next_step)
+    kind, next_step = finding.kind, finding.next_step
+    if asked:
+        kind = "died_at_first_request" if kind in UNSPECIFIC else kind
+        next_step = f"It said that it was healthy, and ended when it was asked for tokens. {next_step}"
+    raise ServerFailed(kind, finding.line, next_step)
 
 
 def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
@@ -90,11 +95,11 @@ def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
         return ServerFailed(
             "request_refused",
             f"HTTP {answer.status}: {said}",
-            f"It does not serve {server.endpoint.model!r} for completions, or another server answers at "
-            "its port.",
+            f"It does not serve {server.endpoint.model!r} for completions, or another server answers at its "
+            "port.",
         )
     finding = classify(engine.logs(server.container))
-    if finding.kind not in ("unknown", "python_exception"):
+    if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     line = finding.line if finding.kind == "python_exception" else said
     return ServerFailed(
@@ -107,12 +112,12 @@ def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
 
 def _not_ready(engine: Engine, server: Server, seconds: int, last: Answer) -> ServerFailed:
     finding = classify(engine.logs(server.container))
-    if finding.kind not in ("unknown", "python_exception"):
+    if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     doing = f"it says: {finding.line}" if finding.line else last.text
     return ServerFailed(
         "not_ready",
         f"no token after {seconds} s; {doing}",
-        "If it was still loading or compiling, raise runtime.ready_timeout; if it hangs, NCCL_DEBUG=INFO and "
-        "VLLM_LOGGING_LEVEL=DEBUG in env show where.",
+        "If it was still loading or compiling, raise runtime.ready_timeout; if it hangs, NCCL_DEBUG=INFO "
+        "and VLLM_LOGGING_LEVEL=DEBUG in env show where.",
     )

@@ -25,6 +25,7 @@ from .nodemodule import NodeError
 from .probe import port_holder
 from .ready import ServerFailed, wait_ready
 from .redact import Redactor
+from .refusals import NO_DEVICE, explain_refusal
 from .server import LOG_FILE, Actions, Seen, Server, Steps, actions_of, decide, diff_of, look, wanted_files
 
 POLL_SECONDS = 0.5  # between two looks at a server that starts
@@ -179,8 +180,7 @@ def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
     if after is not None and after["State"]["ExitCode"] == 137 and not after["State"].get("OOMKilled"):
         return (
             f"{container} did not stop within {seconds} s and was killed: GPU memory may stay occupied. "
-            "Check that "
-            "it is free (amd-smi process; mem_info_vram_used), and raise runtime.stop_timeout."
+            "Check that it is free (amd-smi process; mem_info_vram_used), and raise runtime.stop_timeout."
         )
     return ""
 
@@ -199,13 +199,23 @@ def _prepare(engine: Engine, tasks: Sequence[Task]) -> None:
     for task in tasks:
         if task.steps.tidy:
             engine.remove(task.server.next_container)  # it was never started
-        if not task.steps.replace:
+        missing = _missing_device(task.server) if task.steps.start else ""
+        if missing:
+            task.fail(Finding("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
+        if task.failure or not task.steps.replace:
             continue
         try:
             engine.create(task.server.next_container, task.server.body)
         except EngineError as error:
             kind, next_step = explain_refusal(str(error), task.server)
             task.fail(Finding(kind, str(error), f"{next_step} The running instance was not touched."))
+
+
+def _missing_device(server: Server) -> str:
+    """The first device file that the container wants and the node has not; "" when all are there."""
+    devices = (server.body.get("HostConfig") or {}).get("Devices") or []
+    paths = (str(device["PathOnHost"]) for device in devices)
+    return next((path for path in paths if not os.path.exists(path)), "")
 
 
 def _change(engine: Engine, task: Task) -> None:
@@ -260,48 +270,6 @@ def _start(engine: Engine, server: Server) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(server.directory, LOG_FILE))
     engine.start(server.container)
-
-
-def explain_refusal(message: str, server: Server) -> tuple[str, str]:
-    """(kind, next step) of a container that the engine does not create or start."""
-    image = server.body.get("Image")
-    known = (
-        ("No such image", "image_missing", f"Bring the image {image} first: run the vllm_image role."),
-        (
-            "/dev/",
-            "no_gpu_access",
-            "A device of the instance does not exist. Check that the amdgpu driver is loaded; after a "
-            "change of the "
-            "partition mode, run playbooks/plan.yml and deploy again.",
-        ),
-        (
-            "bind source path does not exist",
-            "mount_missing",
-            "A directory that the deployment mounts (extra_mounts) does not exist on this node. Create it.",
-        ),
-        (
-            "executable file not found",
-            "command_missing",
-            f"The image {image} has no /bin/bash. Use a vLLM image.",
-        ),
-        (
-            "rlimit",
-            "ulimits",
-            "The engine may not raise a limit as the deployment asks (runtime.ulimits). Lower it there, or "
-            "raise the "
-            "engine's own (LimitMEMLOCK=infinity in its systemd unit).",
-        ),
-        ("no space left on device", "disk_full", "Docker's disk is full: remove what nothing uses."),
-        (
-            "OCI runtime",
-            "container_refused",
-            "The container runtime refuses the container; the line says why.",
-        ),
-    )
-    for text, kind, next_step in known:
-        if text in message:
-            return kind, next_step
-    return "container_refused", "Docker refuses the container; the line says why."
 
 
 # ---- waiting -----------------------------------------------------------------------------------------

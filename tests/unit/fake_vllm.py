@@ -28,6 +28,7 @@ def vllm(
     api_key: str = "",
     asked: list[dict[str, Any]] | None = None,
     dies_after: int = 0,
+    last_words: str = "(EngineCore pid=9) Memory access fault by GPU node-2 on address 0x1.\n",
 ) -> Program:
     """A server on `port`: ready after `delay` seconds, answering completions with `status`."""
 
@@ -58,7 +59,7 @@ def vllm(
                 if asked is not None:
                     asked.append(body)
                 if dies_after and count >= dies_after:
-                    container.log += "(EngineCore pid=9) Memory access fault by GPU node-2 on address 0x1.\n"
+                    container.log += last_words
                     dead.set()
                     return
                 if api_key and self.headers.get("Authorization") != f"Bearer {api_key}":

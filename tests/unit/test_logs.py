@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: E501 - log lines are kept as they are written
+
 """The start-up log classifier, on logs shaped as vLLM, torch, RCCL, HIP and argparse write them."""
 
 from __future__ import annotations

@@ -458,6 +458,30 @@ def test_health_alone_is_not_ready(docker: FakeDocker, run_module: Any) -> None:
     assert "Memory access fault" in result["servers"][0]["log_line"]
 
 
+def test_a_death_without_a_known_cause_is_named_after_its_moment(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(
+        server["port"], dies_after=1, last_words="EngineDeadError: see above\n"
+    )
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "died_at_first_request"
+    assert "ended when it was asked for tokens" in result["servers"][0]["next_step"]
+
+
+def test_a_missing_device_is_found_before_the_old_one_stops(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    devices = [{"PathOnHost": "/dev/null"}, {"PathOnHost": "/dev/dri/renderD999"}]
+    server["container"] = {**server["container"], "HostConfig": {"Devices": devices}}
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "no_gpu_access"
+    assert "/dev/dri/renderD999 does not exist" in result["msg"]
+    assert docker.changes() == []
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind", "words"),
     [
