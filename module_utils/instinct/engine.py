@@ -8,7 +8,6 @@ Works with Docker (API 1.24 and later) and with Podman's compatible socket.
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
 import json
 import socket
@@ -291,8 +290,17 @@ class Engine:
 
     def remove(self, name: str) -> None:
         """Remove a stopped container and its anonymous volumes; nothing happens when there is none."""
-        with contextlib.suppress(NotFound):
+        try:
             self.json("DELETE", f"/containers/{quote(name)}", {"v": True})
+        except NotFound:
+            return
+        except Conflict as error:
+            if "already in progress" not in str(error):
+                raise
+            # Somebody else is removing it: it is gone when its name is free.
+            deadline = time.monotonic() + self.timeout
+            while self.container(name) is not None and time.monotonic() < deadline:
+                time.sleep(0.1)
 
     def wait(self, name: str, seconds: float) -> int | None:
         """Wait until a container has ended: its exit code, or None when it still runs after `seconds`."""

@@ -101,6 +101,20 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
     assert "POST /containers/c/stop?t=5" in docker.requests
 
 
+def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: Engine) -> None:
+    docker.add_image("x:1")
+    engine.create("c", {"Image": "x:1"})
+    docker.errors["DELETE /containers/c"] = (409, "removal of container c is already in progress")
+    timer = threading.Timer(0.2, docker.containers.clear)
+    timer.start()
+    engine.remove("c")
+    assert docker.containers == {}
+    engine.create("d", {"Image": "x:1"})
+    docker.errors["DELETE /containers/d"] = (409, "You cannot remove a running container")
+    with pytest.raises(Conflict, match="running container"):
+        engine.remove("d")
+
+
 def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: Engine) -> None:
     events = list(engine.pull("r/x", "sha256:1", {"username": "u", "password": "secret-word"}))
     assert events == docker.pull_events
