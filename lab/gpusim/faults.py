@@ -7,12 +7,11 @@ A fault is data in the node's state; the place where it shows looks it up here. 
 
 from __future__ import annotations
 
-import difflib
 import errno
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .state import Holder, Node, StateError
+from .state import Holder, Node, StateError, nearest
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,7 @@ def add(node: Node, text: str) -> Node:
     """The node with the fault `NAME[=VALUE]` on. Raises StateError naming the nearest known fault."""
     name, _, given = text.partition("=")
     if name not in FAULTS:
-        near = difflib.get_close_matches(name, FAULTS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(FAULTS)}"
-        raise StateError(f"no fault {name!r}{hint}")
+        raise StateError(f"no fault {name!r}{nearest(name, FAULTS)}")
     if name == "holder":
         return replace(node, holders=(*node.holders, _holder(given)))
     parsed = _parse(node, name, given if "=" in text else None)
@@ -120,7 +117,7 @@ def add(node: Node, text: str) -> Node:
 def clear(node: Node, name: str | None = None) -> Node:
     """The node with one fault off, or all."""
     if name is not None and name not in FAULTS:
-        raise StateError(f"no fault {name!r}; known: {', '.join(FAULTS)}")
+        raise StateError(f"no fault {name!r}{nearest(name, FAULTS)}")
     keep = {key: v for key, v in node.faults.items() if name is not None and key != name}
     node = replace(node, faults=keep)
     if name in (None, "holder"):

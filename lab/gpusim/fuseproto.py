@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -123,6 +124,9 @@ class Server:
                 reply = handler(self, node, body)
         except OSError as e:
             failed = e.errno or errno.EIO
+        except Exception:  # an unanswered request would hang its caller for good
+            traceback.print_exc()
+            failed = errno.EIO
         # A request that was interrupted meanwhile is gone, and so is the mount at the end: not our loss.
         try:
             os.write(self._fd, _OUT.pack(_OUT.size + len(reply), -failed, unique) + reply)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from . import faults, kernel
 from .smi import Lib, Terminal
 
-REAL = "/usr/sbin/modprobe.distrib"
+KMOD = "/usr/bin/kmod"  # what modprobe is a link to; it goes by the name it is called with
 SIMULATED = ("amdgpu", "ast")
 
 
@@ -26,8 +26,8 @@ def run(argv: Sequence[str], lib: Lib, terminal: Terminal) -> int:
     names = [arg for arg in argv if not arg.startswith("-") and "=" not in arg]
     mine = [name for name in names if name in SIMULATED]
     if names != mine or not names:
-        if os.path.exists(REAL):
-            os.execv(REAL, [REAL, *argv])
+        if os.path.exists(KMOD):
+            os.execv(KMOD, ["modprobe", *argv])
         missing = next((n for n in names if n not in SIMULATED), None)
         text = f"Module {missing} not found." if missing else "missing parameters. See -h."
         terminal.err.write(f"modprobe: {'FATAL' if missing else 'ERROR'}: {text}\n")

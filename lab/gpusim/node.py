@@ -33,6 +33,7 @@ from .topology import drm_devices, partitions
 
 NULL = os.makedev(1, 3)
 DRM_MAJOR = 226
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
 
 
@@ -106,19 +107,52 @@ def sync_release(paths: Paths, node: Node) -> None:
         version.write_text(text)
 
 
+def cpuinfo(text: str, platform: str) -> str:
+    """/proc/cpuinfo of a bare-metal machine, or of a virtual one: whether the CPU reports a hypervisor."""
+    lines = []
+    for line in text.splitlines():
+        name, colon, flags = line.partition(":")
+        if name.strip() != "flags":
+            lines.append(line)
+            continue
+        words = [word for word in flags.split() if word != "hypervisor"]
+        words += ["hypervisor"] if platform != "baremetal" else []
+        lines.append(f"{name}{colon} {' '.join(words)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def sync_cpuinfo(paths: Paths, node: Node) -> None:
+    """Say in /proc/cpuinfo what the state says: the machine underneath may be a virtual one."""
+    text = cpuinfo(Path("/proc/cpuinfo").read_text(), node.platform)
+    if not paths.cpuinfo.exists():
+        paths.cpuinfo.write_text(text)
+        _run("mount", "--bind", str(paths.cpuinfo), "/proc/cpuinfo")
+    elif paths.cpuinfo.read_text() != text:
+        paths.cpuinfo.write_text(text)  # in place: the mount is of this very file
+
+
 def sync(paths: Paths, node: Node) -> None:
     """Bring device nodes and links in line with the state. Needs root."""
     sync_devices(paths.dev, node)
     if covered(paths):
         sync_sysfs(paths, node)
+        sync_cpuinfo(paths, node)
     sync_release(paths, node)
 
 
 def _changed_elsewhere(paths: Paths, node: Node) -> None:
-    """After a change by a tool: device nodes here, the mirrored files through the server."""
+    """After a change by a tool: device nodes here, the mirrored files through the server, if it runs."""
     sync(paths, node)
-    with contextlib.suppress(FileNotFoundError), open(paths.fuse / CONTROL, "w") as f:
-        f.write("1")
+    try:
+        control = os.open(paths.fuse / CONTROL, os.O_WRONLY)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise StateError(f"the simulation's server is gone ({e.strerror}); start it again with serve") from e
+    try:
+        os.write(control, b"1")
+    finally:
+        os.close(control)
 
 
 def finder(paths: Paths) -> Callable[[], list[Holder]]:
@@ -179,11 +213,12 @@ def uncover(paths: Paths) -> None:
     ours = [paths.tree, paths.files, paths.fuse]
     if not paths.scratch:
         names = ("bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
-        ours = [*(paths.sys / name for name in names), paths.original, *ours]
+        ours = [*(paths.sys / name for name in names), paths.original, Path("/proc/cpuinfo"), *ours]
     elif paths.sys.is_symlink():
         paths.sys.unlink()
     for path in ours:
         subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
+    paths.cpuinfo.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- serving
@@ -208,6 +243,10 @@ def serve(paths: Paths, fresh: Node) -> int:
     from .fuseproto import Server
     from .mirror import Mirror
 
+    if not paths.scratch and not any(os.path.exists(mark) for mark in CONTAINER_MARKS):
+        raise StateError(
+            "serve covers parts of /sys and is for containers; elsewhere set GPUSIM_ROOT=<directory>"
+        )
     paths.run.mkdir(parents=True, exist_ok=True)
     paths.ready.unlink(missing_ok=True)
     uncover(paths)  # what an earlier run left

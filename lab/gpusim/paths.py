@@ -51,6 +51,11 @@ class Paths:
         return self.run / "tree"
 
     @property
+    def cpuinfo(self) -> Path:
+        """What /proc/cpuinfo shows."""
+        return self.run / "cpuinfo"
+
+    @property
     def original(self) -> Path:
         """The node's own sysfs, reachable after parts of /sys were covered."""
         return self.run / "sys"

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from .models import MEMORY_MODES
-from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError
+from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, nearest
 
 RELEASES = ("6.0.0", "6.3.0", "7.0.0")
 
@@ -88,8 +87,6 @@ def apply(node: Node, settings: dict[str, str]) -> Node:
     """The node with the settings made. Raises StateError for an unknown key or value."""
     for key, value in settings.items():
         if key not in SETTINGS:
-            near = difflib.get_close_matches(key, SETTINGS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(SETTINGS)}"
-            raise StateError(f"no setting {key!r}{hint}")
+            raise StateError(f"no setting {key!r}{nearest(key, SETTINGS)}")
         node = SETTINGS[key](node, value)
     return node

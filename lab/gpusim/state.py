@@ -7,8 +7,8 @@ processes that hold the devices). What changes a Node by the driver's rules is i
 
 from __future__ import annotations
 
-import difflib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -34,6 +34,15 @@ PLATFORMS = ("baremetal", "guest", "passthrough")
 
 class StateError(ValueError):
     """A state file or setting that cannot be used; the message names the key and the fix."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: what was probably meant, or what there is."""
+    import difflib  # only wrong input pays for it
+
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
 
 
 @dataclass(frozen=True)
@@ -178,9 +187,7 @@ def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
     names = [f.name for f in fields(kind)]
     for key in values:
         if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise StateError(f"state: {where} has no key {key!r}{hint}")
+            raise StateError(f"state: {where} has no key {key!r}{nearest(key, names)}")
     return values
 
 

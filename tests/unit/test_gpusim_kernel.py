@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.gpusim import faults, kernel, settings
+from lab.gpusim import node as serving
 from lab.gpusim.models import MODELS
+from lab.gpusim.paths import Paths
 from lab.gpusim.state import Holder, Node, StateError, from_json, make_node, to_json
 
 KFD = (Holder(7, "gpuagent"),)
@@ -260,3 +263,10 @@ def test_models_are_consistent() -> None:
 def test_impossible_nodes_are_refused(count: int, model: str) -> None:
     with pytest.raises(StateError):
         make_node(count, model)
+
+
+def test_serving_is_refused_on_a_machine_that_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It covers parts of /sys, which would hide real GPUs."""
+    monkeypatch.setattr(serving, "CONTAINER_MARKS", ())
+    with pytest.raises(StateError, match="GPUSIM_ROOT"):
+        serving.serve(Paths(Path("/")), make_node())

@@ -20,7 +20,7 @@ from lab.gpusim.fuseproto import CREATE, GETATTR, LOOKUP, OPEN, READ, READDIR, S
 from lab.gpusim.holders import Scanner
 from lab.gpusim.mirror import Mirror
 from lab.gpusim.models import MIB
-from lab.gpusim.node import wanted_devices
+from lab.gpusim.node import cpuinfo, wanted_devices
 from lab.gpusim.state import Holder, Node, make_node, to_json
 from lab.gpusim.store import FileStore
 from lab.gpusim.sysfs import Dir, File, Link, View
@@ -140,6 +140,20 @@ def test_pci_configuration_space_has_the_link() -> None:
     capability = space[0x34]
     status = struct.unpack_from("<H", space, capability + 0x12)[0]
     assert (space[capability], status & 0xF, status >> 4 & 0x3F) == (0x10, 5, 16)
+
+
+@pytest.mark.parametrize(
+    ("flags", "platform", "shown"),
+    [
+        ("fpu hypervisor sse", "baremetal", "fpu sse"),
+        ("fpu sse", "guest", "fpu sse hypervisor"),
+        ("fpu hypervisor sse", "passthrough", "fpu sse hypervisor"),
+    ],
+)
+def test_cpu_reports_a_hypervisor_in_virtual_machines_only(flags: str, platform: str, shown: str) -> None:
+    text = "processor\t: {0}\nflags\t\t: {1}\nbugs\t\t: hypervisor\n\n"
+    before = text.format(0, flags) + text.format(1, flags)
+    assert cpuinfo(before, platform) == text.format(0, shown) + text.format(1, shown)
 
 
 # ---------------------------------------------------------------- topology
@@ -408,6 +422,13 @@ def test_protocol(served: SysFs) -> None:
     assert wire.ask(CREATE, 1)[0] == errno.EACCES
     assert wire.ask(10, 1)[0] == errno.EPERM  # unlink
     assert wire.ask(22, 1)[0] == errno.ENOSYS  # getxattr
+
+
+def test_a_defect_in_the_tree_is_answered(served: SysFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request without an answer would hang whoever made it."""
+    wire = Wire(served)
+    monkeypatch.setattr(served, "info", lambda path: 1 / 0)
+    assert wire.ask(LOOKUP, 1, b"class\0")[0] == errno.EIO
 
 
 def test_long_directories_are_read_in_pieces(served: SysFs) -> None:
