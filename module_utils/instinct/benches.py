@@ -187,7 +187,10 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
         )
     if code != 0:
         finding = classify(log, code)
-        return None, f"{finding.kind}: {finding.line} | {finding.next_step}"
+        mend = finding.next_step
+        if finding.kind == "unknown_flag":  # the client's, where a server's would be those of the deployment
+            mend = f"Correct benchmark_{kind}_args: this image's vLLM does not accept that."
+        return None, f"{finding.kind}: {finding.line} | {mend}"
     try:
         # vLLM writes NaN where it has no sample; JSON for others has no such number.
         result = finite(json.loads(text)) if text else None

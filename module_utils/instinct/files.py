@@ -41,7 +41,8 @@ def make_private(directory: str) -> None:
         missing.append(directory)
         directory = os.path.dirname(directory)
     for path in reversed(missing):
-        os.mkdir(path, 0o700)
+        with contextlib.suppress(FileExistsError):  # another thread was quicker
+            os.mkdir(path, 0o700)
     os.chmod(missing[0] if missing else directory, 0o700)
 
 

@@ -245,6 +245,8 @@ _WRAPPERS = re.compile(
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Fault|Warning)(?::\s.*|$)")
 _WARNING = re.compile(r"^[\w.]*Warning\b")
 
+_SOURCE = re.compile(r'^(?:    |  File ")')
+_PYDANTIC = re.compile(r" \[type=[a-z_]+, input_value=.*$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PROCESS = re.compile(r"^(?:\([^()]*pid=\d+[^()]*\)\s?)+")
 _STAMP = re.compile(
@@ -273,9 +275,11 @@ def classify(text: str, exit_code: int | None = None, oom_killed: bool = False) 
             "The container used more memory than runtime.memory allows and was killed. Raise or drop the "
             "limit.",
         )
+    # A traceback quotes the source: `raise LocalEntryNotFoundError(` names an error, but does not tell it.
+    told = [line for line in lines if not _SOURCE.match(line)]
     for signature in SIGNATURES:
         # Warnings of Python's warnings module quote harmless texts that look like errors.
-        for line in lines:
+        for line in [*told, *lines]:
             if signature.pattern.search(line) and not _WARNING.match(line):
                 return _finding(signature.kind, line, signature.next_step)
     if exit_code == 132:
@@ -296,7 +300,7 @@ def tail(text: str, lines: int = 20) -> list[str]:
 
 
 def _finding(kind: str, line: str, next_step: str) -> Finding:
-    line = line.strip()
+    line = _PYDANTIC.sub("", line.strip())
     return Finding(kind, line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + " …", next_step)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -549,6 +550,13 @@ def test_a_commit_as_revision_needs_no_ref(args: dict[str, Any], run_module: Any
     result, _ = run_module(hf_model.main, {**args, "revision": COMMIT})
     assert not any("/refs/" in action for action in result["actions"])
     assert not Path(args["cache_dir"], "hub/models--lab--tiny-llama/refs").exists()
+
+
+def test_private_directories_can_be_made_by_several_threads(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            list(pool.map(files_on_node.make_private, [str(tmp_path / f"{number}/a/b")] * 8))
+    assert (tmp_path / "39/a").stat().st_mode & 0o777 == 0o700
 
 
 def test_files_are_replaced_at_once(tmp_path: Path) -> None:

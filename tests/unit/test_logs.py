@@ -84,11 +84,17 @@ OFFLINE = engine_core(
     "specified revision on the local disk and outgoing traffic has been disabled.",
     API,
 )
+SOURCE = f"""{BEFORE}\
+{API}Traceback (most recent call last):
+{API}  File "/opt/venv/lib/python3.12/site-packages/huggingface_hub/file_download.py", line 1961, in _raise
+{API}    raise LocalEntryNotFoundError(
+{API}huggingface_hub.errors.LocalEntryNotFoundError: Cannot reach the hub: offline mode is enabled.
+"""
 PYDANTIC = f"""{BEFORE}\
 {API}pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-{API}  Value error, User-specified max_model_len (99999) is greater than the derived max_model_len (2048).
+{API}  Value error, User-specified max_model_len (99999) is greater than the derived max_model_len (2048). [type=value_error, input_value=ArgsKwargs((), {{'a': [1]}}), input_type=ArgsKwargs]
 {API}    For further information visit https://errors.pydantic.dev/2.12/v/value_error
-"""
+"""  # noqa: E501 - a log line as it is written
 WORKER_DIES = f"""{BEFORE}\
 {WORKER}ERROR 10-24 12:00:04 [multiproc_executor.py:597] WorkerProc failed to start.
 {WORKER}ERROR 10-24 12:00:04 [multiproc_executor.py:597] Traceback (most recent call last):
@@ -135,6 +141,16 @@ CASES = [
         ),
     ),
     ("missing_weights", None, OFFLINE),
+    (
+        "missing_weights",
+        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot reach the hub: offline mode is enabled.",
+        SOURCE,
+    ),
+    (
+        "gpu_fault",
+        "raise RuntimeError('HSA_STATUS_ERROR')",
+        BEFORE + "    raise RuntimeError('HSA_STATUS_ERROR')\n",
+    ),
     (
         "missing_weights",
         None,

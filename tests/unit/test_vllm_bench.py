@@ -269,7 +269,7 @@ def test_all_targets_at_once(docker: FakeDocker, run_module: Any) -> None:
     docker.programs["instinct-bench-"] = client(seconds=0.7)
     started = time.monotonic()
     result, failed = run_module(vllm_bench.main, args(docker, instance(), instance("llama-1")))
-    assert not failed
+    assert not failed, result["msg"]
     assert time.monotonic() - started < 1.3
     assert [entry["instance"] for entry in result["benchmarks"]] == ["llama-0", "llama-1"]
 
@@ -413,6 +413,15 @@ def test_a_client_that_fails_says_why(docker: FakeDocker, run_module: Any) -> No
     assert failed
     assert "python_exception: ValueError: Initial test run failed - Error: Not Found" in result["msg"]
     assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
+
+
+def test_a_wrong_argument_is_blamed_on_the_benchmark(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-bench-"] = client(
+        None, 2, "vllm bench serve: error: unrecognized arguments: --x\n"
+    )
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
+    assert failed
+    assert "unrecognized arguments: --x | Correct benchmark_serve_args" in result["msg"]
 
 
 def test_a_benchmark_that_hangs_is_stopped(docker: FakeDocker, run_module: Any) -> None:
