@@ -14,7 +14,7 @@ from .errors import suggest
 from .findings import BAD_VALUE, GONE, NOT_YET, UNKNOWN, Finding
 from .flags import Flag, FlagTable, flags_of, option_index
 from .flagvalues import Value, token
-from .settings import fits, put, to_argv, wrong_value
+from .settings import fits, put, to_argv, wanted, wrong_value
 
 KINDS = ("serve", "latency", "throughput")
 
@@ -108,10 +108,12 @@ def _argument(
 
 
 def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, value: Value) -> Finding:
-    flags = [flag for form in setting["forms"] for flag in form.get("args", {})]
-    spans = [span for flag in flags for span in table.ever.get(flag, {}).get("present", ())]
+    forms = [form for form in setting["forms"] if wanted(form, value)]
+    flags = [flag for form in forms for flag in form.get("args", {})]
+    starts = [since for flag in flags for since, _ in table.ever.get(flag, {}).get("present", ())]
+    starts += [form["since"] for form in forms if "since" in form]
     order, index = table.line.order, table.release.index
-    coming = sorted((order[since], since) for since, _ in spans if order[since] > index)
+    coming = sorted((order[since], since) for since in starts if order[since] > index)
     what = f"{token(value)} cannot be expressed with vLLM {table.release.asked}'s client"
     if coming:
         what += f"; it can from {coming[0][1]} on"

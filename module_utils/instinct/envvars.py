@@ -36,14 +36,23 @@ class Variable:
 
 @dataclass(frozen=True)
 class EnvTable:
-    """The variables of one release, and those of HIP, RCCL, PyTorch and others that the catalogue knows."""
+    """The variables of one release, and those of HIP, RCCL, PyTorch and others that the catalogue knows.
+
+    flags: names of the release's flags, which took the place of some variables.
+    """
 
     release: Release
     variables: Mapping[str, Variable]
     runtime: Mapping[str, Mapping[str, Any]]
     replacements: Replacements
+    flags: frozenset[str]
     ever: Mapping[str, Mapping[str, Any]] = field(repr=False)
     line: Timeline = field(repr=False)
+
+    @property
+    def names(self) -> dict[str, None]:
+        """What can be offered instead of a variable."""
+        return dict.fromkeys((*self.variables, *self.flags))
 
     def knows(self, name: str) -> bool:
         """vLLM of this release, or a library below it, reads the variable."""
@@ -56,6 +65,7 @@ def env_table(
     release: Release,
     runtime: Mapping[str, Any],
     replacements: Replacements,
+    flags: frozenset[str],
 ) -> EnvTable:
     """The variables of one release out of the packed histories."""
     index, defaults = release.index, data["defaults"]
@@ -74,7 +84,7 @@ def env_table(
                 None if choices is None else tuple(choices),
                 value(entry, "unused"),
             )
-    return EnvTable(release, variables, runtime["variables"], replacements, data["variables"], line)
+    return EnvTable(release, variables, runtime["variables"], replacements, flags, data["variables"], line)
 
 
 def check_env(table: EnvTable, name: str, value: str) -> Finding:
@@ -95,7 +105,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
         return Finding(name, status, refused, _text_help(variable), "", table.release.exact)
     if variable.unused or (entry and table.line.within(entry.no_effect, table.release.index)):
         what = f"is read by nothing in vLLM {table.release.asked}"
-        fix = entry.advice(table.variables, table.release) if entry else "Remove it."
+        fix = entry.advice(table.names, table.release) if entry else "Remove it."
         return Finding(name, NO_EFFECT, what, fix, entry.source if entry else "", harmless=True)
     doubt = _doubt(variable, value)
     return (
@@ -167,7 +177,7 @@ def _absent(table: EnvTable, name: str) -> Finding:
             what = f"is not read since vLLM {ended[-1]}, and this is {version}"
             if coming:
                 what += f"; it is back from {coming[0]}"
-            fix = entry.advice(table.variables, table.release) if entry else "Remove it."
+            fix = entry.advice(table.names, table.release) if entry else "Remove it."
             source = entry.source if entry else ""
             return Finding(name, GONE, what, fix, source, table.release.exact, harmless=True)
         before = table.replacements.before(name, table.variables)

@@ -23,7 +23,7 @@ from .findings import (
     UNKNOWN,
     Finding,
 )
-from .flagvalues import Value, chosen, convert, token
+from .flagvalues import Value, chosen, convert, spell, token
 from .replacements import Replacements
 from .versions import Release, Timeline
 
@@ -192,7 +192,7 @@ def value_tokens(flag: Flag, value: Value) -> list[str]:
         return []
     if isinstance(value, (list, tuple)) and flag.kind in ("list", "append"):
         return [token(item) for item in value]
-    return [token(value)]
+    return [spell(flag.type, value)]
 
 
 def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding:
@@ -305,13 +305,13 @@ Presence = tuple[str, Optional[str]]
 
 def known_option(table: FlagTable, option: str) -> tuple[str, list[Presence]] | None:
     """The flag of any release with this spelling, and the spans of releases in which the spelling exists."""
-    if option in table.ever:
-        return option, [(since, until) for since, until in table.ever[option]["present"]]
-    for name, entry in table.ever.items():
-        spans = _spelling_spans(entry, option)
-        if spans:
-            return name, spans
-    return None
+    own = [(since, until) for since, until in table.ever.get(option, {}).get("present", ())]
+    others = [(name, _spelling_spans(entry, option)) for name, entry in table.ever.items()]
+    found = [(name, spans) for name, spans in ((option, own), *others) if spans]
+    if not found:
+        return None
+    spans = sorted((span for _, spans in found for span in spans), key=lambda span: table.line.order[span[0]])
+    return found[0][0], spans
 
 
 def _spelling_spans(entry: Mapping[str, Any], option: str) -> list[Presence]:

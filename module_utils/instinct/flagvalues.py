@@ -147,6 +147,15 @@ def chosen(value: Value, choices: Sequence[Any] | None) -> bool:
     return choices is None or any(value == choice and type(value) is type(choice) for choice in choices)
 
 
+def spell(kind: str, value: Value) -> str:
+    """One token for a value of a flag of this type: older releases read some maps in ways of their own."""
+    if isinstance(value, Mapping) and kind.rstrip("?") == "kvs":
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, Mapping) and kind == "level|literal":
+        return repr(dict(value))  # a Python literal, not JSON
+    return token(value)
+
+
 def token(value: Value) -> str:
     """One command-line token for a value of a map of flags; maps and lists inside them become JSON."""
     if isinstance(value, bool):

@@ -64,7 +64,7 @@ def split_reference(ref: str) -> tuple[str, str, str]:
 
 
 def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
-    """What the catalogue knows of an image; a digest alone, or one that contradicts its tag, tells nothing."""
+    """What the catalogue knows of an image; a digest alone, or one against its tag, tells nothing."""
     repository, tag, digest = split_reference(ref)
     base = data["repositories"].get(repository)
     if base is None:

@@ -15,6 +15,7 @@ from typing import Any
 from .configkeys import ConfigKeys
 from .envvars import EnvTable, env_table
 from .flags import FlagTable, flag_table
+from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
 from .versions import Release, Timeline, timeline
@@ -89,12 +90,20 @@ class Knowledge:
                 self.release(version),
                 self._yaml("vllm/runtime_env.yml"),
                 self.replacements,
+                frozenset(self.flags(version).flags),
             )
         return self._env[version]
 
     def book(self, version: str) -> SettingsBook:
         """The neutral settings for a version."""
         return SettingsBook(self.settings, self.flags(version), self.env(version))
+
+    @functools.cached_property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes, general ones first."""
+        paths = sorted((self.root / "recipes").glob("*.yml"))
+        found = [parse_recipe(read_yaml(path)) for path in paths]
+        return tuple(sorted(found, key=lambda recipe: not recipe.match.get("all")))
 
     @property
     def images(self) -> Mapping[str, Any]:

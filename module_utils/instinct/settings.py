@@ -16,7 +16,7 @@ from .envvars import EnvTable
 from .errors import suggest
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, UNKNOWN, Finding
 from .flags import Flag, FlagTable, absent
-from .flagvalues import Value, token
+from .flagvalues import Value, spell, token
 from .versions import Release, Timeline
 
 PLACE = "$"
@@ -187,10 +187,11 @@ def _softened(name: str, setting: Mapping[str, Any], found: Finding) -> Finding:
 
 def fits(line: Timeline, index: int, form: Mapping[str, Any], value: Value) -> bool:
     """Whether a form is for this release and this value."""
-    return line.inside(form.get("since"), form.get("until"), index) and _wanted(form, value)
+    return line.inside(form.get("since"), form.get("until"), index) and wanted(form, value)
 
 
-def _wanted(form: Mapping[str, Any], value: Value) -> bool:
+def wanted(form: Mapping[str, Any], value: Value) -> bool:
+    """Whether a form is for this value, in whatever release."""
     if "when" not in form:
         return True
     when = form["when"]
@@ -224,7 +225,7 @@ def env_text(value: Value) -> str:
 
 
 def _inexpressible(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> Finding:
-    spans = [(form.get("since"), form.get("until")) for form in setting["forms"] if _wanted(form, value)]
+    spans = [(form.get("since"), form.get("until")) for form in setting["forms"] if wanted(form, value)]
     status, what = _when(book, spans, f"{token(value)} is")
     if not spans:
         status, what = BAD_VALUE, f"{token(value)} cannot be expressed in any release of the catalogue"
@@ -272,9 +273,7 @@ def flag_argv(table: FlagTable, name: str, value: Value) -> list[str]:
         return [flag.name, *(token(item) for item in value)]
     if isinstance(value, (list, tuple)) and flag.kind == "append":
         return [part for item in value for part in (flag.name, token(item))]
-    if flag.type == "level|literal" and isinstance(value, Mapping):
-        return [flag.name, repr(dict(value))]  # these releases read a Python literal, not JSON
-    return [flag.name, token(value)]
+    return [flag.name, spell(flag.type, value)]
 
 
 def _switch_argv(flag: Flag, on: bool) -> list[str]:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recipes ask of a model, read from its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SINKS = ("GptOssForCausalLM",)
+_METHODS = {"compressed-tensors": "compressed_tensors", "auto_awq": "awq", "auto_gptq": "gptq"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as recipes see it.
+
+    repository: organisation/name, or the path it was given as. quantization: of the checkpoint: none, fp8,
+    quark_fp8, quark_mxfp4, mxfp4, awq, gptq, compressed_tensors, or the method's own name. kv_scales: it holds
+    calibrated scales for an FP8 KV cache. sinks: its attention has sinks.
+    """
+
+    repository: str
+    architectures: tuple[str, ...] = ()
+    moe: bool = False
+    mla: bool = False
+    sinks: bool = False
+    sliding_window: bool = False
+    multimodal: bool = False
+    head_size: int | None = None
+    quantization: str = "none"
+    kv_scales: bool = False
+
+
+def model_facts(repository: str, config: Mapping[str, Any] | None) -> ModelFacts:
+    """Facts from a config.json; without one, what its name alone allows (nothing but the name)."""
+    if config is None:
+        return ModelFacts(repository)
+    text = config.get("text_config") or config
+    architectures = tuple(config.get("architectures") or ())
+    heads = text.get("num_attention_heads")
+    head_size = text.get("head_dim") or (
+        text["hidden_size"] // heads if heads and "hidden_size" in text else None
+    )
+    method, scales = quantization_of(config)
+    return ModelFacts(
+        repository,
+        architectures,
+        moe=any((text.get(key) or 0) > 1 for key in _EXPERTS),
+        mla=bool(text.get("kv_lora_rank")),
+        sinks=any(name in _SINKS for name in architectures),
+        sliding_window=_slides(text),
+        multimodal="vision_config" in config or "audio_config" in config,
+        head_size=head_size,
+        quantization=method,
+        kv_scales=scales,
+    )
+
+
+def _slides(text: Mapping[str, Any]) -> bool:
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return False
+    kinds = text.get("layer_types")
+    return kinds is None or "sliding_attention" in kinds
+
+
+def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool]:
+    """The checkpoint's quantization, and whether it holds scales for an FP8 KV cache."""
+    text = config.get("text_config") or {}
+    found = (
+        config.get("quantization_config")
+        or text.get("quantization_config")
+        or config.get("compression_config")
+    )
+    if not found:
+        return "none", False
+    method = str(found.get("quant_method") or "compressed-tensors").lower()
+    scales = bool(found.get("kv_cache_scheme") or found.get("kv_cache_quant_config"))
+    if method != "quark":
+        return _METHODS.get(method, method), scales
+    weight = (found.get("global_quant_config") or {}).get("weight") or {}
+    kinds = weight if isinstance(weight, list) else [weight]
+    four_bits = any("fp4" in str(item.get("dtype", "")) for item in kinds)
+    return ("quark_mxfp4" if four_bits else "quark_fp8"), scales or _quark_kv(found)
+
+
+def _quark_kv(found: Mapping[str, Any]) -> bool:
+    """Quark notes a quantized KV cache as outputs of the layers that make keys."""
+    layers = found.get("layer_quant_config") or {}
+    return any("k_proj" in name and bool((item or {}).get("output_tensors")) for name, item in layers.items())
