@@ -24,6 +24,11 @@ COMMIT_LABEL = "instinct-fleet.build.commit"
 _TAIL = 200  # lines of output kept for a failure
 
 
+_REPEATS = re.compile(
+    r"did not complete successfully|returned a non-zero|executor failed running|exit code: \d+$"
+)
+
+
 @dataclass(frozen=True)
 class BuildPlan:
     """What to build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result."""
@@ -59,7 +64,7 @@ class BuildPlan:
         return [
             f"git clone {self.repo} {source}",
             f"git -C {source} checkout --detach {self.ref}",
-            " ".join(self.docker_command(source, self.ref)),
+            " ".join(self.docker_command(source, f"<commit of {self.ref}>")),
         ]
 
 
@@ -192,11 +197,7 @@ def decisive(lines: Sequence[str]) -> str:
         for line in lines
         if re.search(r"error|fatal|failed|denied|not found|no space", line, re.IGNORECASE)
     ]
-    # docker's closing line ("… did not complete successfully") only repeats that a step failed.
-    own = [
-        line
-        for line in speaking
-        if "did not complete successfully" not in line and "returned a non-zero" not in line
-    ]
+    # docker's closing lines ("… did not complete successfully") only repeat that a step failed.
+    own = [line for line in speaking if not _REPEATS.search(line)]
     last = [line for line in lines if line.strip()][-1:]
     return ((own or speaking or last or ["it said nothing"])[-1]).strip()
