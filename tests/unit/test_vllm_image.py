@@ -368,6 +368,10 @@ def test_the_tag_is_the_builds_else_the_ref_else_made_up() -> None:
         ([], "it said nothing"),
         (["Step 1", "ok"], "ok"),
         (
+            ["#7 1.2 ImportError: no x", "#7 ERROR: executor failed running [y]: exit code: 1"],
+            "#7 1.2 ImportError",
+        ),
+        (
             ["#9 ERROR: gcc missing", "ERROR: process did not complete successfully: exit 1"],
             "#9 ERROR: gcc missing",
         ),
