@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import paramiko
 import yaml
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
+from docker.models.networks import Network
 from docker.types import IPAMConfig, IPAMPool, Mount
 
 from .config import (
@@ -86,7 +88,7 @@ def services(client: docker.DockerClient, config: Config, image: str) -> None:
     _ensure(client, SERVICES, image, SERVICES_ADDRESS, host_config={"binds": binds})
     name_services(True)
     for port in (5000, 8080):
-        wait_for(f"port {port} of {SERVICES}", lambda port=port: _answers(SERVICES_ADDRESS, port))  # type: ignore[misc]
+        wait_for(f"port {port} of {SERVICES}", partial(_answers, SERVICES_ADDRESS, port))
 
 
 def node(client: docker.DockerClient, config: Config, image: str, index: int) -> Container:
@@ -248,8 +250,19 @@ def remove(client: docker.DockerClient, config: Config) -> None:
     if container := _find(client, SERVICES):
         container.remove(force=True, v=True)
     for found in client.networks.list(filters={"label": f"{LABEL}=network"}):
-        found.remove()
+        wait_for(f"network {NETWORK} to be free of containers", partial(_removed, found), 15)
     config.inventory.unlink(missing_ok=True)
+
+
+def _removed(network: Network) -> bool:
+    """Remove a network; False while the engine still takes a container off it."""
+    try:
+        network.remove()
+    except NotFound:
+        return True
+    except APIError:
+        return False
+    return True
 
 
 def remove_images(client: docker.DockerClient) -> None:
