@@ -85,6 +85,9 @@ class Store:
         write_table(self.root / "configs.json", configs, "classes", "fields")
 
         bench = self._read("bench.json")
+        for name, found in probe["bench"].items():
+            empty = {"present": [], "engine_args": found["engine_args"], "flags": {}}
+            bench["commands"].setdefault(name, empty)
         for name, item in bench["commands"].items():
             item["present"] = _presence(before, after, item["present"], release, _has(probe, name))
             if name in probe["bench"]:
@@ -128,5 +131,6 @@ def _presence(
         index = after.order[release]
         has = release in there or (index > 0 and after.releases[index - 1] in there)
     there = there | {release} if has else there - {release}
-    found: list[list[Any]] = pack(after, {name: {"": {}} for name in there}, {})[""]["present"]
+    packed = pack(after, {name: {"": {}} for name in there}, {})
+    found: list[list[Any]] = packed[""]["present"] if packed else []
     return found

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention backends: what a release chooses, and how its log proves it. And the baselines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct.backends import DENSE, MLA, Backends
+
+from tests.unit.catalogue import CATALOG, knowledge
+
+LINE = knowledge().line
+AITER = {"aiter": True, "aiter_mha": True, "aiter_mla": True}
+BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
+
+
+def backends(version: str) -> Backends:
+    return Backends(knowledge().release(version), LINE, knowledge().backends)
+
+
+def test_every_release_lies_in_one_era() -> None:
+    eras = knowledge().backends["eras"]
+    for release in LINE.releases:
+        index = LINE.order[release]
+        assert sum(LINE.inside(era["since"], era["until"], index) for era in eras) == 1, release
+
+
+@pytest.mark.parametrize("release", LINE.releases)
+def test_whatever_is_chosen_has_a_log_line(release: str) -> None:
+    found = backends(release)
+    for attention, conditions in (
+        (DENSE, {}),
+        (DENSE, AITER),
+        (MLA, {}),
+        (MLA, AITER),
+        (DENSE, {"v1": True}),
+    ):
+        backend = found.expected(attention, conditions)
+        assert backend in knowledge().backends["backends"]
+        if attention == MLA and LINE.order[release] < LINE.order["0.7.2"]:
+            continue  # no multi-head latent attention yet
+        assert found.log_lines(backend), f"{release} {backend}"
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "conditions", "backend"),
+    [
+        ("0.8.5", DENSE, AITER, "rocm_flash_v0"),
+        ("0.8.5", DENSE, {"v1": True}, "triton"),
+        ("0.8.5", MLA, {"block_1": True}, "aiter_mla"),
+        ("0.9.2", DENSE, {}, "triton"),
+        ("0.9.2", DENSE, AITER, "aiter_fa"),
+        ("0.11.0", DENSE, {"prefill_decode": True}, "rocm_attn"),
+        ("0.11.0", DENSE, {**AITER, "prefill_decode": True}, "aiter_fa"),
+        ("0.13.0", DENSE, {**AITER, "aiter_unified": True}, "aiter_unified"),
+        ("0.18.1", DENSE, AITER, "aiter_fa"),
+        ("0.19.0", DENSE, AITER, "rocm_attn"),
+        ("0.33.0", DENSE, {**AITER, "sinks": True}, "aiter_fa"),
+        ("0.33.0", DENSE, {"sinks": True}, "aiter_unified"),
+        ("0.33.0", MLA, {}, "triton_mla"),
+        ("0.33.0", MLA, AITER, "aiter_mla"),
+        ("0.33.0", MLA, {**AITER, "sparse": True}, "aiter_mla_sparse"),
+    ],
+)
+def test_choice(version: str, attention: str, conditions: dict[str, bool], backend: str) -> None:
+    assert backends(version).expected(attention, conditions) == backend
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "backend"),
+    [
+        ("0.6.3", "INFO Using ROCmFlashAttention backend.", "rocm_flash_v0"),
+        ("0.9.1", "INFO Using Triton Attention backend on V1 engine.", "triton"),
+        ("0.10.1", "INFO Using Flash Attention backend on V1 engine.", "aiter_fa"),
+        ("0.11.0", "INFO Using Rocm/Aiter Attention backend on V1 engine.", "rocm_attn"),
+        ("0.11.1", "INFO Using Aiter Flash Attention backend.", "aiter_fa"),
+        ("0.13.0", "INFO Using Aiter Unified Attention backend on V1 engine.", "aiter_unified"),
+        ("0.18.0", "Using ROCM_AITER_FA attention backend out of potential backends: ['ROCM_AITER_FA'].", "aiter_fa"),
+        ("0.18.0", "Using AttentionBackendEnum.TRITON_MLA backend.", "triton_mla"),
+        ("0.20.0", "Using ROCM_AITER_FA backend (selected via --attention-backend).", "aiter_fa"),
+        ("0.33.0", "Found incompatible backend(s) [TURBOQUANT] with AttentionType.DECODER. Overriding with ROCM_ATTN "
+                   "out of potential backends: ['ROCM_ATTN', 'TRITON_ATTN'].", "rocm_attn"),
+    ],
+)  # fmt: skip
+def test_log_lines(version: str, line: str, backend: str) -> None:
+    assert backends(version).in_log(["Starting", line, "Application startup complete."]) == (backend,)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "name", "by"),
+    [
+        ("0.10.2", "aiter_fa", None, None),
+        ("0.11.1", "aiter_unified", "ROCM_AITER_UNIFIED_ATTN", "VLLM_ATTENTION_BACKEND"),
+        ("0.11.0", "aiter_unified", None, "VLLM_ATTENTION_BACKEND"),
+        ("0.13.0", "triton", "TRITON_ATTN", "--attention-backend"),
+    ],
+)
+def test_names(version: str, backend: str, name: str | None, by: str | None) -> None:
+    found = backends(version)
+    assert (found.vllm_name(backend), found.named_by()) == (name, by)
+
+
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [("0.8.5", "required"), ("0.11.0", "required"), ("0.11.1", "natural"), ("0.20.0", "free")],
+)
+def test_block_size_of_aiter_mla(version: str, rule: str) -> None:
+    assert backends(version).block_size_1("aiter_mla") == rule
+
+
+@pytest.mark.parametrize(
+    ("backend", "facts", "count"),
+    [
+        ("aiter_fa", {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "fp8"}, 0),
+        ("aiter_fa", {"head_size": 80}, 1),
+        ("rocm_attn", {"head_size": 128, "block_size": 1, "sinks": True, "kv_connector": True}, 3),
+        ("triton", {"head_size": 77, "block_size": 32}, 0),
+    ],
+)
+def test_misfits(backend: str, facts: dict[str, Any], count: int) -> None:
+    assert len(backends("0.33.0").misfits(backend, facts)) == count
+
+
+def test_defaults_cover_the_newest_release() -> None:
+    for name, history in knowledge().defaults.items():
+        spans = [(LINE.order[item["since"]], item["until"]) for item in history]
+        assert spans == sorted(spans, key=lambda span: span[0]), name
+        assert history[-1]["until"] is None, name
+        assert all(a["until"] == b["since"] for a, b in itertools.pairwise(history)), name
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["results"]
+    return found
+
+
+def test_baselines_refer_to_their_setups() -> None:
+    for path in BASELINES:
+        data = json.loads(path.read_text())
+        used = {result["setup"] for result in data["results"]}
+        assert used == set(data["setups"])
+        better = {name for names in data["better"].values() for name in names}
+        metrics = {name for result in data["results"] for name in result["metrics"]}
+        assert metrics - better <= {"at_tokens_per_second_per_user"}
+
+
+def test_no_result_is_there_twice() -> None:
+    seen: Counter[str] = Counter()
+    for path in BASELINES:
+        setups = json.loads(path.read_text())["setups"]
+        for result in results(path):
+            key = {
+                name: value
+                for name, value in result.items()
+                if name not in ("setup", "also", "image", "note")
+            }
+            setup = setups[result["setup"]]
+            seen[json.dumps([setup["gpu"], setup["vllm"], setup["engine"], key], sort_keys=True)] += 1
+    assert [key for key, count in seen.items() if count > 1] == []
+
+
+def test_what_throughput_counts_is_said_or_unknown() -> None:
+    counted = Counter(
+        result["tokens_counted"]
+        for path in BASELINES
+        for result in results(path)
+        if "tokens_counted" in result
+    )
+    assert counted["unknown"] > 90
+
+
+@pytest.mark.parametrize("size", ["70B", "405B"])
+def test_latencies_grow_with_the_batch(size: str) -> None:
+    """A check of the figures themselves: a larger batch never takes less than nine tenths of the smaller one."""
+    groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    for result in results(CATALOG / "baselines" / "amd-dev-docker.json"):
+        if result["kind"] == "latency" and size in result["model"]:
+            key = (result["setup"], result["input_tokens"], result["output_tokens"])
+            groups.setdefault(key, []).append((result["batch_size"], result["metrics"]["latency_seconds"]))
+    assert len(groups) >= 16
+    for rows in groups.values():
+        ordered = [seconds for _, seconds in sorted(rows)]
+        assert len(ordered) == 8
+        assert all(b > 0.9 * a for a, b in itertools.pairwise(ordered))
