@@ -185,10 +185,14 @@ def _pip(config: Config, requirements: Path, target: Path) -> None:
             "the lab's images have Debian 12's Python 3.11, and are filled by pip of the same version"
         )
     _run([
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-warn-script-location",
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--no-warn-script-location",
         "--disable-pip-version-check", "--root-user-action=ignore", "--target", str(target),
         *config.pip_args, "--requirement", str(requirements),
     ])  # fmt: skip
+    # Compiled here, on all cores: a container would do it again at every start. What does not compile is a template.
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", "-j", "0", str(target)], capture_output=True, check=False
+    )
 
 
 def _run(command: list[str]) -> None:

@@ -24,14 +24,19 @@ def closing_summary(root: Path = ROOT) -> str:
     address = {name: host["ansible_host"] for name, host in inventory["instinct"]["hosts"].items()}
     port = {d["name"]: d.get("port", 8000) for d in deployments["vllm_deployments"]}
 
-    lines = ["", "The fleet serves. Measured just now:"]
-    for bench in summary["benchmarks"]:
+    served = [bench for bench in summary["benchmarks"] if bench["kind"] == "serve"]
+    lines = [
+        "",
+        "The fleet serves: the real vLLM, on this machine's CPU. Only the GPUs are simulated, so these numbers",
+        "say that the measuring works, and nothing about an MI300X:",
+    ]
+    for bench in served:
         lines.append(
             f"  {bench['host']}  {bench['instance']}  {bench['output_throughput']:.0f} output tokens/s,"
             f" TTFT {bench['median_ttft_ms']:.0f} ms, TPOT {bench['median_tpot_ms']:.1f} ms (medians);"
             f" {bench['completed']} requests, {bench['failed']} failed"
         )
-    first = summary["benchmarks"][0]
+    first = served[0]
     index = int(first["instance"].rsplit("-", 1)[1])
     url = f"http://{address[first['host']]}:{port[first['deployment']] + index}"
     body = json.dumps({"model": first["model"], "prompt": "Once upon a time", "max_tokens": 32})

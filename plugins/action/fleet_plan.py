@@ -89,7 +89,8 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             "plan": data,
-            "todo": todo(plan, data),
+            # What was not looked at is not acted on.
+            "todo": [] if offline else todo(plan, data),
             "changes": plan.changes,
             "text": text,
         }

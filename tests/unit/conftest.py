@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import ansible.module_utils
+import ansible.module_utils._internal
 import ansible.modules
 import pytest
+from ansible.module_utils.common import warnings
 from ansible.module_utils.testing import patch_module_args
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,16 +30,21 @@ def root() -> Path:
 
 
 @pytest.fixture
-def run_module(capsys: pytest.CaptureFixture[str]) -> RunModule:
-    """Call main() with args; return its result and whether it failed."""
+def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunModule:
+    """Call main() with args; return its result, warnings as texts, and whether it failed."""
+    # A test that loaded Ansible's controller code would otherwise send a module's warnings to the terminal.
+    monkeypatch.setattr(ansible.module_utils._internal, "is_controller", False)
 
     def run(
         main: Callable[[], None], args: dict[str, Any], *, check: bool = False, diff: bool = False
     ) -> tuple[dict[str, Any], bool]:
+        warnings._global_warnings.clear()  # of earlier runs in this process
         args = {**args, "_ansible_check_mode": check, "_ansible_diff": diff}
         with patch_module_args(args), pytest.raises(SystemExit):
             main()
         result = json.loads(capsys.readouterr().out)
+        if "warnings" in result:
+            result["warnings"] = [warning["event"]["msg"] for warning in result["warnings"]]
         return result, bool(result.get("failed"))
 
     return run

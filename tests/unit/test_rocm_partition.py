@@ -31,7 +31,6 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the module on the tree. Its clock is advanced by sleeping; `module.slept` lists the pauses."""
-    from ansible.module_utils.common import warnings
     from ansible.module_utils.instinct import partition_set
     from ansible.modules import rocm_partition
 
@@ -62,9 +61,8 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
 
     def run(compute: str = "CPX", **args: Any) -> tuple[dict[str, Any], bool]:
         flags = {name: args.pop(name, False) for name in ("check", "diff")}
-        warnings._global_warnings.clear()  # of earlier runs in this process
         result, failed = run_module(rocm_partition.main, {"compute": compute, **args}, **flags)
-        result["warnings"] = [warning["event"]["msg"] for warning in result.get("warnings", [])]
+        result.setdefault("warnings", [])
         return result, failed
 
     run.slept, run.euid = slept, euid  # type: ignore[attr-defined]
