@@ -65,7 +65,7 @@ types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy plugins/action plugins/callback
 
 unit: venv-dev ## fast tests, no Docker
-	$(BIN)/pytest tests/unit -q
+	$(BIN)/pytest tests/unit -q -n auto
 
 lab-test: venv-dev ## tests on the lab (starts it, about ten minutes)
 	$(BIN)/pytest tests/integration -v
