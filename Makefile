@@ -5,7 +5,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-PYTHON ?= python3
+# A Python that is 3.11 or later and can make virtual environments; 3.11 first, which the lab's images have too.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+    $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && { echo $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 LAB := $(BIN)/python -m lab
@@ -16,7 +18,9 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
 
 $(VENV)/.installed: requirements.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv is here: apt-get install python3-venv (or" \
+	    "python3.11-venv), or name one: make PYTHON=..."; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	touch $@
 

@@ -229,7 +229,13 @@ def _image(check: Checker, values: dict[str, Any], path: Path, name: str) -> tup
             check.wrong(where, f"the key {key} is missing.", f"Add {key}: to it.")
     args = []
     for key, value in check.mapping(build.get("args", {}), (*where, "args")).items():
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        secret = secret_place(key)
+        if secret:
+            what = "is a secret, and build arguments stay in the image's history and in the process list."
+            check.wrong(
+                (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
+            )
+        elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
             args.append((key, str(value)))
         else:
             check.wrong((*where, "args", key), f"must be text or a number, not {kind(value)}.")
@@ -249,16 +255,16 @@ def _image(check: Checker, values: dict[str, Any], path: Path, name: str) -> tup
         r"[^/\s][^\s]*",
         "a path inside the repository",
     )
-    # A tag that changes with what is built makes a changed build another image.
-    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
     tag = check.text(
-        build.get("tag", f"instinct-fleet/{name or 'x'}:{recipe}"),
+        build.get("tag", f"instinct-fleet/{name or 'x'}:build"),
         (*where, "tag"),
         "",
         IMAGE,
         "a reference with a tag",
     )
-    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), tag)
+    # The tag ends in what is built, so that a changed build is another image.
+    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
+    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}")
 
 
 def _gpus(check: Checker, value: Any, path: Path) -> tuple[int, ...]:

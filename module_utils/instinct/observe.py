@@ -195,7 +195,7 @@ node_state:
       sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
                 state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
                 image_id: "sha256:11",
-                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0}]
+                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true}]
     disk:
       description: Space on the file systems of images, caches and data; equal C(device) is the same one.
       type: list
@@ -685,8 +685,18 @@ def read_instances(
             "started_at": state.get("StartedAt"),
             "exit_code": state.get("ExitCode"),
             "restart_count": details.get("RestartCount"),
+            "ready": ready_container(state_dir, name) == entry["Id"],
         })  # fmt: skip
     return sorted(found, key=lambda instance: str(instance["name"]))
+
+
+def ready_container(state_dir: str, name: str) -> str | None:
+    """The container of an instance that has generated tokens since it was started, as vllm_server noted it."""
+    try:
+        with open(os.path.join(state_dir, "instances", name, "ready"), encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return None
 
 
 def read_model(path: str, cache_dir: str) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Running:
     artefact_hash: str | None
     exit_code: int | None
     file_hashes: tuple[tuple[str, str], ...]
+    ready: bool = True  # it has generated tokens since it was started
 
 
 @dataclass(frozen=True)
@@ -186,5 +187,6 @@ def _running(item: Mapping[str, Any]) -> Running:
         spec_hash=item.get("spec_hash"),
         artefact_hash=item.get("artefact_hash"),
         exit_code=item.get("exit_code"),
+        ready=item.get("ready") is not False,
         file_hashes=tuple(sorted((item.get("files") or {}).items())),
     )

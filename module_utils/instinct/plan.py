@@ -22,7 +22,8 @@ from .serve import Instance, compose, pull_ref, server
 from .steps import Action, ImageStep, ModelStep, unique
 
 SCHEMA = 1
-ROLES = ("host_prep", "gpu_partition", "vllm_image", "hf_model", "vllm_serve")
+# What can take hours comes before what stops a running instance.
+ROLES = ("host_prep", "vllm_image", "hf_model", "gpu_partition", "vllm_serve")
 
 
 @dataclass(frozen=True)
@@ -202,16 +203,16 @@ def plan_host(host: Host, catalog: GpuCatalog, workshop: Workshop) -> tuple[Host
     actions: list[Action] = []
     engine, _ = steps.docker_engine(host)
     actions += [action for action in (engine, steps.numa_balancing(host)) if action]
-    stop: tuple[str, ...] = ()
-    if layout.repartition:
-        running = steps.stop_servers(host)
-        stop = tuple(item.name for item in running)
-        actions += [*(steps.stop_action(item) for item in running), steps.compute_partition(host)]
     images = steps.images(host, lock)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     actions += [action for _, action in (*images, *models)]
+    stop: tuple[str, ...] = ()
+    if layout.repartition:
+        running = steps.stop_servers(host)
+        stop = tuple(item.name for item in running)
+        actions += [*(steps.stop_action(item) for item in running), steps.compute_partition(host)]
     instances = tuple(workshop.make(host, slot) for slot in layout.slots)
     servers, remove = _servers(host, layout, instances)
     actions += [*remove, *servers]

@@ -20,6 +20,7 @@ from .redact import env_assignments, env_secrets, mask_env
 LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-fleet.spec")
 SPEC_FILE = "spec.sha256"
 LOG_FILE = "startup.log"
+READY_FILE = "ready"  # the id of the container that generated tokens; node_state reads it
 ALIVE = ("running", "restarting", "paused")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -165,7 +166,7 @@ def _number(data: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _text_file(server: str, name: str, item: Any) -> TextFile:
-    if "/" in name or name in (SPEC_FILE, LOG_FILE):
+    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE):
         raise NodeError(f"servers[{server}]: {name!r} is not the name of an artefact's file.")
     try:
         return TextFile(str(item["text"]), int(str(item["mode"]), 8))

@@ -26,7 +26,19 @@ from .probe import port_holder
 from .ready import ServerFailed, wait_ready
 from .redact import Redactor
 from .refusals import NO_DEVICE, explain_refusal
-from .server import LOG_FILE, Actions, Seen, Server, Steps, actions_of, decide, diff_of, look, wanted_files
+from .server import (
+    LOG_FILE,
+    READY_FILE,
+    Actions,
+    Seen,
+    Server,
+    Steps,
+    actions_of,
+    decide,
+    diff_of,
+    look,
+    wanted_files,
+)
 
 POLL_SECONDS = 0.5  # between two looks at a server that starts
 
@@ -267,8 +279,9 @@ def _start(engine: Engine, server: Server) -> None:
             f"port {server.endpoint.port} is taken by {holder}",
             "Stop that process, or give the deployment another port; then run again.",
         )
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(server.directory, LOG_FILE))
+    for name in (LOG_FILE, READY_FILE):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(server.directory, name))
     engine.start(server.container)
 
 
@@ -290,6 +303,7 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         try:
             ready = wait_ready(engine, task.server, seconds, restarts, POLL_SECONDS)
             task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
+            _note_ready(engine, task.server)
         except ControllerGone as error:
             gone.append(error)  # what was started goes on starting, and the next run waits for it
             return
@@ -304,6 +318,13 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         list(pool.map(wait, waiting))
     if gone:
         raise gone[0]
+
+
+def _note_ready(engine: Engine, server: Server) -> None:
+    """Leave a note for node_state, so that a run after a killed one knows whether tokens were seen."""
+    container = engine.container(server.container)
+    if container is not None:
+        write_atomic(os.path.join(server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
 
 
 def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:

@@ -330,6 +330,9 @@ def server(
     if running.state != "running":
         reason = "it fails and is being restarted" if running.state == "restarting" else "it does not run"
         return Action("server", "vllm_serve", name, before, after, reason, source)
+    if not running.ready:
+        reason = "it was started and has not generated tokens yet"
+        return Action("server", "vllm_serve", name, before, f"{after}, ready", reason, source)
     if repartition:
         reason = "it is stopped while the compute partition changes"
         return Action("server", "vllm_serve", name, before, after, reason, source)

@@ -184,6 +184,9 @@ class Reader:
             if not file:
                 return None
             path = Path(os.path.expanduser(str(file)))
+            if not path.is_absolute():
+                what = f"{file} is relative, and it is not clear to what."
+                raise FleetError([Problem((key,), what, "Give the whole path, or one that starts with ~.")])
             try:
                 token = path.read_text(encoding="utf-8").strip()
             except OSError as error:

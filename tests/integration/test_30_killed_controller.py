@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from .conftest import Lab
-from .helpers import deployment, node_state, wait_for
+from .helpers import completion, deployment, node_state, wait_for
 
-VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "6"})]}
+VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
 
 FETCHING = "docker ps --format '{{.Names}}' | grep -q ^instinct-fetch-"
 STARTING = "docker ps --format '{{.Names}}' | grep -q ^instinct-llama-0"
@@ -53,6 +53,9 @@ def test_the_next_run_finishes_the_job(
 
     run = fresh_lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
+    # The run that finished the job waited for tokens, also of a server that the killed one had started.
+    for host in fresh_lab.hosts:
+        assert completion(fresh_lab, host, 8000)["usage"]["completion_tokens"] == 4
     assert node_state(fresh_lab) == undisturbed
     again = fresh_lab.play("site", "--skip-tags", "benchmark")
     assert again.changed() == []

@@ -31,7 +31,20 @@ def test_build_from_a_git_ref(lab: Lab) -> None:
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
     for host in lab.hosts:
-        assert lab.on(host, "docker inspect -f '{{.Config.Labels.use_cython}}' local/vllm:v1").strip() == "1"
+        assert used_cython(lab, host) == "1"
         assert completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
     again = lab.play("site", "--skip-tags", "benchmark")
     assert again.changed() == []
+
+    # Another argument is another image, though the tag asked for is the same.
+    lab.write_vars(vllm_deployments=[deployment(image=None, build={**build, "args": {"USE_CYTHON": "2"}})])
+    changed = lab.play("site", "--skip-tags", "benchmark")
+    assert changed.rc == 0, changed.out
+    for host in lab.hosts:
+        assert used_cython(lab, host) == "2"
+
+
+def used_cython(lab: Lab, host: str) -> str:
+    """The build argument of the image that the instance runs, from its label."""
+    image = "$(docker inspect -f '{{.Image}}' instinct-llama-0)"
+    return lab.on(host, f"docker inspect -f '{{{{.Config.Labels.use_cython}}}}' {image}").strip()

@@ -56,13 +56,13 @@ def test_a_bare_host() -> None:
     assert actions(host) == [
         "docker_engine docker.io",
         NUMA,
-        "compute_partition 8 GPUs",
         f"image {IMAGE}",
         f"model {REPO}@main",
+        "compute_partition 8 GPUs",
         "server llama-0",
         "server llama-1",
     ]
-    assert host["todo"] == ["host_prep", "gpu_partition", "vllm_image", "hf_model", "vllm_serve"]
+    assert host["todo"] == ["host_prep", "vllm_image", "hf_model", "gpu_partition", "vllm_serve"]
     assert host["packages"] == ["docker.io"]
     assert host["numa_balancing"] is False
     assert host["partition"] == {"compute": "CPX", "backend": "auto", "stop_servers": []}
@@ -287,21 +287,36 @@ def test_a_built_image() -> None:
     }
     wanted = [deployment(image=None, build=build)]
     host = planned(state(), wanted)
+    tag = host["images"][0]["ref"]
+    assert tag.startswith("local/vllm:1-")
     assert host["images"] == [
         {
-            "ref": "local/vllm:1",
+            "ref": tag,
             "pull": None,
             "digest": None,
             "bytes": None,
             "registry": "",
-            "build": {**build, "dockerfile": "docker/Dockerfile.rocm"},
+            "build": {**build, "tag": tag, "dockerfile": "docker/Dockerfile.rocm"},
         }
     ]
-    assert host["servers"][0]["image"] == host["models"][0]["image"] == "local/vllm:1"
+    assert host["servers"][0]["image"] == host["models"][0]["image"] == tag
     assert host["warnings"] == [
         "deployment llama builds main, which may move: a commit gives every node the same"
     ]
-    assert actions(planned(apply_to_state(state(), host), wanted)) == []
+    after = apply_to_state(state(), host)
+    assert actions(planned(after, wanted)) == []
+    other = [deployment(image=None, build={**build, "args": {"A": "2"}})]
+    assert [item.split()[0] for item in actions(planned(after, other))] == ["image", "server"]
+
+
+def test_a_started_instance_that_never_answered_is_waited_for() -> None:
+    wanted = [deployment()]
+    after = apply_to_state(state(), planned(state(), wanted))
+    assert actions(planned(after, wanted)) == []
+    after["instances"][0]["ready"] = False
+    (action,) = planned(after, wanted)["actions"]
+    assert action["kind"] == "server"
+    assert "has not generated tokens yet" in action["reason"]
 
 
 def test_a_model_on_the_node_is_mounted_and_not_fetched() -> None:
@@ -343,7 +358,7 @@ def test_offline_plans_a_bare_host_and_needs_no_pins() -> None:
     )
     assert host["status"] == "declared"
     assert [item.split()[0] for item in actions(host)] == [
-        "docker_engine", "numa_balancing", "compute_partition", "image", "model", "server", "server",
+        "docker_engine", "numa_balancing", "image", "model", "compute_partition", "server", "server",
     ]  # fmt: skip
     assert host["images"][0]["pull"] == IMAGE
     assert host["instances"][1]["render_nodes"] == ["renderD129"]

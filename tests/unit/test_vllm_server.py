@@ -107,7 +107,9 @@ def test_writes_the_directory_for_root_only_and_labels_the_container(
         "env": "0o600",
         "container.json": "0o600",
         "spec.sha256": "0o600",
+        "ready": "0o600",
     }
+    assert (directory / "ready").read_text().strip() == docker.containers["instinct-llama-0"].id
     assert (directory / "spec.sha256").read_text() == "1" * 64 + "\n"
     for path in (directory, directory.parent, directory.parent.parent):
         assert path.stat().st_mode & 0o777 == 0o700
