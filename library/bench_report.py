@@ -10,7 +10,7 @@ short_description: Gather the benchmarks of all nodes into one directory of resu
 version_added: "0.1.0"
 description:
   - Reads what M(vllm_bench) returned on each node from the variables of the hosts (C(__benchmark_serve),
-    C(__benchmark_offline), C(__benchmark_latency), C(__benchmark_throughput), or a list of benchmarks in
+    C(__benchmark_offline), or a list of benchmarks in
     C(benchmark_results)), and what the node is from C(__benchmark_state), a M(node_state) registered just
     before the measurement, else from C(node_state_result), which tells of the node before it was changed.
   - Writes C(results_dir/run/) with C(summary.json), C(benchmarks.csv), vLLM's own output in C(raw/),

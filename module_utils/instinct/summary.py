@@ -17,8 +17,6 @@ from .results import KINDS, ResultError, Scalar, finite, normalise, number, othe
 SCHEMA = 1
 REGISTERED = (
     "__benchmark_serve",
-    "__benchmark_latency",
-    "__benchmark_throughput",
     "__benchmark_offline",
     "benchmark_results",
 )
@@ -168,9 +166,13 @@ def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, An
         value = own.get(name)
         if isinstance(value, (list, tuple)):
             value = {"benchmarks": value}
-        if isinstance(value, Mapping) and not value.get("skipped"):
-            tasks.append((name, value))
-            entries += value.get("benchmarks") or []
+        if not isinstance(value, Mapping):
+            continue
+        # A task with a loop registers what each of its turns returned.
+        for task in value.get("results", [value]):
+            if not task.get("skipped"):
+                tasks.append((name, task))
+                entries += task.get("benchmarks") or []
     return tasks, entries
 
 

@@ -82,9 +82,12 @@ def test_refused_before_anything_is_touched(lab: Lab, case: str) -> None:
 def test_not_enough_disk_for_the_weights(fresh_lab: Lab) -> None:
     """A small file system where the weights go; the need, the place and the host are named, and no image was pulled."""
     host, place = fresh_lab.hosts[0], "/var/lib/instinct-fleet"
-    fresh_lab.on(host, f"mkdir -p {place} && mount -t tmpfs -o size=1m tmpfs {place}")
     fresh_lab.write_vars(vllm_deployments=[deployment()])
-    run = fresh_lab.play("site", "--skip-tags", "benchmark")
+    fresh_lab.on(host, f"mkdir -p {place} && mount -t tmpfs -o size=1m tmpfs {place}")
+    try:
+        run = fresh_lab.play("site", "--skip-tags", "benchmark")
+    finally:
+        fresh_lab.on(host, f"umount {place}")
     assert run.rc != 0
     assert place in run.out
     assert host in run.out
