@@ -16,6 +16,7 @@ from docker.errors import DockerException
 from .config import Config, LabError
 
 PACKAGES = {"mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "iptables": "iptables"}
+PID_FILES = (Path("/var/run/docker.pid"), Path("/var/run/docker/containerd/containerd.pid"))
 FREE_BYTES = 15 * 2**30
 
 
@@ -72,6 +73,8 @@ def _start(config: Config) -> docker.DockerClient:
     if Path("/run/systemd/system").is_dir():
         subprocess.run(["systemctl", "start", "docker"], check=False)
     else:
+        for pid_file in PID_FILES:
+            _forget(pid_file)
         log = (config.state / "dockerd.log").open("ab")
         process = subprocess.Popen(
             ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -82,6 +85,14 @@ def _start(config: Config) -> docker.DockerClient:
             return client
         time.sleep(0.5)
     raise LabError(f"dockerd did not answer within 60 s: see {config.state / 'dockerd.log'}")
+
+
+def _forget(pid_file: Path) -> None:
+    """Remove the pid file of a daemon that was killed: its number may be another process's by now."""
+    if pid_file.exists():
+        command = Path(f"/proc/{pid_file.read_text().strip()}/comm")
+        if not command.exists() or command.read_text().strip() not in ("dockerd", "containerd"):
+            pid_file.unlink()
 
 
 def stop(config: Config) -> None:

@@ -44,7 +44,7 @@ cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name
 cd /var/lib/instinct-fleet 2>/dev/null && find . -path '*/.instinct-fleet/*.json' -exec sha256sum {} + | sort -k2
 find /var/lib/instinct-fleet -name '*.incomplete' -printf 'incomplete %p\n' 2>/dev/null | sort
 ls /run/instinct-fleet 2>/dev/null
-cat /proc/sys/kernel/numa_balancing /etc/sysctl.d/60-instinct-fleet.conf
+cat /proc/sys/kernel/numa_balancing /etc/sysctl.d/60-instinct-fleet.conf 2>/dev/null
 cat /sys/class/drm/renderD*/device/current_compute_partition 2>/dev/null | sort | uniq -c
 docker images --digests --format '{{.Repository}} {{.Digest}}' | sort
 docker ps -a --format '{{.Names}} {{.State}} {{.Label "instinct-fleet.spec"}}' | sort
