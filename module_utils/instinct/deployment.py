@@ -3,102 +3,73 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
-from .check import Checker, kind
+from .check import Checker
+from .deployment_parts import (
+    Build,
+    Flag,
+    Runtime,
+    container_runtime,
+    engine_args,
+    environment,
+    flag_value,
+    gpu_list,
+    image_or_build,
+)
 from .errors import Path, Problem
-from .hashing import canonical, text_hash
-from .owned import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, secret_place
-
-Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
+from .recipes import OBJECTIVES
 
 NAME = r"[a-z0-9][a-z0-9-]{0,40}"
 REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 LOCAL = r"/[^\x00-\x1f:]*"
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-FLAG_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-IMAGE = (
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
-    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64}"
-    r"|:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}@sha256:[0-9a-f]{64})"
-)
 
 KEYS = (
-    "name", "model", "revision", "image", "build", "hosts", "port", "listen", "instances_per_host", "gpus",
-    "tensor_parallel_size", "pipeline_parallel_size", "served_model_name", "engine_args", "env", "exclude",
-    "include", "runtime",
+    "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
+    "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
+    "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
+    "objective", "workload", "recipes", "settings", "engine_args", "env", "exclude", "include", "runtime",
 )  # fmt: skip
-BUILD_KEYS = ("repo", "ref", "dockerfile", "args", "tag")
-RUNTIME_KEYS = (
-    "privileged", "shm_size", "ipc", "memory", "extra_mounts", "ulimits", "restart", "stop_timeout",
-    "ready_timeout",
-)  # fmt: skip
-ULIMITS = (
-    "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
-    "rtprio", "rttime", "sigpending", "stack",
-)  # fmt: skip
-# memlock: RCCL registers memory with RDMA NICs; nofile: the queues of 64 partitions exhaust the default.
-DEFAULT_ULIMITS = (("memlock", -1, -1), ("nofile", 1048576, 1048576))
-
-
-@dataclass(frozen=True)
-class Build:
-    """An image built on the node from a Dockerfile of a git repository."""
-
-    repo: str
-    ref: str
-    dockerfile: str
-    args: tuple[tuple[str, str], ...]
-    tag: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As the module vllm_image takes it."""
-        return {
-            "repo": self.repo,
-            "ref": self.ref,
-            "dockerfile": self.dockerfile,
-            "args": dict(self.args),
-            "tag": self.tag,
-        }
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """How the container runs; sizes in bytes, timeouts in seconds."""
-
-    privileged: bool = False
-    shm_size: int = 16 << 30
-    ipc: str = "host"
-    memory: int | None = None
-    extra_mounts: tuple[str, ...] = ()
-    ulimits: tuple[tuple[str, int, int], ...] = DEFAULT_ULIMITS
-    restart: str = "on-failure"
-    stop_timeout: int = 120
-    ready_timeout: int = 1800
+BALANCING = ("internal", "hybrid", "external")
+WORKLOADS = ("synthetic", "short-input")
+MAX = "max"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One entry of vllm_deployments; `index` is its place in the list, for messages."""
+    """One entry of vllm_deployments; `index` is its place in the list, for messages.
+
+    instances_per_host 0: as many as the host's GPUs allow ("max"). nodes: hosts of one instance. objective "":
+    none, only what serves every purpose is tuned. vllm_version "": what the image is known to hold.
+    model_config: a config.json, or a directory with one, on the control node.
+    """
 
     index: int
     name: str
     model: str
     revision: str = "main"
+    model_config: str = ""
     image: str = ""
+    vllm_version: str = ""
     build: Build | None = None
     hosts: tuple[str, ...] | None = None
     port: int = 8000
     listen: str = "0.0.0.0"
     instances_per_host: int = 1
+    instances_per_gpu: int = 1
     gpus: tuple[int, ...] | None = None
+    nodes: int = 1
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_balancing: str = "internal"
     served_model_name: str = ""
+    objective: str = ""
+    workload: tuple[str, ...] = ()
+    recipes: bool = True
+    settings: tuple[tuple[str, Flag], ...] = ()
     engine_args: tuple[tuple[str, Flag], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     exclude: tuple[str, ...] = ()
@@ -114,6 +85,16 @@ class Deployment:
     def local_model(self) -> bool:
         """The model is a directory on the node, not a repository of the hub."""
         return self.model.startswith("/")
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Logical GPUs that one instance takes on each of its hosts."""
+        return -(-self.world_size // self.nodes)
+
+    @property
+    def world_size(self) -> int:
+        """Logical GPUs of one instance over all its hosts."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def image_ref(self) -> str:
@@ -160,257 +141,104 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
     if "model" in values:
         meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
         model = check.text(values["model"], (*path, "model"), "", f"{REPO}|{LOCAL}", meaning)
-    image, build = _image(check, values, path, name)
-    pipeline = check.integer(
-        values.get("pipeline_parallel_size", 1), (*path, "pipeline_parallel_size"), 1, 1, 1024
-    )
-    if pipeline > 1:
-        check.wrong(
-            (*path, "pipeline_parallel_size"),
-            f"{pipeline} is not possible: an instance runs on one host.",
-            "Use tensor_parallel_size within the host, and leave pipeline_parallel_size at 1.",
-        )
+    image, build = image_or_build(check, values, path, name)
     local = model.startswith("/")
     for key in ("revision", "exclude", "include"):
         if local and key in values:
             check.wrong(
                 (*path, key), "has no meaning for a model that is a path on the node.", f"Remove {key}."
             )
-    return Deployment(
+
+    def whole(key: str, high: int) -> int:
+        return check.integer(values.get(key, 1), (*path, key), 1, 1, high)
+
+    found = Deployment(
         index=index,
         name=name,
         model=model,
         revision=check.text(values.get("revision", "main"), (*path, "revision"), "main", r"[^\s:]+", "a ref"),
+        model_config=(
+            check.text(values["model_config"], (*path, "model_config")) if "model_config" in values else ""
+        ),
         image=image,
+        vllm_version=_version(check, values, path),
         build=build,
         hosts=check.texts(values["hosts"], (*path, "hosts")) if "hosts" in values else None,
         port=check.integer(values.get("port", 8000), (*path, "port"), 8000, 1, 65535),
         listen=check.text(
             values.get("listen", "0.0.0.0"), (*path, "listen"), "0.0.0.0", r"[0-9a-zA-Z.:_-]+", "an address"
         ),
-        instances_per_host=check.integer(
-            values.get("instances_per_host", 1), (*path, "instances_per_host"), 1, 1, 512
-        ),
-        gpus=_gpus(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,
-        tensor_parallel_size=check.integer(
-            values.get("tensor_parallel_size", 1), (*path, "tensor_parallel_size"), 1, 1, 512
+        instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
+        instances_per_gpu=whole("instances_per_gpu", 8),
+        gpus=gpu_list(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,
+        nodes=whole("nodes", 1024),
+        tensor_parallel_size=whole("tensor_parallel_size", 512),
+        pipeline_parallel_size=whole("pipeline_parallel_size", 1024),
+        data_parallel_size=whole("data_parallel_size", 1024),
+        data_parallel_balancing=check.choice(
+            values.get("data_parallel_balancing", "internal"),
+            (*path, "data_parallel_balancing"),
+            "internal",
+            BALANCING,
         ),
         served_model_name=(
             check.text(values["served_model_name"], (*path, "served_model_name"))
             if "served_model_name" in values
             else (model.rstrip("/").rpartition("/")[2] if local else model)
         ),
-        engine_args=_engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
-        env=_env(check, values.get("env", {}), (*path, "env")),
+        objective=(
+            check.choice(values["objective"], (*path, "objective"), "", OBJECTIVES)
+            if "objective" in values
+            else ""
+        ),
+        workload=tuple(
+            check.choice(item, (*path, "workload", number), "", WORKLOADS)
+            for number, item in enumerate(check.texts(values.get("workload", []), (*path, "workload")))
+        ),
+        recipes=check.boolean(values.get("recipes", True), (*path, "recipes"), True),
+        settings=_settings(check, values.get("settings", {}), (*path, "settings")),
+        engine_args=engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
+        env=environment(check, values.get("env", {}), (*path, "env")),
         exclude=check.texts(values.get("exclude", []), (*path, "exclude")),
         include=check.texts(values.get("include", []), (*path, "include")),
-        runtime=_runtime(check, values.get("runtime", {}), (*path, "runtime")),
+        runtime=container_runtime(check, values.get("runtime", {}), (*path, "runtime")),
     )
+    _shape(check, found)
+    return found
 
 
-def _image(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
-    if "image" in values and "build" in values:
+def _shape(check: Checker, found: Deployment) -> None:
+    """The sizes among themselves; what the hosts have is the layout's."""
+    if found.world_size % found.nodes:
         check.wrong(
-            path, "has both image and build.", "Keep one: image is pulled, build is built on the node."
+            (*found.path, "nodes"),
+            f"{found.world_size} GPUs of an instance cannot be divided over {found.nodes} nodes.",
+            "tensor x pipeline x data parallel size must be a multiple of nodes.",
         )
-        return "", None
-    if "image" in values:
-        meaning = (
-            "a reference with a tag or a digest: registry/repository:tag or registry/repository@sha256:…"
+    if found.instances_per_gpu > 1 and found.world_size > 1:
+        check.wrong(
+            (*found.path, "instances_per_gpu"),
+            f"{found.instances_per_gpu} instances cannot share GPUs when each of them has {found.world_size}.",
+            "Use it with one GPU per instance only.",
         )
-        return check.text(values["image"], (*path, "image"), "", IMAGE, meaning), None
-    if "build" not in values:
-        check.wrong(path, "has neither image nor build.", "Add image: with the reference of a vLLM image.")
-        return "", None
-    where: Path = (*path, "build")
-    build = {k: v for k, v in check.mapping(values["build"], where, BUILD_KEYS).items() if v is not None}
-    for key in ("repo", "ref"):
-        if key not in build:
-            check.wrong(where, f"the key {key} is missing.", f"Add {key}: to it.")
-    args = []
-    for key, value in check.mapping(build.get("args", {}), (*where, "args")).items():
-        secret = secret_place(key)
-        if secret:
-            what = "is a secret, and build arguments stay in the image's history and in the process list."
-            check.wrong(
-                (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
-            )
-        elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            args.append((key, str(value)))
-        else:
-            check.wrong((*where, "args", key), f"must be text or a number, not {kind(value)}.")
-    repo = check.url(
-        build.get("repo", "x://x"),
-        (*where, "repo"),
-        r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+",
-        "a URL that git can clone",
-    )
-    ref = check.text(
-        build.get("ref", "x"), (*where, "ref"), "", r"[^\s~^:?*\[\\]+", "a branch, tag or commit"
-    )
-    dockerfile = check.text(
-        build.get("dockerfile", "docker/Dockerfile.rocm"),
-        (*where, "dockerfile"),
-        "",
-        r"[^/\s][^\s]*",
-        "a path inside the repository",
-    )
-    tag = check.text(
-        build.get("tag", f"instinct-fleet/{name or 'x'}:build"),
-        (*where, "tag"),
-        "",
-        IMAGE,
-        "a reference with a tag",
-    )
-    # The tag ends in what is built, so that a changed build is another image.
-    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
-    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}")
 
 
-def _gpus(check: Checker, value: Any, path: Path) -> tuple[int, ...]:
-    found: list[int] = []
-    for index, item in enumerate(check.listing(value, path)):
-        gpu = check.integer(item, (*path, index), -1, 0, 511)
-        if gpu in found:
-            check.wrong((*path, index), f"GPU {gpu} is named twice.", "Name each GPU once.")
-        elif gpu >= 0:
-            found.append(gpu)
-    if isinstance(value, (list, tuple)) and not value:
-        check.wrong(path, "must not be empty.", "Leave it out to use the host's GPUs in order.")
-    return tuple(found)
+def _version(check: Checker, values: dict[str, Any], path: Path) -> str:
+    if "vllm_version" not in values:
+        return ""
+    where: Path = (*path, "vllm_version")
+    version = check.text(values["vllm_version"], where, "", r"\d+\.\d+.*", 'a version in quotes: "0.11.1"')
+    return version
 
 
-def _engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
-    flags: dict[str, Flag] = {}
-    for key, item in check.mapping(value, path).items():
-        where: Path = (*path, key)
-        if not FLAG_NAME.fullmatch(key):
-            near = key.lstrip("-").replace("-", "_").lower()
-            check.wrong(where, "is not a flag's name.", f"Write it without dashes in front: {near}.")
-            continue
-        name = key.replace("-", "_")
-        name = ENGINE_ALIASES.get(name, name)
-        if name in flags:
-            check.wrong(where, f"{name} is given twice.", "Keep one spelling.")
-        elif name in ENGINE_OWNED:
-            check.wrong(where, "is set by the toolkit.", ENGINE_OWNED[name])
-        elif name.startswith("no_") and isinstance(item, bool):
-            fix = f"Write {name[3:]}: {'false' if item else 'true'}."
-            check.wrong(where, "negates a flag by its name.", fix)
-        else:
-            flags[name] = _flag(check, item, where)
-    return tuple(sorted(flags.items()))
+def _instances(check: Checker, value: Any, path: Path) -> int:
+    """0 for "max"."""
+    if value == MAX:
+        return 0
+    return check.integer(value, (*path, "instances_per_host"), 1, 1, 512)
 
 
-def _flag(check: Checker, value: Any, path: Path) -> Flag:
-    if isinstance(value, Mapping):
-        return _plain_map(check, value, path)
-    if isinstance(value, (list, tuple)):
-        items: list[str | int | float] = []
-        for index, item in enumerate(value):
-            if isinstance(item, Mapping) or item is None or isinstance(item, (bool, list, tuple)):
-                check.wrong((*path, index), f"must be text or a number, not {kind(item)}.")
-            else:
-                items.append(item)
-        if not value:
-            check.wrong(path, "must not be an empty list.", "Remove the key to use vLLM's default.")
-        return tuple(items)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    check.wrong(path, f"must be text, a number, true, false, a list or a map, not {kind(value)}.")
-    return None
-
-
-def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """A map that JSON can express; keys become text as JSON would make them."""
-    result: dict[str, Any] = {}
-    for key, item in check.mapping(value, path).items():
-        if isinstance(item, Mapping):
-            result[key] = _plain_map(check, item, (*path, key))
-        elif isinstance(item, (list, tuple)):
-            result[key] = list(item)
-        else:
-            result[key] = item
-    return result
-
-
-def _env(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
-    found: list[tuple[str, str]] = []
-    for key, item in check.mapping(value, path).items():
-        where: Path = (*path, key)
-        secret = secret_place(key)
-        if not ENV_NAME.fullmatch(key):
-            check.wrong(where, "is not the name of an environment variable.")
-        elif secret:
-            check.wrong(where, "is a secret, and would be readable in the instance's files.", secret)
-        elif key in ENV_OWNED:
-            check.wrong(where, "is set by the toolkit.", ENV_OWNED[key])
-        elif isinstance(item, bool):
-            fix = 'Put it in quotes, as the variable wants it: "1", "0", "true" or "false".'
-            check.wrong(where, "is a boolean, and variables are text.", fix)
-        elif isinstance(item, (str, int, float)):
-            if "\0" in str(item):
-                check.wrong(where, "holds a NUL character.")
-            found.append((key, str(item)))
-        else:
-            check.wrong(where, f"must be text or a number, not {kind(item)}.")
-    return tuple(sorted(found))
-
-
-def _runtime(check: Checker, value: Any, path: Path) -> Runtime:
-    values = {k: v for k, v in check.mapping(value, path, RUNTIME_KEYS).items() if v is not None}
-    base = Runtime()
-    mounts = check.texts(values.get("extra_mounts", []), (*path, "extra_mounts"))
-    for index, mount in enumerate(mounts):
-        parts = mount.split(":")
-        if not (
-            len(parts) in (2, 3)
-            and parts[0].startswith("/")
-            and parts[1].startswith("/")
-            and all(option in ("ro", "rw") for option in parts[2:])
-        ):
-            fix = "Write /path/on/node:/path/in/container or the same with :ro."
-            check.wrong((*path, "extra_mounts", index), f"{mount!r} is not a mount.", fix)
-    return Runtime(
-        privileged=check.boolean(values.get("privileged", base.privileged), (*path, "privileged"), False),
-        shm_size=check.size(values.get("shm_size", base.shm_size), (*path, "shm_size"), base.shm_size),
-        ipc=check.choice(values.get("ipc", base.ipc), (*path, "ipc"), base.ipc, ("host", "private")),
-        memory=check.size(values["memory"], (*path, "memory"), 1) if "memory" in values else None,
-        extra_mounts=mounts,
-        ulimits=_ulimits(check, values.get("ulimits", {}), (*path, "ulimits")),
-        restart=check.choice(
-            values.get("restart", base.restart),
-            (*path, "restart"),
-            base.restart,
-            ("on-failure", "unless-stopped", "no"),
-        ),
-        stop_timeout=check.integer(
-            values.get("stop_timeout", base.stop_timeout), (*path, "stop_timeout"), base.stop_timeout, 1, 3600
-        ),
-        ready_timeout=check.integer(
-            values.get("ready_timeout", base.ready_timeout),
-            (*path, "ready_timeout"),
-            base.ready_timeout,
-            1,
-            86400,
-        ),
-    )
-
-
-def _ulimits(check: Checker, value: Any, path: Path) -> tuple[tuple[str, int, int], ...]:
-    limits = {name: (soft, hard) for name, soft, hard in DEFAULT_ULIMITS}
-    for name, limit in check.mapping(value, path, ULIMITS).items():
-        where: Path = (*path, name)
-        if limit is False:
-            limits.pop(name, None)
-        elif isinstance(limit, Mapping):
-            pair = check.mapping(limit, where, ("soft", "hard"))
-            hard = check.integer(pair.get("hard", -1), (*where, "hard"), -1, -1, 1 << 62)
-            soft = check.integer(pair.get("soft", hard), (*where, "soft"), -1, -1, 1 << 62)
-            limits[name] = (soft, hard)
-        else:
-            number = check.integer(limit, where, -1, -1, 1 << 62)
-            limits[name] = (number, number)
-    return tuple((name, soft, hard) for name, (soft, hard) in sorted(limits.items()))
+def _settings(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
+    """Names and values are held against the catalogue when the plan knows the image's vLLM."""
+    found = ((key, flag_value(check, item, (*path, key))) for key, item in check.mapping(value, path).items())
+    return tuple(sorted((key, item) for key, item in found if item is not None))

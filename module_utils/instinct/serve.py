@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .deployment import Deployment, Flag
+from .deployment import Deployment
+from .deployment_parts import Flag
 from .lock import ImagePin, ModelPin, parse_ref
 from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
 from .topology import LogicalGpu

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .deployment import Build, Deployment
+from .deployment import Deployment
+from .deployment_parts import Build
 from .errors import Problem
 from .fleet import Host
 from .lock import Lock, ModelPin, parse_ref

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from instinct.deployment import Build, Deployment, Runtime, parse_deployments
+from instinct.deployment import Deployment, parse_deployments
+from instinct.deployment_parts import Build, Runtime
 
 from .plan_world import IMAGE, REPO, deployment, problems, state
 
@@ -148,9 +149,9 @@ def test_a_build_and_its_tag() -> None:
         ({"Port": 1}, "vllm_deployments[0].Port: unknown key. Did you mean port?"),
         (
             {"zzz": 1},
-            "vllm_deployments[0].zzz: unknown key. Valid: build, engine_args, env, exclude, gpus, hosts, "
-            "image, include, instances_per_host, listen, model, name, pipeline_parallel_size, port, "
-            "revision, runtime, served_model_name, tensor_parallel_size.",
+            "vllm_deployments[0].zzz: unknown key. Valid: build, data_parallel_balancing, data_parallel_size, "
+            "engine_args, env, exclude, gpus, hosts, image, include, instances_per_gpu, instances_per_host, "
+            "listen, model, model_config, name, nodes, objective, pipeline_parallel_size, port, … (28 in all).",
         ),
         (
             {"name": None},
@@ -214,9 +215,23 @@ def test_a_build_and_its_tag() -> None:
             "vllm_deployments[0].build.args.A: must be text or a number, not a boolean.",
         ),
         (
-            {"pipeline_parallel_size": 2},
-            "vllm_deployments[0].pipeline_parallel_size: 2 is not possible: an instance runs on one host. "
-            "Use tensor_parallel_size within the host, and leave pipeline_parallel_size at 1.",
+            {"pipeline_parallel_size": 3, "nodes": 2},
+            "vllm_deployments[0].nodes: 3 GPUs of an instance cannot be divided over 2 nodes. "
+            "tensor x pipeline x data parallel size must be a multiple of nodes.",
+        ),
+        (
+            {"tensor_parallel_size": 2, "instances_per_gpu": 2},
+            "vllm_deployments[0].instances_per_gpu: 2 instances cannot share GPUs when each of them has 2. "
+            "Use it with one GPU per instance only.",
+        ),
+        (
+            {"objective": "fast"},
+            "vllm_deployments[0].objective: 'fast' is not valid. "
+            "Valid: latency, interactive, streaming, throughput.",
+        ),
+        (
+            {"vllm_version": 0.11},
+            "vllm_deployments[0].vllm_version: must be text, not a number.",
         ),
         (
             {"model": "/srv/m", "exclude": ["*.bin"]},
@@ -391,7 +406,8 @@ def test_schema_and_planner_agree(value: dict[str, Any]) -> None:
 
 
 def test_schema_knows_every_key() -> None:
-    from instinct.deployment import BUILD_KEYS, KEYS, RUNTIME_KEYS
+    from instinct.deployment import KEYS
+    from instinct.deployment_parts import BUILD_KEYS, RUNTIME_KEYS
 
     properties = SCHEMA["properties"]
     assert set(properties) == set(KEYS)
