@@ -25,8 +25,9 @@ ASKED = ("vllm", "rocm", "entrypoint", "gfx")
 class ImageFacts:
     """An image's software; None where it is not known.
 
-    basis: tag, family, repository or unknown: how the reference was found. probe: what has to be asked of the
-    image. v1: the image has the V1 engine on although its vLLM has not (AMD's 0.9.1).
+    basis: tag, family, repository or unknown: how the reference was found (software.py adds declared and
+    image). probe: what has to be asked of the image. platform: rocm, cpu, cuda, "" for not known. v1: the image
+    has the V1 engine on although its vLLM has not (AMD's 0.9.1).
     """
 
     ref: str
@@ -44,6 +45,7 @@ class ImageFacts:
     v1: bool | None = None
     notes: tuple[str, ...] = ()
     source: str = ""
+    platform: str = ""
 
     @property
     def probe(self) -> tuple[str, ...]:
@@ -74,6 +76,7 @@ def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
         "deprecated": base["deprecated"],
         "notes": (base["note"],) if base["deprecated"] else (),
         "source": base["source"],
+        "platform": "rocm",  # all repositories of the catalogue are for ROCm
     }
     entry = data["tags"].get(f"{repository}:{tag}") if tag else None
     if entry is not None:
@@ -109,6 +112,7 @@ def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> Im
         v1=entry.get("v1"),
         notes=notes,
         source=entry["source"],
+        platform=common["platform"],
     )
 
 

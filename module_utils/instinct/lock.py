@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -55,11 +55,44 @@ def parse_ref(ref: str) -> ImageRef:
 
 
 @dataclass(frozen=True)
+class ImageSoftware:
+    """What an image said of itself when it was asked on a node.
+
+    vllm: the whole version as vLLM prints it, "" when no vLLM was found. platform: rocm, cpu, cuda or "" (the
+    image did not tell). gfx: the architectures that it was built for. None: the image did not tell.
+    """
+
+    vllm: str
+    platform: str = ""
+    rocm: str | None = None
+    pytorch: str | None = None
+    python: str | None = None
+    gfx: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As fleet.lock.json and the node's file have it."""
+        return {**vars(self), "gfx": None if self.gfx is None else list(self.gfx)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ImageSoftware:
+        """The reverse of to_json; KeyError and TypeError mean that it is not such data."""
+        rocm, pytorch, python = (
+            None if data[key] is None else str(data[key]) for key in ("rocm", "pytorch", "python")
+        )
+        gfx = None if data["gfx"] is None else tuple(str(name) for name in data["gfx"])
+        return cls(str(data["vllm"]), str(data["platform"]), rocm, pytorch, python, gfx)
+
+
+@dataclass(frozen=True)
 class ImagePin:
-    """An image's digest (of its manifest or manifest list) and what a pull transfers; None: not asked."""
+    """An image's digest (of its manifest or manifest list) and what a pull transfers; None: not asked.
+
+    software: what the image of this digest said on a node.
+    """
 
     digest: str
     bytes: int | None = None
+    software: ImageSoftware | None = None
 
 
 @dataclass(frozen=True)
@@ -109,15 +142,25 @@ class Lock:
         return pin
 
     def merged(self, newer: Lock) -> Lock:
-        """This lock with newer pins over it."""
-        return Lock({**self.images, **newer.images}, {**self.models, **newer.models})
+        """This lock with newer pins over it. What is known of a digest stays known when it is pinned again."""
+        images = dict(self.images)
+        for ref, pin in newer.images.items():
+            known = images.get(ref)
+            same = known is not None and known.digest == pin.digest and pin.software is None
+            images[ref] = replace(pin, software=known.software) if known and same else pin
+        return Lock(images, {**self.models, **newer.models})
 
     def to_json(self) -> dict[str, Any]:
         """The content of fleet.lock.json."""
         return {
             "schema": SCHEMA,
             "images": {
-                ref: {"digest": pin.digest, "bytes": pin.bytes, "platform": PLATFORM}
+                ref: {
+                    "digest": pin.digest,
+                    "bytes": pin.bytes,
+                    "platform": PLATFORM,
+                    **({"software": pin.software.to_json()} if pin.software else {}),
+                }
                 for ref, pin in sorted(self.images.items())
             },
             "models": {
@@ -131,6 +174,11 @@ class Lock:
         }
 
 
+def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
+    software = pin.get("software")
+    return ImagePin(pin["digest"], pin["bytes"], ImageSoftware.from_json(software) if software else None)
+
+
 def model_key(endpoint: str, repo: str, revision: str) -> str:
     """The key of a model in the lock; an empty endpoint is the public hub."""
     return f"{endpoint}|{repo}@{revision}"
@@ -142,7 +190,7 @@ def parse_lock(data: Any) -> Lock:
         raise ValueError(f'it is not a lock file of this version ("schema": {SCHEMA} is expected)')
     try:
         return Lock(
-            {ref: ImagePin(pin["digest"], pin["bytes"]) for ref, pin in data["images"].items()},
+            {ref: _image_pin(pin) for ref, pin in data["images"].items()},
             {
                 key: ModelPin(pin["commit"], tuple(sorted(pin["files"].items())), pin["config"])
                 for key, pin in data["models"].items()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .lock import ImageSoftware
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -32,11 +34,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the node's Docker engine."""
+    """An image in the node's Docker engine; software None: it was not asked on this node."""
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
+    software: ImageSoftware | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,12 @@ class NodeState:
             docker_error=str(docker.get("error") or ""),
             docker_root=str(docker.get("root_dir") or ""),
             images=tuple(
-                Image(str(item["id"]), tuple(item.get("tags") or ()), tuple(item.get("digests") or ()))
+                Image(
+                    str(item["id"]),
+                    tuple(item.get("tags") or ()),
+                    tuple(item.get("digests") or ()),
+                    ImageSoftware.from_json(item["software"]) if item.get("software") else None,
+                )
                 for item in state["images"]
             ),
             models=tuple(_weights(item) for item in state["models"]),
