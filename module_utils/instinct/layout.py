@@ -9,17 +9,26 @@ from dataclasses import dataclass
 from .catalog import GpuCatalog
 from .deployment import Deployment
 from .errors import Problem
-from .fleet import Host
+from .fleet import Fleet, Host
+from .ranks import Rank
 from .topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one instance goes."""
+    """Where one instance goes.
+
+    cpus, mems: the CPUs and the memory of its GPUs' NUMA node, as lists in the kernel's form; "": any. share:
+    the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers.
+    """
 
     deployment: Deployment
     index: int
     gpus: tuple[LogicalGpu, ...]
+    cpus: str = ""
+    mems: str = ""
+    share: float = 1.0
+    rank: Rank | None = None
 
     @property
     def name(self) -> str:
@@ -54,6 +63,16 @@ def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...
         problems.extend(_conflicts(slots, gpus))
     named = tuple(Problem(item.path, item.what, item.fix, (host.name,)) for item in problems)
     return Layout(gpus, tuple(slots), repartition, tuple(warnings)), named
+
+
+def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
+    """Place every instance of every host, by the host's name; with what is wrong."""
+    layouts: dict[str, Layout] = {}
+    problems: list[Problem] = []
+    for host in fleet.hosts:
+        layouts[host.name], found = lay_out(host, fleet.catalog)
+        problems.extend(found)
+    return layouts, tuple(problems)
 
 
 def _mode(host: Host) -> str:
