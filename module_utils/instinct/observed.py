@@ -100,6 +100,7 @@ class NodeState:
     numa_persisted: int | None
     gpus: tuple[Gpu, ...]
     driver_loaded: bool
+    driver_version: str
     kfd_processes: tuple[int, ...]
     device_gids: tuple[int, ...]
     docker_installed: bool
@@ -111,6 +112,11 @@ class NodeState:
     fetching: tuple[Fetching, ...]
     instances: tuple[Running, ...]
     disks: tuple[Disk, ...]
+    os_version: str = ""
+    docker_version: str = ""
+    docker_community: bool = False  # Docker's own packages, not the distribution's
+    buildx: bool = False
+    git: bool = False
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
@@ -127,6 +133,7 @@ class NodeState:
             numa_persisted=numa.get("persisted"),
             gpus=tuple(sorted((_gpu(item) for item in state["gpus"]), key=lambda gpu: gpu.index)),
             driver_loaded=bool(state["driver"].get("loaded")),
+            driver_version=str(state["driver"].get("version") or ""),
             kfd_processes=tuple(sorted(int(pid) for pid in state["kfd_processes"] or ())),
             device_gids=tuple(sorted({int(gid) for gid in state["device_gids"].values() if gid is not None})),
             docker_installed=bool(docker.get("installed")),
@@ -138,7 +145,7 @@ class NodeState:
                     str(item["id"]),
                     tuple(item.get("tags") or ()),
                     tuple(item.get("digests") or ()),
-                    ImageSoftware.from_json(item["software"]) if item.get("software") else None,
+                    _software(item.get("software")),
                 )
                 for item in state["images"]
             ),
@@ -154,6 +161,11 @@ class NodeState:
                 Disk(str(item["path"]), int(item["free_bytes"]), int(item["device"]))
                 for item in state["disk"]
             ),
+            os_version=str(system.get("version_id") or ""),
+            docker_version=str(docker.get("version") or ""),
+            docker_community=bool(docker.get("community")),
+            buildx=bool(docker.get("buildx")),
+            git=bool(state.get("git")),
         )
 
 
@@ -172,6 +184,14 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
             for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))
         ),
     )
+
+
+def _software(item: Any) -> ImageSoftware | None:
+    """An image's answer; one that cannot be read counts as none, and the image is asked again."""
+    try:
+        return ImageSoftware.from_json(item) if item else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _weights(item: Mapping[str, Any]) -> Weights:
