@@ -30,6 +30,16 @@ class Gpu:
     available_compute: tuple[str, ...]
     memory: str | None
     partitions: tuple[Partition, ...]
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """CPUs as a list in the kernel's form ("0-95,192-287"), and whether the node has memory of its own."""
+
+    id: int
+    cpus: str
+    has_memory: bool
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ class NodeState:
     fetching: tuple[Fetching, ...]
     instances: tuple[Running, ...]
     disks: tuple[Disk, ...]
+    numa_nodes: tuple[NumaNode, ...] = ()
     os_version: str = ""
     docker_version: str = ""
     docker_community: bool = False  # Docker's own packages, not the distribution's
@@ -161,6 +172,10 @@ class NodeState:
                 Disk(str(item["path"]), int(item["free_bytes"]), int(item["device"]))
                 for item in state["disk"]
             ),
+            numa_nodes=tuple(
+                NumaNode(int(item["id"]), str(item.get("cpus") or ""), bool(item.get("memory_bytes")))
+                for item in state.get("numa_nodes") or ()
+            ),
             os_version=str(system.get("version_id") or ""),
             docker_version=str(docker.get("version") or ""),
             docker_community=bool(docker.get("community")),
@@ -179,6 +194,7 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
         compute=item.get("compute_partition"),
         available_compute=tuple(item.get("available_compute_partitions") or ()),
         memory=item.get("memory_partition"),
+        numa_node=item.get("numa_node"),
         partitions=tuple(
             Partition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
             for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))

@@ -12,13 +12,14 @@ from .observed import Gpu
 
 @dataclass(frozen=True)
 class LogicalGpu:
-    """What one index of a deployment's `gpus` stands for."""
+    """What one index of a deployment's `gpus` stands for; numa: the NUMA node of its slot, when known."""
 
     index: int
     gpu: int
     partition: int
     render_minor: int
     memory_bytes: int
+    numa: int | None = None
 
     @property
     def render_node(self) -> str:
@@ -51,7 +52,7 @@ def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog)
             nodes = [base + number for number in range(count)]
         start = len(found)
         found.extend(
-            LogicalGpu(start + number, gpu.index, number, node, size)
+            LogicalGpu(start + number, gpu.index, number, node, size, gpu.numa_node)
             for number, (node, size) in enumerate(zip(nodes, memory))
         )
     return tuple(found)
