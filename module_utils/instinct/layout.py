@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .catalog import GpuCatalog
 from .deployment import Deployment
@@ -22,7 +22,7 @@ class Slot:
     the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers.
     """
 
-    deployment: Deployment
+    deployment: Deployment = field(hash=False)  # it may hold maps
     index: int
     gpus: tuple[LogicalGpu, ...]
     cpus: str = ""
