@@ -80,7 +80,9 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be fetched, after the same disk check.
+    description:
+      - Says what would be fetched, after the same disk check. A node without an engine counts as one on which
+        nothing runs.
   diff_mode:
     support: full
     description: How many of the files are there, and whether the marker stands, before and after.
@@ -135,7 +137,7 @@ log:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct import places
-from ..module_utils.instinct.engine import SOCKET, Engine
+from ..module_utils.instinct.engine import SOCKET, connect
 from ..module_utils.instinct.fetch import converge, fetch_of
 from ..module_utils.instinct.hub_cache import local_model
 from ..module_utils.instinct.nodemodule import finish, refuse_short_secrets
@@ -166,7 +168,7 @@ def work(params, check):
     if params["repo"].startswith("/"):
         local_model(params["repo"])
         return {"changed": False, "actions": [], "snapshot": params["repo"], "bytes": None, "seconds": 0.0}
-    return converge(Engine(params["docker_socket"]), fetch_of(params), check)
+    return converge(connect(params["docker_socket"], check), fetch_of(params), check)
 
 
 def main():

@@ -15,6 +15,9 @@ description:
     AMD's documents show.
   - An image that is there already is not asked for again, so a second run needs no registry.
   - Before a pull, the free disk of Docker's directory is compared with what the image needs.
+  - Then the image is asked what is in it, once in its life on a node - a container without GPU and network
+    reads the versions of vLLM, PyTorch, Python and ROCm, and imports none of them. The answer is kept in
+    C(/var/lib/instinct-fleet/images), where M(node_state) reads it.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -80,13 +83,16 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be pulled or built, after the same disk check.
+    description:
+      - Says what would be pulled, built and asked, after the same disk check. A node without an engine counts
+        as one that has nothing.
   diff_mode:
     support: full
-    description: Whether the image is there, and the image that the tag names, before and after.
+    description: Whether the image is there, the image that the tag names, and its vLLM, before and after.
   idempotent:
     support: full
-    description: An image with the wanted digest, or built from the same inputs, is not touched.
+    description:
+      - An image with the wanted digest, or built from the same inputs, is not touched, and not asked again.
 """
 
 EXAMPLES = r"""
@@ -125,6 +131,14 @@ commit:
   description: The commit that was built; null when nothing was built.
   type: str
   returned: with O(build)
+software:
+  description:
+    - What the image answered; null in check mode when it was not asked yet. V("") and null in it stand for what
+      the image did not tell.
+  type: dict
+  returned: success
+  sample: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
+           gfx: [gfx942, gfx950]}
 actions:
   description: Requests to the engine and commands, in order; in check mode those that would be made.
   type: list
@@ -132,10 +146,10 @@ actions:
   returned: success
   sample: ["POST /images/create?fromImage=rocm/vllm&tag=sha256:8f1c"]
 log:
-  description: Last lines of a build that failed.
+  description: Last lines of a build that failed, or of a container that did not answer.
   type: list
   elements: str
-  returned: when a build fails
+  returned: when there are any
 """
 
 from contextlib import nullcontext
@@ -145,7 +159,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.instinct import places
 from ..module_utils.instinct.alone import alone
 from ..module_utils.instinct.build import build_plan
-from ..module_utils.instinct.engine import SOCKET, Engine
+from ..module_utils.instinct.engine import SOCKET, connect
 from ..module_utils.instinct.image import converge_build, converge_pull, wanted
 from ..module_utils.instinct.nodemodule import finish, refuse_short_secrets
 
@@ -176,7 +190,7 @@ def argument_spec():
 def work(params, check):
     """Bring the image. Returns the module's result."""
     refuse_short_secrets({"registry_password": params["registry_password"]})
-    engine = Engine(params["docker_socket"])
+    engine = connect(params["docker_socket"], check)
     if params["build"]:
         plan = build_plan(params["build"], params["ref"])
         with nullcontext() if check else alone("vllm_image", params["timeout"]):

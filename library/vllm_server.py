@@ -102,7 +102,9 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be stopped, written and started, and waits for nothing.
+    description:
+      - Says what would be stopped, written and started, and waits for nothing. A node without an engine counts
+        as one on which nothing runs.
   diff_mode:
     support: full
     description: The containers' states and the files, before and after; values of secret variables are
@@ -175,7 +177,7 @@ seconds:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.instinct.engine import SOCKET, Engine
+from ..module_utils.instinct.engine import SOCKET, connect
 from ..module_utils.instinct.nodemodule import finish
 from ..module_utils.instinct.redact import Redactor
 from ..module_utils.instinct.server import check_name, parse_server, secrets_of
@@ -217,7 +219,7 @@ def work(params, redact, check):
     """Converge the servers. Returns the module's result."""
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
-    fleet = Fleet(lambda: Engine(params["docker_socket"]), redact, params["timeout"])
+    fleet = Fleet(lambda: connect(params["docker_socket"], check), redact, params["timeout"])
     return converge(fleet, servers, remove, params["state"], check)
 
 

@@ -108,12 +108,18 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
                 f"{plan.repo} at {plan.ref} has no file {plan.dockerfile}. vLLM's is docker/Dockerfile.rocm "
                 "since 0.8, and Dockerfile.rocm before: set build.dockerfile."
             )
-        _run(
-            plan.docker_command(source, commit),
-            timeout,
-            f"build {plan.tag}",
-            {"DOCKER_BUILDKIT": _buildkit()},
-        )
+        buildkit = _buildkit()
+        command = plan.docker_command(source, commit)
+        try:
+            _run(command, timeout, f"build {plan.tag}", {"DOCKER_BUILDKIT": buildkit})
+        except NodeError as error:
+            if buildkit == "1":
+                raise
+            raise NodeError(
+                f"{error} It was built without BuildKit, which vLLM's Dockerfiles need: install docker-buildx "
+                "(docker-buildx-plugin from Docker's own packages).",
+                **error.result,
+            ) from error
         return commit
     finally:
         shutil.rmtree(source, ignore_errors=True)

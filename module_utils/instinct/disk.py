@@ -8,12 +8,8 @@ from collections.abc import Iterable
 from .errors import Problem
 from .fleet import Host
 from .observed import Disk
-from .places import DOCKER_ROOT
+from .places import DOCKER_ROOT, UNPACK_FACTOR
 from .steps import ImageStep, ModelStep, size
-
-# A pull keeps a layer compressed until it is unpacked, and ROCm's layers (code objects for several targets)
-# unpack to two to three times that: a pull takes about three times what it transfers.
-UNPACK_FACTOR = 3
 
 
 def check_disk(

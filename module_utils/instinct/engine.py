@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -318,6 +319,25 @@ class Engine:
         except NotFound:
             return ""
         return demultiplex(self._read(response, _LOG_LIMIT)).decode("utf-8", "replace")
+
+
+class NoEngine(Engine):
+    """What a node without an engine has: nothing. For check mode, as a run installs the engine first."""
+
+    def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
+        """As of an engine that has no image and no container. Raises NotFound for each of them."""
+        if method != "GET":
+            raise AssertionError(f"{method} {path} in check mode")
+        if path == "/info":
+            return {}
+        if path in ("/images/json", "/containers/json"):
+            return []
+        raise NotFound(f"there is no Docker engine at {self.path}", 404)
+
+
+def connect(path: str, check: bool) -> Engine:
+    """The engine at a socket; in check mode, one without anything where none is installed."""
+    return NoEngine(path) if check and not os.path.exists(path) else Engine(path)
 
 
 def _negotiate(offered: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a node's Docker engine: pulled by digest and read back, or built from a git ref."""
+"""Images of a node's Docker engine: pulled by digest and read back, or built; then asked what is in them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .ask import ask, known, request_of, unanswered
 from .build import LABEL, BuildPlan, build_image
 from .engine import Engine, EngineError, EngineTimeout, EngineUnavailable, Json
 from .files import free_bytes, sized
-from .lock import ImageRef, parse_ref
+from .lock import ImageRef, ImageSoftware, parse_ref
 from .nodemodule import NodeError
-
-DISK_FACTOR = 3
-"""Free disk that a pull needs, per byte that the registry sends; the planner's disk.UNPACK_FACTOR."""
+from .places import UNPACK_FACTOR
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -62,15 +61,18 @@ def wanted(
 
 
 def converge_pull(engine: Engine, want: Wanted, check: bool) -> dict[str, Any]:
-    """Bring one image by digest, tag it, read it back."""
+    """Bring one image by digest, tag it, read it back, ask it what is in it."""
     image = engine.image(want.pulled)
     named = engine.image(want.name) if want.name else None
-    before = {"pulled": image is not None, "tag": (named or {}).get("Id")}
+    software = known(image["Id"]) if image else None
+    before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     actions = []
     if image is None:
         actions.append(f"POST /images/create?fromImage={want.pull.repository}&tag={want.pull.digest}")
     if want.name and (image is None or named is None or named["Id"] != image["Id"]):
         actions.append(f"POST /images/{want.pulled}/tag?repo={_repo_of(want)}&tag={_tag_of(want)}")
+    if software is None:
+        actions.append(request_of(want.pulled))
     if image is None:
         check_disk(engine, want)
     if not check:
@@ -79,8 +81,10 @@ def converge_pull(engine: Engine, want: Wanted, check: bool) -> dict[str, Any]:
             image = _read_back(engine, want)
         if want.name and (named is None or named["Id"] != image["Id"]):
             engine.tag(want.pulled, _repo_of(want), _tag_of(want))
+        software = software or ask(engine, want.pulled, image["Id"])
     after_id = (image or {}).get("Id")
-    after = {"pulled": True, "tag": (after_id or "the pulled image") if want.name else None}
+    tag = (after_id or "the pulled image") if want.name else None
+    after = {"pulled": True, "tag": tag, "vllm": _vllm(software) or "what the image has"}
     if not actions:
         after = before
     return {
@@ -89,6 +93,7 @@ def converge_pull(engine: Engine, want: Wanted, check: bool) -> dict[str, Any]:
         "image_id": after_id,
         "digest": want.pull.digest,
         "bytes": (image or {}).get("Size"),
+        **_told(want.pulled, software),
         "diff": _diff(want.pulled, before, after),
     }
 
@@ -101,10 +106,13 @@ def converge_build(
     check: bool,
     run_build: Callable[[BuildPlan, str, int], str] = build_image,
 ) -> dict[str, Any]:
-    """Build an image unless one of the same inputs is there, and give it its tag."""
+    """Build an image unless one of the same inputs is there, give it its tag, and ask it what is in it."""
     built = engine.images_labelled(f"{LABEL}={plan.hash}")
     named = engine.image(plan.tag)
-    before = {"built": bool(built), "tag": (named or {}).get("Id")}
+    tagged = named is not None and named["Id"] in {image["Id"] for image in built}
+    image = named if tagged else next(iter(built), None)
+    software = known(image["Id"]) if image else None
+    before = {"built": bool(built), "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     reference = parse_ref(plan.tag)
     actions = []
     commit = None
@@ -112,16 +120,26 @@ def converge_build(
         actions = plan.commands(data_dir)
         if not check:
             commit = run_build(plan, data_dir, timeout)
-    elif named is None or named["Id"] not in {image["Id"] for image in built}:
+    elif not tagged:
         actions = [f"POST /images/{built[0]['Id']}/tag?repo={reference.repository}&tag={reference.tag}"]
         if not check:
             engine.tag(str(built[0]["Id"]), reference.repository, reference.tag)
-    image = engine.image(plan.tag) if actions and not check else named
-    if image is None and not check:
-        raise NodeError(
-            f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
-        )
+    if actions and not check:
+        image = engine.image(plan.tag)
+    if software is None:
+        actions.append(request_of(plan.tag))
+    if not check:
+        if image is None:
+            raise NodeError(
+                f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
+            )
+        software = software or ask(engine, plan.tag, image["Id"])
     after_id = (image or {}).get("Id")
+    after = {
+        "built": True,
+        "tag": after_id or "the built image",
+        "vllm": _vllm(software) or "what the image has",
+    }
     return {
         "changed": bool(actions),
         "actions": actions,
@@ -129,9 +147,19 @@ def converge_build(
         "digest": None,
         "bytes": (image or {}).get("Size"),
         "commit": commit,
-        "diff": _diff(
-            plan.tag, before, {"built": True, "tag": after_id or "the built image"} if actions else before
-        ),
+        **_told(plan.tag, software),
+        "diff": _diff(plan.tag, before, after if actions else before),
+    }
+
+
+def _vllm(software: ImageSoftware | None) -> str | None:
+    return (software.vllm or "none") if software else None
+
+
+def _told(name: str, software: ImageSoftware | None) -> dict[str, Any]:
+    return {
+        "software": software.to_json() if software else None,
+        "warnings": [unanswered(name)] if software and not software.vllm else [],
     }
 
 
@@ -157,12 +185,12 @@ def check_disk(engine: Engine, want: Wanted) -> None:
     if not want.bytes:
         return
     root = str(engine.info().get("DockerRootDir") or "/var/lib/docker")
-    need = want.bytes * DISK_FACTOR
+    need = want.bytes * UNPACK_FACTOR
     have = free_bytes(root)
     if have < need:
         raise NodeError(
             f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
-            f"{sized(need)} ({sized(want.bytes)} compressed, {DISK_FACTOR} times that unpacked and while "
+            f"{sized(need)} ({sized(want.bytes)} compressed, {UNPACK_FACTOR} times that unpacked and while "
             "unpacking). Remove images that nothing uses (docker image prune -a), or move Docker's "
             "data-root to a larger disk."
         )
@@ -204,10 +232,12 @@ def explain_pull(message: str, want: Wanted) -> str:
     registry, what = want.pull.registry, f"Cannot pull {want.pulled}"
     known: tuple[tuple[str, str], ...] = (
         (
-            r"server gave HTTP response to HTTPS client",
-            f"registry {registry} speaks plain HTTP, and the engine insists on TLS. Add "
-            f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json on the node and run '
-            "systemctl reload docker, or give the registry a certificate.",
+            r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
+            f"registry {registry} speaks plain HTTP, and this node's engine insists on TLS. insecure in "
+            "vllm_image_registries is for the control node alone; each node's engine has to be told too: add "
+            f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json (a file with only that is '
+            f'{{"insecure-registries": ["{registry}"]}}), run systemctl reload docker, which stops no container, '
+            "and run again. Better, give the registry a certificate.",
         ),
         (
             r"x509|certificate|tls: ",

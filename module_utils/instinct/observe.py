@@ -166,15 +166,22 @@ node_state:
     docker:
       description:
         - The Docker engine. RV(node_state.docker.installed) says whether its program is there,
-          RV(node_state.docker.error) why it did not answer.
+          RV(node_state.docker.error) why it did not answer, RV(node_state.docker.community) whether it is Docker's
+          own package and not the distribution's, RV(node_state.docker.buildx) whether its client for BuildKit is
+          there.
       type: dict
-      sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41",
-               root_dir: /var/lib/docker, error: null}
+      sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41", community: false,
+               buildx: false, root_dir: /var/lib/docker, error: null}
+    git: {description: Whether git is there., type: bool}
     images:
-      description: Images of the engine.
+      description:
+        - Images of the engine. C(software) is what an image answered when M(vllm_image) asked what is in it, and
+          null when it was not asked.
       type: list
       elements: dict
-      sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1}]
+      sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1,
+                software: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
+                           gfx: [gfx942]}}]
     models:
       description: Weights with a marker of a finished fetch, and whether every file is there with its size.
       type: list
@@ -517,7 +524,8 @@ def read_driver(source: Source) -> dict[str, Any]:
 
 def read_rocm(source: Source) -> dict[str, Any]:
     """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
-    version = source.text("/opt/rocm/.info/version")
+    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
+    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
     tools: dict[str, str | None] = {}
     for tool in ("amd-smi", "rocm-smi"):
         paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
@@ -588,11 +596,16 @@ DOCKER_QUERIES = {
 }
 
 
+PLUGINS = ("/usr/libexec", "/usr/lib", "/usr/local/lib", "/usr/local/libexec")
+
+
 def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, Request]]:
     """Send all queries. Returns what is known already, and the pending requests."""
     programs = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd")
     docker: dict[str, Any] = {
         "installed": any(source.exists(path) for path in programs),
+        "community": source.exists("/var/lib/dpkg/info/docker-ce.list"),
+        "buildx": any(source.exists(f"{place}/docker/cli-plugins/docker-buildx") for place in PLUGINS),
         "available": False,
         "version": None,
         "api_version": None,
@@ -623,8 +636,27 @@ def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[l
         return [], []
 
 
+def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Images as the planner wants them, with what they answered when they were asked (see ask.py)."""
+    answers = os.path.join(data_dir, "images")
+    asked = set(listing(answers)) if entries else set()
+    found = []
+    for entry in entries:
+        name = f"{str(entry.get('Id')).rpartition(':')[2]}.json"
+        software = None
+        if name in asked:
+            path = os.path.join(answers, name)
+            try:
+                with open(path, encoding="utf-8") as file:
+                    software = json.load(file)
+            except (OSError, ValueError) as error:
+                source.problem(path, f"broken answer of an image: {error}")
+        found.append({**image(entry), "software": software})
+    return found
+
+
 def image(entry: dict[str, Any]) -> dict[str, Any]:
-    """An image as the planner wants it."""
+    """An image as the engine lists it."""
     return {
         "id": entry.get("Id"),
         "tags": [tag for tag in entry.get("RepoTags") or [] if tag != "<none>:<none>"],
@@ -830,7 +862,8 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker
-    state["images"] = part("images", [], lambda: [image(entry) for entry in images])
+    state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")
+    state["images"] = part("images", [], read_images, source, args["data_dir"], images)
     state["instances"] = part(
         "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], containers
     )

@@ -7,6 +7,9 @@ STATE_DIR = "/etc/instinct-fleet"
 DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
 DOCKER_ROOT = "/var/lib/docker"
+# A pull keeps a layer compressed until it is unpacked, and ROCm's layers (code objects for several targets)
+# unpack to two to three times that: a pull takes about three times what the registry sends.
+UNPACK_FACTOR = 3
 
 # Inside the container. The mounts are beside, not in one another: a read-only mount cannot hold mount points.
 INSTANCE_MOUNT = "/instinct"
@@ -22,6 +25,11 @@ def instance_dir(name: str) -> str:
 def cache_dir(name: str) -> str:
     """The writable cache of an instance on its node."""
     return f"{DATA_DIR}/cache/{name}"
+
+
+def software_file(image_id: str) -> str:
+    """What an image answered when it was asked what is in it; `image_id` is the engine's, sha256:…"""
+    return f"{DATA_DIR}/images/{image_id.rpartition(':')[2]}.json"
 
 
 def container_name(name: str) -> str:

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from instinct import ask_program
 
 
 @dataclass
@@ -68,8 +70,22 @@ def serve_until_stopped(container: FakeContainer) -> int:
     return 143
 
 
+ANSWER = {
+    "vllm": "0.11.2+rocm700", "platform": "rocm", "rocm": "7.0.0", "pytorch": "2.9.0", "python": "3.12.11",
+    "gfx": ["gfx942", "gfx950"],
+}  # fmt: skip
+
+
+def answer_what_is_in_it(container: FakeContainer) -> int:
+    """The program of a container that asks its image."""
+    container.log = f"a warning\n{ask_program.MARK}{json.dumps(ANSWER)}\n"
+    return 0
+
+
 class FakeDocker:
     """The engine. Use as a context manager; `path` is its socket."""
+
+    PROGRAMS: ClassVar[dict[str, Program]] = {"instinct-ask-": answer_what_is_in_it}
 
     def __init__(self, directory: Path, api: str = "1.41") -> None:
         self.path = str(directory / "docker.sock")
@@ -77,7 +93,7 @@ class FakeDocker:
         self.root_dir = str(directory)
         self.images: dict[str, dict[str, Any]] = {}
         self.containers: dict[str, FakeContainer] = {}
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, Program] = dict(self.PROGRAMS)
         self.pull_events: list[dict[str, Any]] = [{"status": "Pulling"}, {"status": "Download complete"}]
         self.pull_status = 200
         self.pulled: dict[str, Any] | None = None

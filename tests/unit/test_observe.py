@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from instinct import observe
 from instinct.hashing import spec_hash, text_hash
+from instinct.lock import ImageSoftware
+from instinct.observed import NodeState
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import SAMPLES, VRAM, Tree
+from tests.unit.plan_world import state as state_of_plan
 
 
 class Engine(FakeDocker):
@@ -187,6 +190,9 @@ def test_gpus(tree: Tree) -> None:
     }  # fmt: skip
     assert state["driver"] == {"loaded": True, "version": "6.12.12"}
     assert state["rocm"]["version"] == "6.4.1"
+    (tree.root / "opt/rocm/.info/version").unlink()
+    put(tree.root, "opt/rocm/core/.info/version", "7.14.0\n")
+    assert observed(tree.root)["rocm"]["version"] == "7.14.0"
     assert state["problems"] == []
 
 
@@ -394,6 +400,8 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
         "api_version": "1.41",
         "root_dir": str(tmp_path),
         "error": None,
+        "community": False,
+        "buildx": False,
     }
     assert [image["digests"] for image in state["images"]] == [["r/vllm@sha256:22"]]
     first, second = state["instances"]
@@ -409,6 +417,51 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
     assert second["artefact_hash"] is None
     assert list(second["files"]) == ["serve.sh"]
     assert state["problems"] == []
+
+
+def test_what_images_answered(tmp_path: Path) -> None:
+    answer = {
+        "vllm": "0.11.2",
+        "platform": "rocm",
+        "rocm": None,
+        "pytorch": None,
+        "python": None,
+        "gfx": None,
+    }
+    with Engine(tmp_path) as docker:
+        ids = [docker.add_image(f"r/vllm:{index}")["Id"] for index in range(3)]
+        place = "var/lib/instinct-fleet/images"
+        put(tmp_path, f"{place}/{ids[0].partition(':')[2]}.json", json.dumps(answer))
+        put(tmp_path, f"{place}/{ids[1].partition(':')[2]}.json", '{"vllm": ')
+        put(tmp_path, f"{place}/{'f' * 64}.json", "of an image that was removed")
+        state = observed(tmp_path)
+    assert [image["software"] for image in state["images"]] == [answer, None, None]
+    assert [problem["what"].rpartition("/")[2][:64] for problem in state["problems"]] == [ids[1][7:]]
+    found = NodeState.from_json(state).images
+    assert [image.software for image in found] == [ImageSoftware("0.11.2", "rocm"), None, None]
+
+
+def test_an_answer_of_another_form_counts_as_none() -> None:
+    image = {"id": "sha256:1", "tags": [], "digests": [], "software": {"vllm": "0.11.2"}}
+    assert NodeState.from_json(state_of_plan(images=[image])).images[0].software is None
+
+
+@pytest.mark.parametrize(
+    ("files", "buildx", "community", "git"),
+    [
+        ([], False, False, False),
+        (["usr/bin/git"], False, False, True),
+        (["usr/libexec/docker/cli-plugins/docker-buildx"], True, False, False),
+        (["usr/lib/docker/cli-plugins/docker-buildx"], True, False, False),
+        (["var/lib/dpkg/info/docker-ce.list"], False, True, False),
+    ],
+)
+def test_tools_for_builds(tmp_path: Path, files: list[str], buildx: bool, community: bool, git: bool) -> None:
+    for path in files:
+        put(tmp_path, path, "")
+    state = observed(tmp_path)
+    found = state["docker"]
+    assert (found["buildx"], found["community"], state["git"]) == (buildx, community, git)
 
 
 def test_docker_that_answers_with_an_error(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_who_is_believed(
 
 
 def test_a_tag_that_moves_is_not_believed_and_its_image_is() -> None:
-    moving = [ref for ref, entry in IMAGES["tags"].items() if entry.get("floating")]
+    tags = IMAGES["tags"].items()
+    moving = [ref for ref, entry in tags if entry.get("floating") and entry.get("serves", True)]
     assert moving
     for ref in moving:
         assert ask(state(), Lock(), image=ref) is None
@@ -109,8 +110,11 @@ def test_a_contradiction_is_noted() -> None:
 
 def test_a_build_is_known_by_its_tag_on_its_own_node() -> None:
     build = {"repo": "https://git.example/vllm.git", "ref": COMMIT, "tag": "local/vllm:v1"}
+    wanted = fleet({"n1": state()}, [deployment(image=None, build=build)]).hosts[0].deployments[0].build
+    assert wanted
     assert ask(state(), Lock(), image=None, build=build) is None
-    facts = ask(seen("local/vllm:v1"), Lock(), image=None, build=build)
+    assert ask(seen("local/vllm:of-other-inputs"), Lock(), image=None, build=build) is None
+    facts = ask(seen(wanted.tag), Lock(), image=None, build=build)
     assert facts
     assert (facts.basis, facts.vllm) == ("image", ANSWER.vllm)
 

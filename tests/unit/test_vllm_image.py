@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.instinct import alone, places
+from ansible.module_utils.instinct import ask as ask_of_the_module
 from ansible.modules import vllm_image
+from instinct.ask import container_of
 from instinct.build import build_plan, decisive
-from instinct.disk import UNPACK_FACTOR
-from instinct.image import DISK_FACTOR, explain_pull, wanted
+from instinct.image import explain_pull, wanted
 from instinct.nodemodule import NodeError
 
-from tests.unit.fake_docker import FakeDocker
+from tests.unit.fake_docker import ANSWER, FakeContainer, FakeDocker
 
 DIGEST = "sha256:" + "a" * 64
 PULL = f"registry.example:5000/rocm/vllm@{DIGEST}"
@@ -43,6 +44,21 @@ def pull_args(docker: FakeDocker, **more: Any) -> dict[str, Any]:
     return {"pull": PULL, "ref": REF, "docker_socket": docker.path, **more}
 
 
+def requested(actions: list[str]) -> list[str]:
+    """The requests that change something, as the engine gets them for these actions."""
+    found = [action.partition(" (ask")[0] for action in actions]
+    for action in actions:
+        if " (ask " in action:
+            name = action.partition("name=")[2].partition(" ")[0]
+            found += [f"POST /containers/{name}/start", f"DELETE /containers/{name}?v=true"]
+    return found
+
+
+def answers() -> dict[str, Any]:
+    """What is kept of images' answers, by file name."""
+    return {path.name: json.loads(path.read_text()) for path in Path(places.DATA_DIR).glob("images/*")}
+
+
 def test_pulls_tags_and_reads_back(docker: FakeDocker, run_module: Any) -> None:
     result, failed = run_module(vllm_image.main, pull_args(docker), diff=True)
     assert not failed
@@ -52,10 +68,13 @@ def test_pulls_tags_and_reads_back(docker: FakeDocker, run_module: Any) -> None:
     assert result["actions"] == [
         f"POST /images/create?fromImage=registry.example:5000/rocm/vllm&tag={DIGEST}",
         f"POST /images/{PULL}/tag?repo=registry.example:5000/rocm/vllm&tag=0.11",
+        f"POST /containers/create?name={container_of(PULL)} (ask {PULL} what is in it)",
     ]
-    assert docker.changes() == result["actions"]
-    assert result["diff"]["before"] == {"pulled": False, "tag": None}
+    assert docker.changes() == requested(result["actions"])
+    assert result["software"] == ANSWER
+    assert result["diff"]["before"] == {"pulled": False, "tag": None, "vllm": None}
     assert result["diff"]["after"]["tag"] == result["image_id"]
+    assert result["diff"]["after"]["vllm"] == ANSWER["vllm"]
 
 
 def test_second_run_changes_nothing_and_asks_no_registry(docker: FakeDocker, run_module: Any) -> None:
@@ -79,13 +98,15 @@ def test_check_mode_predicts_the_same_actions_and_touches_nothing(
     predicted, _ = run_module(vllm_image.main, pull_args(docker), check=True)
     assert docker.changes() == []
     real, _ = run_module(vllm_image.main, pull_args(docker))
-    assert predicted["actions"] == real["actions"] == docker.changes()
+    assert predicted["actions"] == real["actions"]
+    assert docker.changes() == requested(real["actions"])
     assert predicted["changed"]
+    assert predicted["software"] is None
 
 
 def test_a_ref_with_a_digest_gets_no_tag(docker: FakeDocker, run_module: Any) -> None:
     result, _ = run_module(vllm_image.main, pull_args(docker, ref=PULL))
-    assert len(result["actions"]) == 1
+    assert not [action for action in result["actions"] if "/tag?" in action]
     assert run_module(vllm_image.main, pull_args(docker, ref=PULL))[0]["changed"] is False
 
 
@@ -121,10 +142,6 @@ def test_too_little_disk_is_said_before_the_pull(docker: FakeDocker, run_module:
     assert docker.changes() == []
 
 
-def test_module_and_planner_want_the_same_room() -> None:
-    assert DISK_FACTOR == UNPACK_FACTOR
-
-
 def test_a_digest_that_is_not_what_came_is_refused(docker: FakeDocker, run_module: Any) -> None:
     docker.pulled = {"RepoDigests": ["registry.example:5000/rocm/vllm@sha256:" + "b" * 64]}
     result, failed = run_module(vllm_image.main, pull_args(docker))
@@ -141,6 +158,10 @@ REGISTRY_ERRORS = [
     ('Head "https://r/v2/x/manifests/1": no basic auth credentials', "wants a login"),
     ("unauthorized: incorrect username or password", "wants a login"),
     ('Get "https://r:5000/v2/": http: server gave HTTP response to HTTPS client', '"insecure-registries"'),
+    (
+        'Get "https://r:5000/v2/": tls: first record does not look like a TLS handshake',
+        '"insecure-registries"',
+    ),
     ('Get "https://r/v2/": x509: certificate signed by unknown authority', "/etc/docker/certs.d/"),
     ('Get "https://r/v2/": dial tcp: lookup r on 1.1.1.1:53: no such host', "cannot be reached"),
     ('Get "https://r/v2/": dial tcp 10.0.0.1:443: connect: connection refused', "cannot be reached"),
@@ -194,10 +215,139 @@ def test_bad_input_is_refused_before_anything(
     assert docker.changes() == []
 
 
-def test_no_engine(tmp_path: Path, run_module: Any) -> None:
-    result, failed = run_module(vllm_image.main, {"pull": PULL, "docker_socket": str(tmp_path / "no")})
+def test_no_engine(docker: FakeDocker, run_module: Any) -> None:
+    args = pull_args(docker, docker_socket=f"{docker.path}.not")
+    result, failed = run_module(vllm_image.main, args)
     assert failed
     assert "no Docker engine is installed" in result["msg"]
+    # The engine is installed by the run that check mode predicts.
+    predicted, failed = run_module(vllm_image.main, args, check=True, diff=True)
+    assert not failed
+    real, _ = run_module(vllm_image.main, pull_args(docker))
+    assert predicted["actions"] == real["actions"]
+    built, failed = run_module(
+        vllm_image.main, {"build": BUILD, "docker_socket": args["docker_socket"]}, check=True
+    )
+    assert not failed
+    assert built["actions"][0].startswith("git clone ")
+
+
+# ---- asking --------------------------------------------------------------------------------------
+
+
+def test_an_image_is_asked_once(docker: FakeDocker, run_module: Any) -> None:
+    """Also one that is there already; its answer is for every user of the node."""
+    image = docker.add_image(PULL, REF)
+    result, _ = run_module(vllm_image.main, pull_args(docker))
+    assert (result["changed"], result["software"]) == (True, ANSWER)
+    assert answers() == {f"{image['Id'][7:]}.json": ANSWER}
+    path = next(Path(places.DATA_DIR).glob("images/*"))
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+    again, _ = run_module(vllm_image.main, pull_args(docker))
+    assert (again["changed"], again["actions"], again["software"]) == (False, [], ANSWER)
+
+    path.write_text("{")  # an answer that cannot be read counts as none
+    assert run_module(vllm_image.main, pull_args(docker))[0]["software"] == ANSWER
+    assert answers() == {f"{image['Id'][7:]}.json": ANSWER}
+
+
+def test_the_container_that_asks_can_do_nothing_else(docker: FakeDocker, run_module: Any) -> None:
+    image = docker.add_image(PULL, REF)
+    bodies: list[dict[str, Any]] = []
+
+    def program(container: FakeContainer) -> int:
+        bodies.append(container.body)
+        return 0
+
+    docker.programs = {"instinct-ask-": program}
+    run_module(vllm_image.main, pull_args(docker))
+    host = bodies[0]["HostConfig"]
+    assert bodies[0]["Image"] == image["Id"]
+    assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
+    assert not {"Mounts", "Binds", "Devices", "DeviceRequests", "Privileged"} & set(host)
+    assert docker.containers == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "software"),
+    [
+        # No Python in the image: vLLM's command has answered.
+        (
+            0,
+            "INFO 01-01 [__init__.py:241] x\n0.10.1.dev5+gabc.rocm641\n",
+            ("0.10.1.dev5+gabc.rocm641", "rocm"),
+        ),
+        (127, "/bin/sh: 12: exec: vllm: not found\n", ("", "")),
+        (1, "Traceback (most recent call last):\nSyntaxError: invalid syntax\n", ("", "")),
+    ],
+)
+def test_answers_that_are_no_json(
+    code: int, log: str, software: tuple[str, str], docker: FakeDocker, run_module: Any
+) -> None:
+    def program(container: FakeContainer) -> int:
+        container.log = log
+        return code
+
+    docker.programs = {"instinct-ask-": program}
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert not failed
+    assert (result["software"]["vllm"], result["software"]["platform"]) == software
+    warned = "\n".join(map(str, result.get("warnings", [])))
+    assert ("vllm_version" in warned) == (software[0] == "")
+    # It is not asked again: the operator's word is needed now.
+    assert run_module(vllm_image.main, pull_args(docker))[0]["changed"] is False
+
+
+def killed(container: FakeContainer) -> int:
+    return 137
+
+
+def slow(container: FakeContainer) -> int:
+    container.stopping.wait(30)
+    return 137
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda d: d.programs.update({"instinct-ask-": killed}), "was killed (exit code 137)"),
+        (lambda d: d.programs.update({"instinct-ask-": slow}), "did not say within 1 s"),
+        (
+            lambda d: d.errors.update({"POST /containers/create": (500, "boom")}),
+            "cannot be asked what is in it: boom",
+        ),
+        (
+            lambda d: d.errors.update({"POST /containers/create": (404, "No such image")}),
+            "was removed meanwhile",
+        ),
+    ],
+)
+def test_an_image_that_cannot_be_asked_is_asked_again(
+    break_it: Any, words: str, docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask_of_the_module, "TIMEOUT", 1.0)
+    programs = dict(docker.programs)
+    break_it(docker)
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert failed
+    assert words in result["msg"]
+    assert result["changed"]
+    assert answers() == {}
+    assert docker.containers == {}
+    docker.errors, docker.programs = {}, programs
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert (failed, result["software"]) == (False, ANSWER)
+
+
+def test_what_a_killed_run_left_is_removed(docker: FakeDocker, run_module: Any) -> None:
+    docker.add_image(PULL, REF)
+    docker.programs["instinct-ask-"] = slow
+    docker.add_container(container_of(PULL), {"Image": PULL})
+    docker.programs.update(FakeDocker.PROGRAMS)
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert (failed, result["software"]) == (False, ANSWER)
+    assert docker.containers == {}
 
 
 # ---- secrets -------------------------------------------------------------------------------------
@@ -302,7 +452,8 @@ def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module:
     plan = build_plan(BUILD, None)
     image = docker.add_image("other:tag", Config={"Labels": {"instinct-fleet.build": plan.hash}})
     result, _ = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path})
-    assert result["actions"] == [f"POST /images/{image['Id']}/tag?repo=local/vllm&tag=v1"] == docker.changes()
+    assert result["actions"][0] == f"POST /images/{image['Id']}/tag?repo=local/vllm&tag=v1"
+    assert docker.changes() == requested(result["actions"])
     assert result["image_id"] == image["Id"]
 
 
