@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How vLLM is told to run a model, and what it takes of a GPU's memory besides weights and KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .kvcache import Layout, Rules, rules
+from .modelshape import ModelShape
+from .versions import Release, Timeline
+from .weights import FP8_TENSOR, Scheme, Share, share
+
+GIB = 1 << 30
+_ONLINE = {
+    "fp8": FP8_TENSOR,
+    "fp8_per_tensor": FP8_TENSOR,
+    "ptpc_fp8": Scheme("fp8 per channel", 8, 4, (1, 0)),
+    "fp8_per_channel": Scheme("fp8 per channel", 8, 4, (1, 0)),
+    "fp8_per_block": Scheme("fp8 in blocks of 128x128", 8, 4, (128, 128)),
+}
+_ELEMENTS = {"float32": 4, "float": 4}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How vLLM is told to run the model on one instance; sizes in bytes.
+
+    memory_bytes: of one GPU or partition, as the driver reports it. max_model_len None: the model's own.
+    quantization: online quantization asked of vLLM. platform "cpu": kv_cache_memory_bytes alone bounds the cache.
+    """
+
+    release: Release
+    line: Timeline = field(repr=False)
+    memory_bytes: int
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    expert_parallel: bool = False
+    dcp: int = 1
+    max_model_len: int | None = None
+    block_size: int = 16
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    async_scheduling: bool = False
+    hybrid_kv_cache: bool = True
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    platform: str = "rocm"
+
+    @property
+    def rules(self) -> Rules:
+        """What its release does its own way."""
+        return rules(self.release, self.line)
+
+    @property
+    def share(self) -> Share:
+        """Over how many ranks weights are divided."""
+        return share(self.tp, self.dp, self.expert_parallel)
+
+    def element(self, model: ModelShape) -> int:
+        """Bytes of an unquantized weight: "auto" keeps 16 bit, and takes 32 bit to 16."""
+        return model.element if self.dtype == "auto" else _ELEMENTS.get(self.dtype, 2)
+
+    def online(self, model: ModelShape) -> Scheme | None:
+        """The format that online quantization gives to linear layers of a checkpoint that is not quantized."""
+        return _ONLINE.get(self.quantization or "") if model.quantization.scheme is None else None
+
+    def length(self, model: ModelShape) -> int:
+        """max_model_len in effect."""
+        return self.max_model_len or model.context
+
+    def layout(self, model: ModelShape) -> Layout:
+        """How its KV cache is laid out."""
+        # Asynchronous scheduling overlaps two steps, a pipeline as many as it has stages (max_concurrent_batches).
+        batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
+        cpu_latent = self.platform == "cpu" and model.latent  # its kernel knows no other block size
+        return Layout(
+            tp=self.tp,
+            dcp=self.dcp,
+            block_size=16 if cpu_latent else self.block_size,
+            kv_dtype=self.kv_cache_dtype,
+            element=self.element(model),
+            in_flight=batches * self.max_num_batched_tokens,
+            hybrid=self.hybrid_kv_cache and self.rules.hybrid,
+            state_blocks=2 if self.prefix_caching and self.rules.aligned_states else 1,
+        )
+
+    @property
+    def requested_bytes(self) -> int:
+        """What vLLM may take of the GPU."""
+        return math.ceil(self.memory_bytes * self.gpu_memory_utilization)
+
+
+def reserve_bytes(model: ModelShape, engine: Engine) -> int:
+    """An estimate of what the profiling run takes besides weights: activations, logits, libraries, graphs.
+
+    vLLM measures it and has no formula. The rule: buffers of one step of max_num_batched_tokens tokens (residual,
+    attention and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the
+    vocabulary, and a constant for HIP, hipBLASLt and RCCL. Lines of `Available KV cache memory` correct it.
+    """
+    if engine.platform == "cpu":
+        return 0
+    tokens, size, tp = engine.max_num_batched_tokens, max(2, engine.element(model)), engine.tp
+    residual = 4 * model.hidden
+    dense = 3 * model.intermediate // tp
+    routed = (
+        model.experts_per_token * (model.hidden + 3 * model.expert_intermediate // tp) if model.experts else 0
+    )
+    step = tokens * size * (residual + max(dense, routed))
+    logits = engine.max_num_seqs * model.vocab * _LOGIT_BYTES
+    libraries = GIB // 2 + (GIB if engine.tp * engine.pp * engine.dp > 1 else 0)
+    return step + logits + libraries + (graph_bytes(engine) if engine.rules.graphs_counted else 0)
+
+
+_LOGIT_BYTES = 12
+"""A logit in 16 bit, its copy in float32, and what sorting it for top-k and top-p takes."""
+
+
+def graph_bytes(engine: Engine) -> int:
+    """An estimate of what captured graphs take."""
+    return 0 if engine.enforce_eager or engine.platform == "cpu" else GIB

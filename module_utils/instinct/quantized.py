@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which storage format each weight of a quantized checkpoint has, from its config.json.
+
+The methods' own config classes in vLLM are the source: vllm/model_executor/layers/quantization/*.py.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .weights import FP8_TENSOR, Scheme
+
+_LAYER = re.compile(r"layers\.\d+\.")
+_IGNORED = (
+    "ignore",
+    "modules_to_not_convert",
+    "ignored_layers",
+    "exclude",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+)
+_FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+_ONLY_EXPERTS = ("mxfp4", "gpt_oss_mxfp4")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A checkpoint's quantization: the format, where another one holds, and what is left as it is.
+
+    method "" with scheme None: nothing is quantized. known: False when the method's format is not known here, so
+    that sizes come from the files. others: patterns of module names with their own format.
+    """
+
+    method: str = ""
+    scheme: Scheme | None = None
+    known: bool = True
+    others: tuple[tuple[str, Scheme | None], ...] = ()
+    plain: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()
+
+    def of(self, name: str, expert: bool) -> Scheme | None:
+        """The format of a module such as layers.3.self_attn.q_proj; None when it is not quantized."""
+        if self.scheme is None or (self.method in _ONLY_EXPERTS and not expert):
+            return None
+        for spelling in _spellings(name):
+            if self._ignored(spelling):
+                return None
+        for pattern, scheme in self.others:
+            if fnmatch.fnmatchcase("model." + name, pattern):
+                return scheme
+        return self.scheme
+
+    def _ignored(self, name: str) -> bool:
+        if self.plain:
+            parts = name.split(".")
+            for first in range(len(parts)):
+                for last in range(first + 1, len(parts) + 1):
+                    if ".".join(parts[first:last]) in self.plain:
+                        return True
+        return any(
+            pattern.match(prefix + name)
+            for pattern in self.patterns
+            for prefix in ("model.", "", "language_model.model.", "model.language_model.")
+        )
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    head, dot, last = name.rpartition(".")
+    fused = _FUSED.get(last)
+    return (name, f"{head}{dot}{fused}") if fused else (name,)
+
+
+def quantization(config: Mapping[str, Any]) -> Quantization:
+    """Read quantization_config (or compression_config) of a config.json."""
+    text = config.get("text_config") or {}
+    found = (
+        config.get("quantization_config")
+        or text.get("quantization_config")
+        or config.get("compression_config")
+    )
+    if not isinstance(found, Mapping) or not found:
+        return Quantization()
+    method = str(found.get("quant_method") or "compressed-tensors").lower()
+    scheme, others = _format(method, found)
+    plain, patterns = _exceptions(found)
+    return Quantization(method, scheme, scheme is not None, others, plain, patterns)
+
+
+def _format(
+    method: str, found: Mapping[str, Any]
+) -> tuple[Scheme | None, tuple[tuple[str, Scheme | None], ...]]:
+    if method == "fp8":
+        block = found.get("weight_block_size")
+        return (_fp8_block(block) if block else FP8_TENSOR), ()
+    if method == "fbgemm_fp8":
+        return Scheme("fp8 per channel", 8, 4, (1, 0)), ()
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        return Scheme("mxfp4", 4, 1, (1, 32)), ()
+    if method in ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "auto-round", "inc"):
+        bits = int(found.get("bits") or found.get("w_bit") or 4)
+        return integer(bits, int(found.get("group_size") or found.get("q_group_size") or 128), True), ()
+    if method == "bitsandbytes":
+        if found.get("load_in_8bit"):
+            return Scheme("int8 per channel", 8, 4, (1, 0)), ()
+        return Scheme("bitsandbytes 4 bit", 4, 4, (1, 64)), ()
+    if method == "modelopt":
+        nvfp4 = "FP4" in str(found.get("quant_algo") or _nested(found, "quantization", "quant_algo")).upper()
+        return (_NVFP4 if nvfp4 else FP8_TENSOR), ()
+    if method == "quark":
+        return _quark(found)
+    if method == "compressed-tensors":
+        groups = list((found.get("config_groups") or {}).values())
+        return (_tensors(groups[0].get("weights") or {}) if groups else None), ()
+    return None, ()
+
+
+_NVFP4 = Scheme("nvfp4", 4, 1, (1, 16))
+
+
+def _nested(found: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = found
+    for key in keys:
+        value = (value or {}).get(key)
+    return value
+
+
+def _fp8_block(block: Sequence[int]) -> Scheme:
+    return Scheme(f"fp8 in blocks of {block[0]}x{block[1]}", 8, 4, (int(block[0]), int(block[1])))
+
+
+def integer(bits: int, group: int, zeros: bool) -> Scheme:
+    """Packed integers with a 16-bit scale, and a zero point, per group along the inputs (-1: per output)."""
+    name = f"int{bits} in groups of {group}" if group > 0 else f"int{bits} per channel"
+    return Scheme(name, bits, 2, (1, max(group, 0)), bits if zeros else 0)
+
+
+def _tensors(weights: Mapping[str, Any]) -> Scheme | None:
+    """The format that compressed-tensors describes for weights."""
+    bits, kind = int(weights.get("num_bits") or 0), weights.get("type")
+    strategy, group = weights.get("strategy"), int(weights.get("group_size") or 0)
+    if kind == "float" and bits == 4:
+        return _NVFP4 if group == 16 else Scheme("mxfp4", 4, 1, (1, 32))
+    if kind == "float" and bits == 8:
+        if strategy == "block":
+            return _fp8_block(weights.get("block_structure") or (128, 128))
+        return FP8_TENSOR if strategy == "tensor" else Scheme("fp8 per channel", 8, 4, (1, 0))
+    if kind == "int" and bits == 8 and strategy != "group":
+        return Scheme("int8 per channel", 8, 4, (1, 0))
+    if kind == "int" and bits:
+        return integer(bits, group if strategy == "group" else -1, not weights.get("symmetric", True))
+    return None
+
+
+def _quark(found: Mapping[str, Any]) -> tuple[Scheme | None, tuple[tuple[str, Scheme | None], ...]]:
+    others = tuple(
+        (name, _quark_weight((item or {}).get("weight")))
+        for name, item in (found.get("layer_quant_config") or {}).items()
+    )
+    return _quark_weight((found.get("global_quant_config") or {}).get("weight")), others
+
+
+def _quark_weight(weight: Any) -> Scheme | None:
+    """A list is a weight quantized twice; the first entry is how it is stored."""
+    item = weight[0] if isinstance(weight, list) and weight else weight
+    if not isinstance(item, Mapping):
+        return None
+    dtype, scheme, group = str(item.get("dtype")), str(item.get("qscheme")), int(item.get("group_size") or 0)
+    if "fp4" in dtype:
+        return Scheme("mxfp4", 4, 1, (1, group or 32))
+    if "fp6" in dtype:
+        return Scheme("mxfp6", 6, 1, (1, group or 32))
+    if "fp8" in dtype:
+        return FP8_TENSOR if scheme == "per_tensor" else Scheme("fp8 per channel", 8, 4, (1, 0))
+    if "int4" in dtype:
+        return integer(4, group or 128, not item.get("symmetric", True))
+    return Scheme("int8 per channel", 8, 4, (1, 0)) if "int8" in dtype else None
+
+
+def _exceptions(found: Mapping[str, Any]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Names and patterns of what is not quantized. Names are kept from their layers.N on: prefixes differ."""
+    plain: set[str] = set()
+    patterns: list[re.Pattern[str]] = []
+    for item in _listed(found):
+        if item.startswith("re:"):
+            patterns.append(re.compile(item[3:]))
+        elif "*" in item:
+            patterns.append(re.compile(fnmatch.translate(item).replace(r"\Z", r"(?:\..*)?\Z")))
+        else:
+            start = _LAYER.search(item)
+            plain.add(item[start.start() :] if start else item)
+    for item in found.get("dynamic") or {}:  # GPTQModel: "-:" leaves out what the pattern finds
+        if item.startswith("-:"):
+            patterns.append(re.compile(".*" + item[2:]))
+    return frozenset(plain), tuple(patterns)
+
+
+def _listed(found: Mapping[str, Any]) -> Iterable[str]:
+    for key in _IGNORED:
+        for item in found.get(key) or ():
+            yield str(item)

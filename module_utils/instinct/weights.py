@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model's weights are stored, and how many bytes of them one GPU holds.
+
+Which dimension each parallel size divides: docs of vLLM's linear layers, vllm/model_executor/layers/linear.py and
+vllm/model_executor/layers/fused_moe/layer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+WHOLE, OUT, IN, KV = "whole", "out", "in", "kv"
+"""What tensor parallelism divides of a matrix: nothing, its outputs, its inputs, its KV heads (never below one)."""
+
+VOCAB_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this before it divides it (vocab_parallel_embedding.py)."""
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A storage format: bits per weight, and the scale (and zero point) that a block of weights shares.
+
+    block is outputs x inputs; 0 means all of them. linear: it is for linear layers and experts, which every format
+    is but those that only experts have.
+    """
+
+    name: str
+    bits: int
+    scale_bytes: int = 0
+    block: tuple[int, int] = (0, 0)
+    zero_bits: int = 0
+
+    def bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of one matrix with its scales."""
+        blocks = (cdiv(outputs, self.block[0]) if self.block[0] else 1) * (
+            cdiv(inputs, self.block[1]) if self.block[1] else 1
+        )
+        return cdiv(outputs * inputs * self.bits + blocks * (8 * self.scale_bytes + self.zero_bits), 8)
+
+
+FP8_TENSOR = Scheme("fp8 per tensor", 8, 4)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight, `outputs` x `inputs`; a bias or a norm has one input.
+
+    name: the module's, below its layer. experts: how many of them there are, 0 for what is no expert's. kv_heads:
+    what a KV split counts. quantizable: a linear layer, which online quantization takes too. scheme: None for the
+    model's own type. stored: False for what vLLM makes while it loads.
+    """
+
+    name: str
+    outputs: int
+    inputs: int = 1
+    split: str = WHOLE
+    experts: int = 0
+    kv_heads: int = 0
+    quantizable: bool = False
+    scheme: Scheme | None = None
+    stored: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all its experts, scales not counted."""
+        return self.outputs * self.inputs * max(1, self.experts) if self.stored else 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """Over how many ranks weights are divided.
+
+    tp: attention and dense layers. expert_tp: each expert's inner dimension. expert_ranks: the experts as wholes.
+    """
+
+    tp: int = 1
+    expert_tp: int = 1
+    expert_ranks: int = 1
+
+
+ALL = Share()
+
+
+def share(tp: int, dp: int, expert_parallel: bool) -> Share:
+    """Experts are divided over tensor and data parallel ranks together, as slices or as whole experts."""
+    return Share(tp, 1, tp * dp) if expert_parallel else Share(tp, tp * dp, 1)
+
+
+def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme | None = None) -> int:
+    """Bytes of the largest part of a matrix that one rank holds.
+
+    element: bytes of the type in which unquantized weights are kept. online: what quantizable ones become at load.
+    """
+    outputs, inputs, count = matrix.outputs, matrix.inputs, 1
+    tp = part.tp
+    if matrix.experts:
+        tp, count = part.expert_tp, cdiv(matrix.experts, part.expert_ranks)
+    if matrix.split == OUT:
+        outputs = cdiv(outputs, tp)
+    elif matrix.split == IN:
+        inputs = cdiv(inputs, tp)
+    elif matrix.split == KV:
+        outputs = max(1, matrix.kv_heads // tp) * (outputs // matrix.kv_heads)
+    scheme = matrix.scheme or (online if matrix.quantizable else None)
+    one = scheme.bytes(outputs, inputs) if scheme else outputs * inputs * element
+    return one * count
+
+
+def stored_bytes(matrices: Iterable[Matrix], element: int) -> int:
+    """Bytes in the checkpoint."""
+    return sum(matrix_bytes(matrix, element) for matrix in matrices if matrix.stored)
+
+
+def vocabulary(name: str, vocab: int, hidden: int, scheme: Scheme | None = None) -> Matrix:
+    """An embedding or an output layer over the vocabulary, as the checkpoint has it."""
+    return Matrix(name, vocab, hidden, OUT, scheme=scheme)
+
+
+def padded_vocabulary(matrix: Matrix) -> Matrix:
+    """The same as vLLM keeps it."""
+    padded = cdiv(matrix.outputs, VOCAB_PADDING) * VOCAB_PADDING
+    return Matrix(matrix.name, padded, matrix.inputs, OUT, scheme=matrix.scheme)
