@@ -79,8 +79,11 @@ class AmdBase:
 
     version: str
     library: str
+    compute_options: tuple[str, ...] = ("-C", "--compute-partition")
+    vbios_option = "-V/--vbios"
+    reset_options: tuple[str, ...] = ("-G/--gpureset", "-r/--reload-driver")
     lower_arguments = True
-    usage_exit = 0
+    not_loaded_exit = 255
     commands: tuple[str, ...] = (
         "version", "list", "static", "metric", "process", "set", "reset", "monitor", "dmon", "partition",
         "default",
@@ -106,18 +109,22 @@ class AmdBase:
             self.t.err.write(f"EOFError: {e}\n")
             return 1
         except UsageError as e:
-            if self.format == "json":
-                self.t.print(json.dumps({"error": e.text, "code": e.code}))
-            elif self.format == "csv":
-                self.t.print(f"error,code\n{e.text}, {e.code}")
-            else:
-                self.t.print(f"{e.text} Error code: {e.code}")
-            return self.usage_exit
+            return self.usage_error(e, argv)
+
+    def usage_error(self, e: UsageError, argv: list[str]) -> int:
+        """Say what is wrong with the command line; the exit code is 0 all the same."""
+        if self.format == "json":
+            self.t.print(json.dumps({"error": e.text, "code": e.code}))
+        elif self.format == "csv":
+            self.t.print(f"error,code\n{e.text}, {e.code}")
+        else:
+            self.t.print(f"{e.text} Error code: {e.code}")
+        return 0
 
     def _run(self, argv: list[str]) -> int:
         if not self.lib.node.driver.loaded:
             self.t.err.write("ERROR:root:Driver not loaded (amdgpu not found in modules)\n")
-            return 255
+            return self.not_loaded_exit
         if not argv:
             argv = self._no_arguments()
         command, rest = argv[0], argv[1:]
@@ -134,6 +141,10 @@ class AmdBase:
             self.t.print(GROUPS)
         action: Callable[[argparse.Namespace], None] = getattr(self, f"do_{ALIASES.get(command, command)}")
         action(args)
+        return self.exit_code()
+
+    def exit_code(self) -> int:
+        """The exit code of a command that came to its end."""
         return 0
 
     def _no_arguments(self) -> list[str]:
@@ -168,8 +179,8 @@ class AmdBase:
     def _arguments(self, parser: argparse.ArgumentParser, command: str) -> None:
         switches = {
             "version": ["-g/--gpu_version", "-c/--cpu_version"],
-            "list": ["-e"],
-            "static": ["-a/--asic", "-b/--bus", "-V/--vbios", "-d/--driver", "-v/--vram", "-c/--cache",
+            "list": ["-e/--enumeration"],
+            "static": ["-a/--asic", "-b/--bus", self.vbios_option, "-d/--driver", "-v/--vram", "-c/--cache",
                        "-B/--board", "-R/--process-isolation", "-r/--ras", "-p/--partition", "-l/--limit",
                        "-u/--numa"],
             "metric": ["-m/--mem-usage", "-u/--usage", "-p/--power", "-c/--clock", "-t/--temperature",
@@ -178,13 +189,13 @@ class AmdBase:
             "monitor": ["-p/--power-usage", "-t/--temperature", "-u/--gfx", "-m/--mem", "-n/--encoder",
                         "-d/--decoder", "-e/--ecc", "-v/--vram-usage", "-r/--pcie", "-q/--process"],
             "partition": ["-c/--current", "-m/--memory", "-a/--accelerator"],
-            "reset": ["-G/--gpureset", "-r/--reload-driver"],
+            "reset": list(self.reset_options),
         }  # fmt: skip
         switches["dmon"] = switches["monitor"]
         for words in switches.get(command, []):
             parser.add_argument(*words.split("/"), action="store_true")
         if command == "set" and self.bare:
-            parser.add_argument("-C", "--compute-partition", type=self._profile, metavar="TYPE/INDEX")
+            parser.add_argument(*self.compute_options, type=self.profile, metavar="TYPE/INDEX")
             memory = ["NPS1", "NPS2", "NPS4", "NPS8"]
             parser.add_argument(
                 "-M", "--memory-partition", type=str.upper, choices=memory, metavar="PARTITION"
@@ -208,7 +219,7 @@ class AmdBase:
         parser.add_argument("--loglevel", metavar="LEVEL", type=str.upper, default="ERROR",
                             choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"])  # fmt: skip
 
-    def _profile(self, text: str) -> str:
+    def profile(self, text: str) -> str:
         """A compute mode or its index, checked against what the driver's profiles offer (root only)."""
         node = self.lib.node
         if self.lib.euid != 0 or not node.driver.partition_config:

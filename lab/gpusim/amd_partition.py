@@ -207,13 +207,17 @@ class AmdPartitions(AmdBase):
 
     # ------------------------------------------------------------ set, reset
 
+    memory_warning = MEMORY_WARNING
+    aborted = 1  # exit code when a question is not answered with yes
+    attempted = "(profile #{number})"  # in the message about a mode that does not fit
+
     def _confirm(self, warning: str) -> None:
         self.t.print(warning)
         if self.t.ask("Do you accept these terms? [Y/N] ") in YES:
             self.t.print("")
             return
         self.t.print("Confirmation not given. Exiting without setting value")
-        raise Exit(1)
+        raise Exit(self.aborted)
 
     def do_set(self, args: argparse.Namespace) -> None:
         compute: str | None = getattr(args, "compute_partition", None)
@@ -221,19 +225,20 @@ class AmdPartitions(AmdBase):
         devices = self.selected(args)
         if compute is not None:
             for device in devices:
-                self.emit([self._set_compute(device, compute)])
+                self.emit([self.set_compute(device, compute)])
         elif memory is not None:
-            self._confirm(MEMORY_WARNING)
+            self._confirm(self.memory_warning)
             for device in devices:
-                self._set_memory(device, memory)
+                self.set_memory(device, memory)
         else:
             raise UsageError(f"Command 'set' requires a target argument. {SEE}", -9)
         self.end_each(devices)
 
-    def _set_compute(self, device: Partition, mode: str) -> Row:
+    def set_compute(self, device: Partition, mode: str) -> Row:
         status = self.lib.compute_set(device, mode)
         where = f"GPU ID: {device.index} BDF:{self.bdf(device)}"
-        profile = f"{mode} (profile #{self.lib.node.spec.compute_modes.index(mode)})"
+        number = self.lib.node.spec.compute_modes.index(mode)
+        profile = f"{mode} (profile #{number})"
         if status is Status.SUCCESS:
             return {
                 "gpu": device.index,
@@ -248,14 +253,15 @@ class AmdPartitions(AmdBase):
         if status is Status.SETTING_UNAVAILABLE:
             prefix = "[AMDSMI_STATUS_SETTING_UNAVAILABLE] "
             self.t.print(
-                f"\nAttempted to set accelerator partition to {profile} on {where}\n\n"
+                f"\nAttempted to set accelerator partition to {mode} {self.attempted.format(number=number)}"
+                f" on {where}\n\n"
                 f"{prefix}Please check amd-smi partition --memory --accelerator for available profiles.\n"
                 "Users may need to switch memory partition to another mode in order to enable the desired"
                 " accelerator partition.\n"
             )
         self.chain(status, f"ValueError: {prefix}Unable to set accelerator partition to {mode} on {where}")
 
-    def _set_memory(self, device: Partition, mode: str) -> None:
+    def set_memory(self, device: Partition, mode: str) -> None:
         status = self.lib.memory_request(device, mode)
         row: Row = {"gpu": device.index}
         if status is Status.SUCCESS:

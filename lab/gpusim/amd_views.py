@@ -16,6 +16,9 @@ from .topology import Partition
 class AmdViews(AmdBase):
     """Read-only commands, as in ROCm 7.0."""
 
+    hsmp = "amd_hsmp version"
+    firmware = "vbios"
+
     # ------------------------------------------------------------ version, list, static
 
     def do_version(self, args: argparse.Namespace) -> None:
@@ -34,7 +37,7 @@ class AmdViews(AmdBase):
             text += f" | amdgpu version: {node.driver.version}"
         if both or args.cpu_version:
             row["amd_hsmp_driver_version"] = "N/A"
-            text += " | amd_hsmp version: N/A"
+            text += f" | {self.hsmp}: N/A"
         if self.format == "text":
             self.t.print(text)
         else:
@@ -48,20 +51,25 @@ class AmdViews(AmdBase):
                 "gpu": d.index,
                 names[0]: self.bdf(d),
                 names[1]: self.uuid(d),
-                "kfd_id": d.gpu_id,
-                "node_id": d.kfd_node,
-                "partition_id": d.part,
             }
-            if getattr(args, "e", False):
-                row |= {
-                    "render": f"renderD{d.render}",
-                    "card": f"card{d.card}",
-                    "hsa_id": d.kfd_node,
-                    "hip_id": d.index,
-                    "hip_uuid": f"GPU-{self.lib.gpu(d).unique_id:016x}",
-                }
+            if self.list_kfd:
+                row |= {"kfd_id": d.gpu_id, "node_id": d.kfd_node, "partition_id": d.part}
+            if getattr(args, "enumeration", False):
+                row |= self.enumeration(d)
             rows.append(row)
         self.emit(rows)
+
+    list_kfd = True
+
+    def enumeration(self, device: Partition) -> Row:
+        """What list -e adds."""
+        return {
+            "render": f"renderD{device.render}",
+            "card": f"card{device.card}",
+            "hsa_id": device.kfd_node,
+            "hip_id": device.index,
+            "hip_uuid": f"GPU-{self.lib.gpu(device).unique_id:016x}",
+        }
 
     def partition_row(self, device: Partition) -> Row:
         return {
@@ -80,7 +88,7 @@ class AmdViews(AmdBase):
                 "pcie_interface_version": "Gen 5",
                 "slot_type": "OAM",
             },
-            "vbios": lambda d: {
+            self.firmware: lambda d: {
                 "name": "AMD MI300X_HW_SRIOV_CVS_1VF",
                 "build_date": "2024/10/29 14:08",
                 "part_number": "113-M3000100-103",
@@ -109,7 +117,8 @@ class AmdViews(AmdBase):
             "vram": self._vram,
             "cache_info": lambda d: "N/A",
         }
-        chosen = [n for n in sections if getattr(args, "cache" if n == "cache_info" else n, False)]
+        options = {"cache_info": "cache", "ifwi": "vbios"}
+        chosen = [n for n in sections if getattr(args, options.get(n, n), False)]
         names = chosen or [n for n in sections if n != "partition"]
         rows = [{"gpu": d.index, **{name: sections[name](d) for name in names}} for d in self.selected(args)]
         self.emit(rows, wrap=self.static_wrap)

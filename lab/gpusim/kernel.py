@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from . import faults
 from .holders import uses
-from .models import COMPUTE_MODES, MEMORY_MODES
+from .models import COMPUTE_MODES, MEM_ALLOC_MODES, MEMORY_MODES
 from .state import Holder, Node
 from .topology import partitions
 
@@ -71,6 +71,16 @@ def set_compute(node: Node, index: int, text: str, holders: Sequence[Holder]) ->
     return Outcome(replace(node.gpu_set(index, compute=mode), generation=node.generation + 2), 0)
 
 
+def set_mem_alloc(node: Node, index: int, text: str) -> Outcome:
+    """A write to compute_partition_mem_alloc_mode of GPU `index`."""
+    mode = _mode(text, MEM_ALLOC_MODES)
+    if mode is None:
+        return Outcome(node, errno.EINVAL)
+    if mode == node.gpus[index].mem_alloc:
+        return Outcome(node, 0)
+    return Outcome(replace(node.gpu_set(index, mem_alloc=mode), generation=node.generation + 2), 0)
+
+
 def set_memory(node: Node, index: int, text: str) -> Outcome:
     """A write to current_memory_partition of GPU `index`. Never EBUSY; takes effect at the next load."""
     tag = f"amdgpu {node.gpus[index].bdf}: amdgpu: "
@@ -109,9 +119,14 @@ def load(node: Node) -> Outcome:
     """modprobe amdgpu: every GPU gets the compute mode that goes with the memory mode; VRAM is free."""
     if node.driver.loaded:
         return Outcome(node, 0)
-    if faults.value(node, "reload") == "fail":
+    if faults.value(node, "reload") in ("fail", "fail-once"):
+        if faults.value(node, "reload") == "fail-once":
+            node = faults.clear(node, "reload")
         return Outcome(node.logged("amdgpu: probe failed with error -22"), errno.EINVAL)
     mode = node.spec.auto_compute(node.memory)
-    gpus = tuple(replace(gpu, compute=mode, boot_compute=mode, reset=False, stranded=0) for gpu in node.gpus)
+    gpus = tuple(
+        replace(gpu, compute=mode, boot_compute=mode, mem_alloc="CAPPING", reset=False, stranded=0)
+        for gpu in node.gpus
+    )
     driver = replace(node.driver, loaded=True)
     return Outcome(replace(node, gpus=gpus, driver=driver, boot_memory=node.memory, generation=2), 0)

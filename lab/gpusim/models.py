@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 MIB = 1024 * 1024
 COMPUTE_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")  # the kernel's order
+MEM_ALLOC_MODES = ("CAPPING", "ALL")  # VRAM split evenly between partitions, or all of their memory partition
 MEMORY_MODES = ("NPS1", "NPS2", "NPS4", "NPS8")
+
+
+def release_of(text: str) -> tuple[int, ...]:
+    """(6, 4, 1) of 6.4.1."""
+    return tuple(int(part) for part in text.split("."))
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ MODELS: dict[str, Model] = {
         Model("MI355X", 0x75A3, "gfx950", 90500, 8, 32, 294896, 1400, ("NPS1", "NPS2"), _GFX950_8,
               "Device 75a3", "HBM3E", 8000, 260, max_clock=2400, memory_clock=1900),
         Model("MI308X", 0x74A2, "gfx942", 90402, 4, 20, 196592, 650, ("NPS1",),
-              (("SPX", ("NPS1",)), ("DPX", ("NPS1",)), ("CPX", ("NPS1",))),
+              (("SPX", ("NPS1",)), ("DPX", ("NPS1", "NPS2")), ("CPX", ("NPS1", "NPS4"))),
               "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130),
     )
 }  # fmt: skip

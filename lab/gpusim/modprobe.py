@@ -7,7 +7,6 @@ Messages and exit codes are kmod's: unloading a module in use is `FATAL: Module 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,7 +52,7 @@ def _remove(name: str, lib: Lib, terminal: Terminal, verbose: bool) -> int:
     if not lib.node.driver.loaded:
         return 0
     while faults.value(lib.node, "reload") == "hang":
-        time.sleep(0.5)
+        lib.sleep(0.5)
     holders = lib.holders.fresh()
     if holders or faults.value(lib.node, "reload") == "refused":
         terminal.err.write(f"modprobe: FATAL: Module {name} is in use.\n")
@@ -78,6 +77,7 @@ def _insert(name: str, lib: Lib, terminal: Terminal, verbose: bool) -> int:
         return 0
     if lib.euid != 0:
         return _refused(terminal, "insert", name)
+    lib.sleep(float(faults.value(lib.node, "slow-reload") or 0))
     if lib.store.change(kernel.load):
         terminal.err.write(f"modprobe: ERROR: could not insert '{name}': Invalid argument\n")
         return 1

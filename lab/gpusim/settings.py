@@ -10,7 +10,9 @@ from dataclasses import replace
 from .models import MEMORY_MODES
 from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, nearest
 
-RELEASES = ("6.0.0", "6.3.0", "7.0.0")
+RELEASES = (
+    "6.0.0", "6.2.2", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0",
+)  # fmt: skip
 
 
 def split(words: Iterable[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from . import faults, kernel, topology
 from .holders import Scanner, uses, vram_of, vram_used
-from .models import MIB
+from .models import MIB, release_of
 from .state import Gpu, Holder, Node
 from .store import Store
 from .topology import Partition
@@ -79,6 +79,13 @@ class Terminal:
             raise EOFError("EOF when reading a line")
         return line.rstrip("\n")
 
+    def bar(self, title: str, second: int, seconds: int) -> None:
+        """A progress bar of so many seconds, drawn over the one of the second before."""
+        done = 40 * second // seconds
+        text = f"[{'█' * done}{'.' * (40 - done)}] {second}/{seconds} secs remain"
+        self.print(("\r" if second else "") + title + text, end="")
+        self.out.flush()
+
     @classmethod
     def buffers(cls, stdin: str = "") -> Terminal:
         return cls(io.StringIO(), io.StringIO(), io.StringIO(stdin))
@@ -95,6 +102,9 @@ class Lib:
         self.euid = os.geteuid() if euid is None else euid
         self.start = store.read()
         self.devices = topology.partitions(self.start)
+        # Before 6.4.1 both tools show the GPU's data for each of its partitions.
+        self.mirrored = release_of(self.start.release) < (6, 4, 1)
+        self.sleep = time.sleep
 
     @property
     def node(self) -> Node:
@@ -106,10 +116,15 @@ class Lib:
     def gpu(self, device: Partition) -> Gpu:
         return self.node.gpus[device.gpu]
 
+    def first(self, device: Partition) -> bool:
+        """Whether this device shows the data of the whole GPU."""
+        return device.primary or self.mirrored
+
     # ------------------------------------------------------------ partitions
 
     def _has_files(self, device: Partition) -> bool:
-        return device.primary and self.node.driver.partition_files
+        driver = self.node.driver
+        return self.first(device) and driver.loaded and driver.partition_files
 
     def compute_get(self, device: Partition) -> tuple[Status, str]:
         if not self._has_files(device):
@@ -152,26 +167,46 @@ class Lib:
             return Status.NOT_SUPPORTED
         return status_of(self.store.change(lambda node: kernel.set_memory(node, device.gpu, mode)))
 
-    def reload(self) -> Status:
-        """Unload and load the driver."""
+    def mem_alloc_get(self, device: Partition) -> tuple[Status, str]:
+        if not self._has_files(device) or not self.node.driver.mem_alloc_files:
+            return Status.NOT_SUPPORTED, ""
+        return Status.SUCCESS, self.gpu(device).mem_alloc
+
+    def mem_alloc_set(self, device: Partition, mode: str) -> Status:
+        """Say how much of the VRAM a partition may allocate."""
+        if self.euid != 0:
+            return Status.PERMISSION
+        if self.mem_alloc_get(device)[0] is not Status.SUCCESS or self.node.platform == "guest":
+            return Status.NOT_SUPPORTED
+        return status_of(self.store.change(lambda node: kernel.set_mem_alloc(node, device.gpu, mode)))
+
+    def reload(self, progress: Callable[[int], None] = lambda second: None) -> Status:
+        """Unload and load the driver. `progress` is called with the seconds that passed, each second."""
         if self.euid != 0:
             return Status.PERMISSION
         while faults.value(self.node, "reload") == "hang":
-            time.sleep(0.5)
+            self.sleep(0.5)
         holders = self.holders.fresh()
         if self.store.change(lambda node: kernel.unload(node, holders)):
             return Status.AMDGPU_RESTART_ERR
+        seconds = float(faults.value(self.node, "slow-reload") or 0)
+        for second in range(int(seconds)):
+            self.sleep(1)
+            progress(second + 1)
+        self.sleep(seconds % 1)
         failed = self.store.change(kernel.load)
         return Status.AMDGPU_RESTART_ERR if failed else Status.SUCCESS
 
-    def memory_set(self, device: Partition, mode: str) -> Status:
+    def memory_set(
+        self, device: Partition, mode: str, progress: Callable[[int], None] = lambda second: None
+    ) -> Status:
         """Ask for a memory mode and reload the driver, as rocm_smi_lib does in one call."""
         if self.euid == 0 and self.memory_get(device) == (Status.SUCCESS, mode):
             return Status.SUCCESS
-        status = self.memory_request(device, mode)
+        status = self.memory_request(device, mode) if self.node.driver.loaded else Status.SUCCESS
         if status is not Status.SUCCESS:
             return status
-        status = self.reload()
+        status = self.reload(progress)
         if status is Status.SUCCESS and self.node.memory != mode:
             return Status.AMDGPU_RESTART_ERR
         return status
@@ -181,7 +216,7 @@ class Lib:
     def vram(self, device: Partition) -> tuple[int, int]:
         """(used, total) bytes as the tools show them: the whole GPU for partition 0."""
         node, holders = self.node, self.holders()
-        if device.primary:
+        if self.first(device):
             return vram_used(node, holders, self._parts(node), device.gpu), node.spec.vram
         idle = 984 * MIB // device.parts
         used = idle + min(device.memory, sum(vram_of(h, device) for h in holders))

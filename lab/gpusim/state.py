@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from .models import MODELS, Model
+from .models import MODELS, Model, release_of
 
 SCHEMA = 1
-DKMS_VERSION = "6.12.12"
+DKMS_VERSION, DKMS_BUILD = "6.12.12", "2120656"
+MEM_ALLOC_SINCE = (6, 16)  # drivers with compute_partition_mem_alloc_mode; the first one is not known
 # What the tools print as driver version with the kernel's own amdgpu (/proc/version without blanks).
 INBOX_VERSION = (
     "Linuxversion6.8.0-79-generic(buildd@lcy02-amd64-062)(x86_64-linux-gnu-gcc-13"
@@ -70,6 +71,7 @@ class Gpu:
     compute: str = "SPX"
     boot_compute: str = "SPX"
     kfd_ids: tuple[int, ...] = ()
+    mem_alloc: str = "CAPPING"
     reset: bool = False  # the GPU is in reset: partition files answer EPERM
     stranded: int = 0  # bytes of VRAM that no process owns
     used_mib: int = 283  # VRAM in use while idle
@@ -101,9 +103,15 @@ class Driver:
     loaded: bool = True
     kind: str = "dkms"  # or "inbox"
     version: str = DKMS_VERSION
+    build: str = DKMS_BUILD
     partition_files: bool = True
     partition_config: bool = True
     busy_per_device: bool = False
+
+    @property
+    def mem_alloc_files(self) -> bool:
+        """Whether partitions may share the VRAM of their memory partition."""
+        return self.kind == "dkms" and self.partition_config and release_of(self.version) >= MEM_ALLOC_SINCE
 
 
 @dataclass(frozen=True)

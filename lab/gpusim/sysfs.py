@@ -269,6 +269,14 @@ class View:
                 live=True,
             ),
         }
+        if node.driver.mem_alloc_files:
+
+            def set_alloc(now: Node, text: str, _: Sequence[Holder]) -> kernel.Outcome:
+                return kernel.set_mem_alloc(now, k, text)
+
+            found["compute_partition_mem_alloc_mode"] = File(
+                lambda: f"{gpu.mem_alloc}\n", 0o644 if own else 0o444, set_alloc if own else None, live=True
+            )
         if len(node.offered_memory) > 1:
             found["available_memory_partition"] = _text(", ".join(node.offered_memory))
         if node.driver.partition_config:

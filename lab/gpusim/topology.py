@@ -91,10 +91,16 @@ def partitions(node: Node) -> list[Partition]:
                     gpu_id=gpu_id,
                     render=device.render,
                     card=device.card,
-                    memory=node.spec.vram // parts,
+                    memory=_memory(node, gpu, parts),
                 )
             )
     return found
+
+
+def _memory(node: Node, gpu: Gpu, parts: int) -> int:
+    """Bytes that a partition can allocate: its share of the VRAM, or all of its memory partition."""
+    pools = int(node.memory.removeprefix("NPS"))
+    return node.spec.vram // (pools if gpu.mem_alloc == "ALL" else parts)
 
 
 def _gpu_id(gpu: Gpu, part: int, parts: int, used: set[int]) -> int:

@@ -197,7 +197,7 @@ def test_cleared_faults_leave_nothing() -> None:
     ("text", "says"),
     [
         ("relaod=fail", "did you mean 'reload'"),
-        ("reload=later", "refused, fail, hang"),
+        ("reload=later", "refused, fail, fail-once, hang"),
         ("compute-errno=EWHAT", "EWHAT"),
         ("compute-errno=EBUSY@9", "no GPU 9"),
         ("compute-errno", "needs a value"),
@@ -216,7 +216,7 @@ def test_bad_faults_are_refused(text: str, says: str) -> None:
     ("words", "says"),
     [
         (["releas=7.0.0"], "did you mean 'release'"),
-        (["release=5.0"], "6.0.0, 6.3.0, 7.0.0"),
+        (["release=5.0"], "6.0.0, 6.2.2"),
         (["driver=nouveau"], "dkms, inbox"),
         (["ast"], "KEY=VALUE"),
         (["memory_modes=NPS1,NPS3"], "NPS3"),
