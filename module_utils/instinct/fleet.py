@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .catalog import GpuCatalog
 from .deployment import Deployment, parse_deployments
 from .errors import FleetError, Problem, natural, suggest
 from .hashing import canonical
-from .inventory import HostSettings, parse_settings
+from .inventory import ADDRESS, HostSettings, parse_address, parse_settings
 from .observed import NodeState
 
 
@@ -26,22 +26,31 @@ class HostInput:
 
 @dataclass(frozen=True)
 class Host:
-    """A host to plan; state None means that nothing is known but what the inventory declares."""
+    """A host to plan; state None means that nothing is known but what the inventory declares.
+
+    address: where the other hosts of a group reach it.
+    """
 
     name: str
     settings: HostSettings
     deployments: tuple[Deployment, ...]
     deployments_defined: bool
     state: NodeState | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All hosts of a run, in natural order of their names."""
+    """All hosts of a run, in natural order of their names.
+
+    spans: all hosts of each deployment whose instances span hosts, also those that are not in this run; None
+    when they cannot be told.
+    """
 
     hosts: tuple[Host, ...]
     unreachable: tuple[tuple[str, str], ...]
     catalog: GpuCatalog
+    spans: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
 
 def build_fleet(
@@ -60,6 +69,7 @@ def build_fleet(
     unreachable: list[tuple[str, str]] = []
     parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
     checked: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
+    spanning: dict[str, list[tuple[Deployment, str]]] = {}
     for name in sorted(inputs, key=natural):
         given = inputs[name]
         value = given.variables.get("vllm_deployments")
@@ -68,12 +78,23 @@ def build_fleet(
             deployments, found = parse_deployments(value if value is not None else [])
             parsed[key] = deployments, (*found, *_unknown_hosts(deployments, members))
         deployments, found = parsed[key]
-        rest = {key: item for key, item in given.variables.items() if key != "vllm_deployments"}
+        own = ("vllm_deployments", *ADDRESS)
+        rest = {key: item for key, item in given.variables.items() if key not in own}
         key = canonical(rest)
         if key not in checked:
             checked[key] = parse_settings(rest, catalog)
         settings, more = checked[key]
-        problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more))
+        address, odd = parse_address(given.variables, name)
+        problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more, *odd))
+        selected = tuple(
+            sorted(
+                (item for item in deployments if _selects(item, name, members)),
+                key=lambda item: natural(item.name),
+            )
+        )
+        for item in selected:
+            if item.nodes > 1:
+                spanning.setdefault(item.name, []).append((item, name))
         if given.unreachable and not offline:
             unreachable.append((name, given.unreachable))
             continue
@@ -86,16 +107,25 @@ def build_fleet(
                 fix = "Another version of this toolkit made it, or it is damaged: observe again."
                 problems.append(Problem((), what, fix, (name,)))
                 continue
-        selected = tuple(
-            sorted(
-                (item for item in deployments if _selects(item, name, members)),
-                key=lambda item: natural(item.name),
-            )
-        )
-        hosts.append(Host(name, settings, selected, value is not None, state))
+        hosts.append(Host(name, settings, selected, value is not None, state, address))
     if problems:
         raise FleetError(problems)
-    return Fleet(tuple(hosts), tuple(unreachable), catalog)
+    spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
+    return Fleet(tuple(hosts), tuple(unreachable), catalog, spans)
+
+
+def _span(
+    found: Iterable[tuple[Deployment, str]],
+    inputs: Iterable[str],
+    members: Mapping[str, frozenset[str]],
+) -> tuple[str, ...] | None:
+    """The hosts of a deployment: of this run, and those that it names besides (--limit leaves hosts out)."""
+    here = {name for _, name in found}
+    others = members.get("instinct", frozenset()) - set(inputs)
+    if any(item.hosts is None for item, _ in found):
+        return None if others else tuple(sorted(here, key=natural))
+    named = (name for name in others if any(_selects(item, name, members) for item, _ in found))
+    return tuple(sorted((*here, *named), key=natural))
 
 
 def _selects(deployment: Deployment, host: str, members: Mapping[str, frozenset[str]]) -> bool:

@@ -13,6 +13,8 @@ from .errors import Problem
 from .places import HF_CACHE
 
 BACKENDS = ("auto", "rocm-smi", "amd-smi", "sysfs")
+ADDRESS = ("instinct_address", "ansible_host")
+"""Variables that name a host's address for other hosts, the first that is set counts."""
 VARIABLES = (
     "vllm_deployments",
     "hf_model_endpoint",
@@ -22,6 +24,7 @@ VARIABLES = (
     "host_prep_numa_balancing",
     "vllm_image_registries",
     "instinct_gpus",
+    *ADDRESS,
 )
 
 
@@ -84,6 +87,16 @@ def parse_settings(
         gpu_count=count,
     )
     return settings, tuple(check.problems)
+
+
+def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[Problem, ...]]:
+    """The address at which other hosts reach this one: instinct_address, ansible_host or the host's name."""
+    check = Checker()
+    for key in ADDRESS:
+        value = variables.get(key)
+        if value not in (None, ""):
+            return check.text(value, (key,), name, r"[0-9A-Za-z.:_-]+", "an address"), tuple(check.problems)
+    return name, ()
 
 
 def _declared(check: Checker, values: Mapping[str, Any], catalog: GpuCatalog) -> tuple[str | None, int]:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs and ports the instances of a host get, and what cannot be."""
+"""Which GPUs, ports and CPUs the instances of a fleet get, and what cannot be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from .catalog import GpuCatalog
 from .deployment import Deployment
 from .errors import Problem
 from .fleet import Fleet, Host
-from .ranks import Rank
-from .topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
+from .hostgpus import HostGpus, host_gpus
+from .observed import NumaNode
+from .placement import Gpus, island, pack
+from .ranks import HostGroup, Rank, host_groups, meeting_port, rank_of, servers_per_host
+from .topology import LogicalGpu
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Slot:
 
     deployment: Deployment = field(hash=False)  # it may hold maps
     index: int
-    gpus: tuple[LogicalGpu, ...]
+    gpus: Gpus
     cpus: str = ""
     mems: str = ""
     share: float = 1.0
@@ -37,184 +40,262 @@ class Slot:
 
     @property
     def port(self) -> int:
-        """The instance's port."""
+        """The instance's port; a headless one leaves it free."""
         return self.deployment.port + self.index
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports at which it listens that are known before it starts."""
+        if self.rank is None:
+            return (self.port,)
+        http = () if self.rank.headless else (self.port,)
+        return (*http, self.rank.master_port) if self.rank.node_rank == self.rank.data_rank == 0 else http
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A host's logical GPUs as they will be, and its instances on them."""
+    """A host's logical GPUs as they will be, and its instances on them.
 
-    gpus: tuple[LogicalGpu, ...]
+    left_out: names of instances that are wanted and cannot run now, as another host of their group is missing:
+    they are neither started nor removed.
+    """
+
+    gpus: Gpus
     slots: tuple[Slot, ...]
     repartition: bool
     warnings: tuple[str, ...]
-
-
-def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]]:
-    """Place every instance of a host. Problems name the deployment's key and carry the host."""
-    gpus, repartition, warnings, problems = _gpus(host, catalog)
-    slots: list[Slot] = []
-    if not problems:
-        for deployment in host.deployments:
-            placed, found = _slots(deployment, gpus, _mode(host))
-            slots.extend(placed)
-            problems.extend(found)
-        problems.extend(_conflicts(slots, gpus))
-    named = tuple(Problem(item.path, item.what, item.fix, (host.name,)) for item in problems)
-    return Layout(gpus, tuple(slots), repartition, tuple(warnings)), named
+    left_out: tuple[str, ...] = ()
 
 
 def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
-    """Place every instance of every host, by the host's name; with what is wrong."""
+    """Place every instance of every host, by the host's name. Problems name the key and carry the host.
+
+    Hosts of one kind share the work.
+    """
+    groups, wrong = host_groups(fleet)
+    problems = list(wrong)
     layouts: dict[str, Layout] = {}
-    problems: list[Problem] = []
+    known: dict[tuple[object, ...], tuple[Layout, tuple[Problem, ...]]] = {}
     for host in fleet.hosts:
-        layouts[host.name], found = lay_out(host, fleet.catalog)
-        problems.extend(found)
+        key = _kind(host)
+        if key not in known:
+            known[key] = lay_out(host, fleet.catalog)
+        layout, found = known[key]
+        problems.extend(replace(item, hosts=(host.name,)) for item in found)
+        layouts[host.name] = _ranked(layout, host.name, groups)
+    problems.extend(_unequal(fleet, groups, layouts))
     return layouts, tuple(problems)
 
 
-def _mode(host: Host) -> str:
-    if host.settings.compute:
-        return host.settings.compute
-    modes = {gpu.compute for gpu in host.state.gpus} if host.state else set()
-    return (modes.pop() or "") if len(modes) == 1 else ""
+def _kind(host: Host) -> tuple[object, ...]:
+    """All that a host's layout follows from. Deployments are parsed once per distinct list."""
+    settings, state = host.settings, host.state
+    wanted = (*map(id, host.deployments), settings.compute, settings.gpu_model, settings.gpu_count)
+    if state is None:
+        return wanted
+    return (*wanted, state.gpus, state.numa_nodes, state.driver_loaded, state.virtual_machine)
 
 
-def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool, list[str], list[Problem]]:
+def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]]:
+    """A host's layout but for the ranks of groups of hosts."""
+    there, problems = host_gpus(host, catalog)
+    numa = {node.id: node for node in host.state.numa_nodes} if host.state else {}
+    slots: list[Slot] = []
+    warnings = list(there.warnings)
+    if not problems:
+        for deployment in host.deployments:
+            placed, found = _place(deployment, there)
+            slots.extend(_slot(deployment, index, gpus, numa) for index, gpus in enumerate(placed))
+            problems.extend(found)
+            warnings.extend(_far_apart(deployment, placed))
+        problems.extend(_conflicts(slots, there.gpus))
+    named = tuple(replace(item, hosts=(host.name,)) for item in problems)
+    return Layout(there.gpus, tuple(slots), there.repartition, tuple(warnings)), named
+
+
+def _slot(deployment: Deployment, index: int, gpus: Gpus, numa: Mapping[int, NumaNode]) -> Slot:
+    nodes = {gpu.numa for gpu in gpus}
+    node = numa.get(nodes.pop() or 0) if len(nodes) == 1 and None not in nodes else None
+    pinned = node is not None and len(numa) > 1 and deployment.runtime.numa == "local" and node.cpus
+    return Slot(
+        deployment,
+        index,
+        gpus,
+        cpus=node.cpus if node and pinned else "",
+        # The kernel refuses a set of memory nodes without memory.
+        mems=str(node.id) if node and pinned and node.has_memory else "",
+        share=1 / deployment.instances_per_gpu,
+        rank=rank_of(deployment, index, None, "") if deployment.nodes == 1 else None,
+    )
+
+
+def _ranked(layout: Layout, host: str, groups: Mapping[tuple[str, str], HostGroup]) -> Layout:
+    """The layout with the ranks of instances that span hosts; those whose group is incomplete are left out."""
+    if not any(slot.deployment.nodes > 1 for slot in layout.slots):
+        return layout
+    slots: list[Slot] = []
+    left_out: list[str] = []
+    warnings: dict[str, None] = {}
+    for slot in layout.slots:
+        group = groups.get((slot.deployment.name, host))
+        if slot.deployment.nodes == 1:
+            slots.append(slot)
+        elif group is None or group.missing:
+            left_out.append(slot.name)
+            if group is not None:
+                warnings[_incomplete(slot.deployment, group)] = None
+        else:
+            slots.append(replace(slot, rank=rank_of(slot.deployment, slot.index, group, host)))
+    return replace(
+        layout,
+        slots=tuple(slots),
+        left_out=tuple(left_out),
+        warnings=(*layout.warnings, *warnings),
+    )
+
+
+def _incomplete(deployment: Deployment, group: HostGroup) -> str:
+    return (
+        f"deployment {deployment.name} runs over {', '.join(group.hosts)} together, and of these are missing: "
+        f"{', '.join(group.missing)}; it is left as it is"
+    )
+
+
+def _unequal(
+    fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup], layouts: Mapping[str, Layout]
+) -> list[Problem]:
+    """Hosts that differ in their GPUs from the first of their group."""
+    if not groups:
+        return []
+    kinds = {host.name: _gpus_text(host, layouts[host.name], fleet.catalog) for host in fleet.hosts}
+    found = []
+    for (name, host), group in groups.items():
+        first = group.hosts[0]
+        if host in kinds and first in kinds and kinds[host] != kinds[first] and not group.missing:
+            what = f"deployment {name} runs over {first} with {kinds[first]} and {host} with {kinds[host]}."
+            found.append(Problem((), what, "Hosts that run an engine together must be alike.", (host,)))
+    return found
+
+
+def _gpus_text(host: Host, layout: Layout, catalog: GpuCatalog) -> str:
     if host.state is None:
-        return _declared(host, catalog)
-    gpus, compute = host.state.gpus, host.settings.compute
-    warnings: list[str] = []
-    problems: list[Problem] = []
-    if host.settings.gpu_count and len(gpus) != host.settings.gpu_count:
-        warnings.append(
-            f"instinct_gpus declares {host.settings.gpu_count} GPUs, and the driver shows {len(gpus)}: "
-            "look for the missing ones with lspci -d 1002: and dmesg"
-        )
-    if not gpus:
-        if host.deployments or compute:
-            what = "the amdgpu driver shows no GPU." if host.state.driver_loaded else "amdgpu is not loaded."
-            fix = "Look at dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
-            problems.append(Problem((), what, fix))
-        return (), False, warnings, problems
-    repartition = compute is not None and any(gpu.compute != compute for gpu in gpus)
-    if compute is not None:
-        for gpu in gpus:
-            # A GPU in the wanted mode is proof enough that the mode exists.
-            if gpu.compute == compute or problems:
-                continue
-            problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
-            if not problems and not partition_count(gpu, compute, catalog):
-                what = f"GPU {gpu.index} ({gpu.pci_id}) is not in the catalogue with {compute}."
-                problems.append(Problem(("gpu_partition_compute",), what, "Add it to catalog/gpus.yml."))
-        warnings.extend(_validation(host, catalog))
-    if problems:
-        return (), repartition, warnings, problems
-    return observed_gpus(gpus, compute, catalog), repartition, warnings, []
+        names = {host.settings.gpu_model or "unknown GPUs"}
+    else:
+        models = {gpu.pci_id: catalog.by_pci_id(gpu.pci_id) for gpu in host.state.gpus}
+        names = {model.name if model else pci_id for pci_id, model in models.items()}
+    return f"{len(layout.gpus)} {' and '.join(sorted(names))}"
 
 
-def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> list[Problem]:
-    path = ("gpu_partition_compute",)
-    if host.state is not None and host.state.virtual_machine and compute not in available:
-        what = f"this is a virtual machine, and GPU {gpu} is not in {compute}."
-        return [
-            Problem(path, what, "Set the mode on the machine that it runs on, or leave the variable out.")
-        ]
-    if not available:
-        what = f"GPU {gpu} offers no compute partition modes."
-        fix = (
-            "Partitioning needs a driver that has them (amdgpu 6.12.12 or newer); or leave the variable out."
-        )
-        return [Problem(path, what, fix)]
-    if compute not in available:
-        return [Problem(path, f"GPU {gpu} does not offer {compute}.", f"It offers {', '.join(available)}.")]
-    return []
-
-
-def _validation(host: Host, catalog: GpuCatalog) -> list[str]:
-    compute = host.settings.compute
-    gpu = host.state.gpus[0] if host.state else None
-    model = catalog.by_pci_id(gpu.pci_id) if gpu else None
-    if compute is None or gpu is None or model is None or gpu.memory is None:
-        return []
-    if not model.validated or model.is_validated(compute, gpu.memory):
-        return []
-    pairs = ", ".join(f"{item.compute} with {item.memory}" for item in model.validated)
-    return [f"{compute} with {gpu.memory} works, but AMD lists only {pairs} as validated for {model.name}"]
-
-
-def _declared(
-    host: Host, catalog: GpuCatalog
-) -> tuple[tuple[LogicalGpu, ...], bool, list[str], list[Problem]]:
-    settings = host.settings
-    model = catalog.by_name(settings.gpu_model or "")
-    if model is None:
-        what = "is not set, and without looking at the host its GPUs are unknown."
-        return (
-            (),
-            False,
-            [],
-            [Problem(("instinct_gpus",), what, "Add instinct_gpus: {model: MI300X, count: 8}.")],
-        )
-    if settings.compute is not None and model.count(settings.compute) is None:
-        what = f"{model.name} has no {settings.compute}."
-        fix = f"It has {', '.join(model.modes)}."
-        return (), False, [], [Problem(("gpu_partition_compute",), what, fix)]
-    gpus = declared_gpus(model, settings.gpu_count, settings.compute, catalog)
-    repartition = settings.compute is not None and settings.compute != model.modes[0]
-    return gpus, repartition, [], []
-
-
-def _slots(
-    deployment: Deployment, gpus: Sequence[LogicalGpu], mode: str
-) -> tuple[tuple[Slot, ...], list[Problem]]:
-    path, size, count = deployment.path, deployment.tensor_parallel_size, deployment.instances_per_host
-    shape = f"{len(gpus)} GPUs (0 to {len(gpus) - 1}){f' in {mode}' if mode else ''}"
-    given = deployment.gpus
-    problems = [
-        Problem((*path, "gpus", position), f"GPU {gpu} does not exist: the host has {shape}.")
+def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], list[Problem]]:
+    """The GPUs of each of a deployment's servers on a host."""
+    path, given, gpus = deployment.path, deployment.gpus, there.gpus
+    problems = _impossible(deployment)
+    problems += [
+        Problem((*path, "gpus", position), f"GPU {gpu} does not exist: the host has {there.text}.")
         for position, gpu in enumerate(given or ())
         if gpu >= len(gpus)
     ]
-    need, have = size * count, len(given) if given is not None else len(gpus)
-    if need > have:
-        key = "instances_per_host" if count > 1 else "tensor_parallel_size"
-        product = (
-            f"{count} instances with tensor_parallel_size {size} need {need}"
-            if count > 1
-            else (f"tensor_parallel_size {size} needs {need}")
-        )
-        source = f"gpus names {have}" if given is not None else f"the host has {shape}"
-        fix = f"Lower {key}" + (", or name more GPUs." if given is not None else ".")
-        problems.append(Problem((*path, key), f"{product} GPUs, and {source}.", fix))
-    if deployment.port + count - 1 > 65535:
-        what = f"{count} instances from port {deployment.port} go beyond 65535."
-        problems.append(Problem((*path, "port"), what, "Choose a lower port."))
     if problems:
         return (), problems
-    chosen = [gpus[index] for index in given] if given is not None else list(gpus)
-    return tuple(
-        Slot(deployment, index, tuple(chosen[index * size : (index + 1) * size])) for index in range(count)
-    ), []
+    size, shared = deployment.gpus_per_node, deployment.instances_per_gpu
+    wanted = -(-deployment.instances_per_host // shared)
+    if given is None:
+        engines = pack(gpus, size, deployment.tensor_parallel_size, wanted)
+    else:  # the operator's order is the order of instances
+        count = min(len(given) // size, wanted or len(given))
+        engines = tuple(
+            tuple(gpus[number] for number in given[index * size : (index + 1) * size])
+            for index in range(count)
+        )
+    if len(engines) < max(wanted, 1):
+        return (), [_too_many(deployment, there)]
+    servers = servers_per_host(deployment)
+    part = size // servers
+    placed = [engine[number * part : (number + 1) * part] for engine in engines for number in range(servers)]
+    placed = [gpus for gpus in placed for _ in range(shared)]
+    if deployment.instances_per_host:
+        placed = placed[: deployment.instances_per_host * servers]
+    if deployment.port + len(placed) - 1 > 65535:
+        what = f"{len(placed)} instances from port {deployment.port} go beyond 65535."
+        return (), [Problem((*path, "port"), what, "Choose a lower port.")]
+    return tuple(placed), []
+
+
+def _impossible(deployment: Deployment) -> list[Problem]:
+    """Sizes that no hosts can serve."""
+    path, nodes, size = deployment.path, deployment.nodes, deployment.gpus_per_node
+    tensor, data = deployment.tensor_parallel_size, deployment.data_parallel_size
+    if data > 1 and data % nodes:
+        what = f"{data} data parallel ranks cannot be divided over {nodes} nodes, and none may span two."
+        return [Problem((*path, "data_parallel_size"), what, f"Make it a multiple of {nodes}.")]
+    if size % tensor and tensor % size:
+        what = f"tensor parallel groups of {tensor} would lie across hosts unevenly: each has {size} GPUs."
+        return [Problem((*path, "tensor_parallel_size"), what, "Make one a multiple of the other.")]
+    return []
+
+
+def _too_many(deployment: Deployment, there: HostGpus) -> Problem:
+    count, given = deployment.instances_per_host or 1, deployment.gpus
+    size = deployment.gpus_per_node
+    need, have = -(-count // deployment.instances_per_gpu) * size, len(given or there.gpus)
+    sizes = [
+        f"{key} {value}"
+        for key, value in (
+            ("tensor_parallel_size", deployment.tensor_parallel_size),
+            ("pipeline_parallel_size", deployment.pipeline_parallel_size),
+            ("data_parallel_size", deployment.data_parallel_size),
+        )
+        if value > 1
+    ]
+    product = " x ".join(sizes) or "tensor_parallel_size 1"
+    if deployment.nodes > 1:
+        product += f" over {deployment.nodes} nodes"
+    key = "instances_per_host" if count > 1 else sizes[0].split()[0] if sizes else "instances_per_host"
+    subject = f"{count} instances with {product} need" if count > 1 else f"{product} needs"
+    source = f"gpus names {have}" if given is not None else f"the host has {there.text}"
+    fix = f"Lower {key}" + (", or name more GPUs." if given is not None else ".")
+    if need <= have:
+        source += ", of which too few are joined by XGMI"
+    return Problem((*deployment.path, key), f"{subject} {need} GPUs, and {source}.", fix)
+
+
+def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
+    """GPUs that the operator put together, and that XGMI does not join."""
+    size = deployment.tensor_parallel_size
+    groups = (gpus[start : start + size] for gpus in placed for start in range(0, len(gpus), size))
+    if all(len({island(gpu) for gpu in group}) == 1 for group in groups):
+        return []
+    return [f"deployment {deployment.name}: a tensor parallel group has GPUs that XGMI does not join"]
 
 
 def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:
-    """At most one problem of each sort per pair of deployments; it stands at the later one."""
+    """At most one problem of each sort per pair of deployments; it stands at the later one.
+
+    A group's ports are kept free on all its hosts, whichever is its first.
+    """
     problems: dict[tuple[str, int, int], Problem] = {}
     ports: dict[int, Slot] = {}
     used: dict[int, Slot] = {}
+    shares: dict[int, float] = {}
     for slot in sorted(slots, key=lambda item: (item.deployment.index, item.index)):
-        other = ports.setdefault(slot.port, slot)
-        if other is not slot:
-            what = f"instances {other.name} and {slot.name} would both listen on port {slot.port}."
-            fix = "Choose another port; instance i of a deployment takes port + i."
-            key = ("port", other.deployment.index, slot.deployment.index)
-            problems.setdefault(key, Problem((*slot.deployment.path, "port"), what, fix))
+        meeting = meeting_port(slot.deployment, slot.index)
+        first = slot.index % servers_per_host(slot.deployment) == 0
+        for port in (slot.port, *((meeting,) if meeting and first else ())):
+            other = ports.setdefault(port, slot)
+            if other is not slot:
+                what = f"instances {other.name} and {slot.name} would both listen on port {port}."
+                fix = "Choose another port; instance i of a deployment takes port + i"
+                fix += (
+                    ", and engines of several servers meet at 20000 + its last four digits."
+                    if meeting
+                    else "."
+                )
+                key = ("port", other.deployment.index, slot.deployment.index)
+                problems.setdefault(key, Problem((*slot.deployment.path, "port"), what, fix))
         for gpu in slot.gpus:
             other = used.setdefault(gpu.index, slot)
-            if other is not slot:
+            shares[gpu.index] = shares.get(gpu.index, 0.0) + slot.share
+            if shares[gpu.index] > 1 + 1e-9:
                 what = f"instances {other.name} and {slot.name} would both use GPU {gpu.index}."
                 key = ("gpus", other.deployment.index, slot.deployment.index)
                 problems.setdefault(key, Problem((*slot.deployment.path, "gpus"), what, ""))
