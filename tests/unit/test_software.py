@@ -19,6 +19,7 @@ ANSWER = ImageSoftware("0.11.2+rocm700", "rocm", "7.0.0", "2.9.0a0+git1c57644", 
 NOTHING = ImageSoftware("")
 EXACT = "rocm/vllm:rocm7.0.0_vllm_0.11.1_20251024"
 OTHER = "sha256:" + "2" * 64
+BARE = Lock({IMAGE: ImagePin(DIGEST, 1)}, LOCK.models)
 
 
 def seen(*names: str, software: ImageSoftware | None = ANSWER) -> dict[str, Any]:
@@ -41,17 +42,17 @@ def pinned(ref: str, software: ImageSoftware | None = None) -> Lock:
     ("node", "lock", "keys", "basis", "vllm"),
     [
         # Nobody knows: the image is to be asked.
-        (state(), LOCK, {}, None, None),
-        (None, LOCK, {}, None, None),
-        (seen(PULL, software=None), LOCK, {}, None, None),
-        (seen(PULL.replace(DIGEST, OTHER)), LOCK, {}, None, None),  # the answer of another image
-        (seen(IMAGE), LOCK, {}, None, None),  # a tag on the node may be anything
+        (state(), BARE, {}, None, None),
+        (None, BARE, {}, None, None),
+        (seen(PULL, software=None), BARE, {}, None, None),
+        (seen(PULL.replace(DIGEST, OTHER)), BARE, {}, None, None),  # the answer of another image
+        (seen(IMAGE), BARE, {}, None, None),  # a tag on the node may be anything
         # The node, the lock.
-        (seen(PULL), LOCK, {}, "image", "0.11.2+rocm700"),
+        (seen(PULL), BARE, {}, "image", "0.11.2+rocm700"),
         (state(), pinned(IMAGE, ANSWER), {}, "image", "0.11.2+rocm700"),
         (seen(PULL, software=replace(ANSWER, vllm="9")), pinned(IMAGE, ANSWER), {}, "image", "0.11.2+rocm700"),
         (seen(PULL), Lock(), {"image": PULL}, "image", "0.11.2+rocm700"),
-        (seen(PULL, software=NOTHING), LOCK, {}, "image", None),
+        (seen(PULL, software=NOTHING), BARE, {}, "image", None),
         # The catalogue: exact tags, and the tags of vLLM's own repository.
         (state(), Lock(), {"image": EXACT}, "tag", "0.11.1"),
         (seen(f"rocm/vllm@{DIGEST}"), pinned(EXACT), {"image": EXACT}, "tag", "0.11.1"),
@@ -60,8 +61,8 @@ def pinned(ref: str, software: ImageSoftware | None = None) -> Lock:
         (state(), Lock(), {"image": "vllm/vllm-openai-rocm:latest"}, None, None),
         (state(), Lock(), {"image": "rocm/vllm:rocm7.0.0_vllm_0.11.1_19990101"}, None, None),
         # The operator.
-        (state(), LOCK, {"vllm_version": "0.10.1"}, "declared", "0.10.1"),
-        (seen(PULL), LOCK, {"vllm_version": "0.10.1"}, "declared", "0.10.1"),
+        (state(), BARE, {"vllm_version": "0.10.1"}, "declared", "0.10.1"),
+        (seen(PULL), BARE, {"vllm_version": "0.10.1"}, "declared", "0.10.1"),
         (state(), Lock(), {"image": EXACT, "vllm_version": "0.10.1"}, "declared", "0.10.1"),
     ],
 )  # fmt: skip
@@ -103,7 +104,7 @@ def test_the_image_tells_what_a_document_does_not() -> None:
 
 
 def test_a_contradiction_is_noted() -> None:
-    facts = ask(seen(PULL), LOCK, vllm_version="0.10.1")
+    facts = ask(seen(PULL), BARE, vllm_version="0.10.1")
     assert facts
     assert facts.notes == ("vllm_version is 0.10.1, and the image says that it has 0.11.2+rocm700.",)
 
@@ -123,10 +124,10 @@ def test_what_one_node_asked_the_fleet_knows() -> None:
     nodes = {"n1": state(), "n2": seen(PULL), "n3": None}
     wanted = [deployment(), deployment(name="b", image=PULL, port=9000, gpus=[1])]
     hosts = fleet(nodes, wanted)
-    lock = learned(hosts, LOCK)
-    assert lock.images[IMAGE] == replace(LOCK.images[IMAGE], software=ANSWER)
+    lock = learned(hosts, BARE)
+    assert lock.images[IMAGE] == replace(BARE.images[IMAGE], software=ANSWER)
     assert lock.images[PULL] == ImagePin(DIGEST, None, ANSWER)
-    assert lock.models == LOCK.models
+    assert lock.models == BARE.models
     assert learned(hosts, lock) is lock
     assert parse_lock(lock.to_json()) == lock
 
@@ -134,7 +135,7 @@ def test_what_one_node_asked_the_fleet_knows() -> None:
 @pytest.mark.parametrize("software", [None, NOTHING])
 def test_nothing_is_learned_from_no_answer(software: ImageSoftware | None) -> None:
     hosts = fleet({"n1": seen(PULL, software=software)}, [deployment()])
-    assert learned(hosts, LOCK) is LOCK
+    assert learned(hosts, BARE) is BARE
 
 
 def test_what_is_known_of_a_digest_stays_when_it_is_pinned_again() -> None:
