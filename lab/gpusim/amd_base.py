@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import faults
-from .amd_format import Row, csv_text, human, json_text, size
+from .amd_format import Row, csv_text, folded, human, json_text, size
 from .smi import Lib, Status, Terminal
 from .topology import Partition, bdf_of
 
@@ -83,6 +83,7 @@ class AmdBase:
     vbios_option = "-V/--vbios"
     reset_options: tuple[str, ...] = ("-G/--gpureset", "-r/--reload-driver")
     lower_arguments = True
+    folds = False  # long lines of text
     not_loaded_exit = 255
     commands: tuple[str, ...] = (
         "version", "list", "static", "metric", "process", "set", "reset", "monitor", "dmon", "partition",
@@ -257,10 +258,9 @@ class AmdBase:
             self.t.print(json_text({wrap: rows} if wrap else rows))
         elif self.format == "csv":
             self.t.print(csv_text(rows))
-        elif len(rows) == 1:
-            self.t.print(human(rows[0]))
         else:
-            self.t.print("".join(f"{human(row)}\n" for row in rows))
+            texts = [folded(human(row)) if self.folds else human(row) for row in rows]
+            self.t.print(texts[0] if len(texts) == 1 else "".join(f"{text}\n" for text in texts))
 
     def end_each(self, devices: Sequence[Partition]) -> None:
         """What follows after rows that were printed one by one: an empty line when there were several."""

@@ -42,6 +42,26 @@ def _lines(key: str, value: Any, depth: int) -> list[str]:
     return [f"{pad}{name}: {value}".replace("'", "")]
 
 
+def folded(text: str) -> str:
+    """Long values go on in the next line, as in releases that print YAML: after the word that passes column 80.
+
+    YAML counts with half the indentation that is printed, and with a quote where a value needs one.
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        value = line.partition(": ")[2]
+        column = indent // 2 + (1 if value.startswith("[") or " #" in value or ": " in value else 0)
+        start = ""
+        for word in line.strip(" ").split(" "):
+            if start and column + len(start) > 80:
+                lines.append(" " * indent + start)
+                indent, column, start = indent + 4, indent // 2 + 2, ""
+            start += f" {word}" if start else word
+        lines.append(" " * indent + start)
+    return "\n".join(lines)
+
+
 def flat(row: Row) -> Row:
     """Nested values as one level, for CSV: the innermost keys are the columns."""
     found: Row = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """amd-smi of ROCm 6.2, 6.3 and 6.4, as they differ from 7.0 and from each other.
 
-6.3.0 here is the development state that was recorded in full; the released 6.3 asks before it changes a
-memory mode and shows a bar while it reloads the driver, says its changelog. 6.4 is recorded in parts. For
-6.2 the released command line was read. Until 6.4 a new memory mode comes with a reload by the tool.
+6.3.0 here is the development state that was recorded in full; 6.3.2 asks before it changes a memory mode and
+shows a bar while it reloads the driver (ROCm/legacy-rocm-build issue 4439). 6.4 is recorded in parts. For 6.2
+the released command line was read. Until 6.4 a new memory mode comes with a reload by the tool.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _MEMORY_WARNING = """
 
           Setting Dynamic Memory (NPS) partition modes require users to quit all GPU workloads.
           AMD SMI will then attempt to change memory (NPS) partition mode.
-          Upon a successful set, AMD SMI will then initiate an action to restart {driver}.
+          Upon a successful set, AMD SMI will then initiate an action to restart AMD GPU driver.
           This action will change all GPU's in the hive to the requested memory (NPS) partition mode.
 
           Please use this utility with caution.
           """
+BAR_SECONDS = 140
 OPEN_FILES = 15  # logical GPUs after which a memory change in 6.4.0 runs out of file descriptors
 
 
@@ -40,9 +41,8 @@ class AmdSmi64(AmdSmi70):
     commands = tuple(c for c in AmdSmi70.commands if c != "default")
     static_wrap = None
     reset_options = ("-G/--gpureset",)
-    memory_warning = _MEMORY_WARNING.format(driver="AMD GPU driver")
-    memory_key = "memory_partition"
-    bar_seconds = 140
+    memory_warning = _MEMORY_WARNING
+    folds = True
     attempted = "(profile #{number}"
 
     def _no_arguments(self) -> list[str]:
@@ -92,17 +92,22 @@ class AmdSmi64(AmdSmi70):
         if status is Status.PERMISSION:
             self.elevation()
         name, text = AMDSMI[status][1] if status in AMDSMI else "", ""
+        where = f"on GPU ID: {device.index} BDF:{self.bdf(device)}"
         if status is Status.SUCCESS:
             text = f"Successfully set memory partition to {mode}"
         elif status is Status.NOT_SUPPORTED:
-            text = f"[AMDSMI_STATUS_{name}] Device does not support setting memory partition to {mode}"
+            text = (
+                f"[AMDSMI_STATUS_{name}] Device does not support setting memory partition to {mode} {where}"
+            )
         elif status is Status.AMDGPU_RESTART_ERR:
-            text = f"[AMDSMI_STATUS_{name}] Could not successfully restart driver after applying {mode}"
+            text = (
+                f"[AMDSMI_STATUS_{name}] Could not successfully restart driver after applying {mode} {where}"
+            )
         else:
             text = f"[AMDSMI_STATUS_{name}] Unable to set memory partition to {mode}"
         if status is Status.INVALID_ARGS:
             self.t.print(f"Valid Memory partition Modes: {','.join(self.lib.memory_caps(device)) or 'N/A'}\n")
-        self.emit([{"gpu": device.index, self.memory_key: text}])
+        self.emit([{"gpu": device.index, "memory_partition": text}])
 
     def _reloading(
         self, device: Partition, mode: str, prefix: str, drawn: bool = False
@@ -115,12 +120,12 @@ class AmdSmi64(AmdSmi70):
             if second == 0 and shown[0]:
                 self.t.print("\r", end="")
             shown[0] = True
-            self.t.bar(title, second, self.bar_seconds)
+            self.t.bar(title, second, BAR_SECONDS)
 
-        tried = mode in self.lib.memory_caps(device) or not self.lib.node.driver.loaded
-        if tried and self.lib.euid == 0 and self.lib.memory_get(device) != (Status.SUCCESS, mode):
+        tried = mode in self.lib.memory_caps(device)
+        if (tried or prefix) and self.lib.euid == 0 and self.lib.memory_get(device) != (Status.SUCCESS, mode):
             progress(0)
-        return self.lib.memory_set(device, mode, progress), shown[0]
+        return self.lib.memory_set(device, mode, progress, again=bool(prefix)), shown[0]
 
 
 class AmdSmi63(AmdSmi64):
@@ -129,9 +134,6 @@ class AmdSmi63(AmdSmi64):
     version = "24.7.1+b446d6c"
     library = "24.7.1.0"
     lower_arguments = False
-    memory_warning = _MEMORY_WARNING.format(driver="amdgpu driver")
-    memory_key = "memorypartition"
-    bar_seconds = 40
     gpu_required = False
     current_widths: ClassVar[Mapping[str, int]] = {**AmdSmi70.current_widths, "gpu_id": 13}
     profile_widths: ClassVar[Mapping[str, int]] = {

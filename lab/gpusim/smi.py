@@ -198,12 +198,20 @@ class Lib:
         return Status.AMDGPU_RESTART_ERR if failed else Status.SUCCESS
 
     def memory_set(
-        self, device: Partition, mode: str, progress: Callable[[int], None] = lambda second: None
+        self,
+        device: Partition,
+        mode: str,
+        progress: Callable[[int], None] = lambda second: None,
+        again: bool = False,
     ) -> Status:
-        """Ask for a memory mode and reload the driver, as rocm_smi_lib does in one call."""
+        """Ask for a memory mode and reload the driver, as rocm_smi_lib does in one call.
+
+        `again`: after a reload that failed, when there may be no driver to ask.
+        """
         if self.euid == 0 and self.memory_get(device) == (Status.SUCCESS, mode):
             return Status.SUCCESS
-        status = self.memory_request(device, mode) if self.node.driver.loaded else Status.SUCCESS
+        asked = again and not self.node.driver.loaded
+        status = Status.SUCCESS if asked else self.memory_request(device, mode)
         if status is not Status.SUCCESS:
             return status
         status = self.reload(progress)
