@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .config import ROOT, VLLM_VERSION, Config, LabError
+from .standin.knobs import Knobs
 
 SUITE = "bookworm"
 # The compiler and the headers are for torch.compile.
@@ -155,7 +156,7 @@ def standin(config: Config) -> list[Path]:
             content_key(STANDIN_REQUIREMENTS),
             lambda root: _install_hub_client(config, root),
         ),
-        cached(config, "standin", content_key(ROOT / "lab/standin"), _install_standin),
+        cached(config, "standin", content_key(ROOT / "lab/standin", STANDIN_METADATA), _install_standin),
     ]
 
 
@@ -164,7 +165,14 @@ def _install_hub_client(config: Config, root: Path) -> None:
     shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
 
 
+# What asks an image for its vLLM reads this.
+STANDIN_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {Knobs.version}\n"
+
+
 def _install_standin(root: Path) -> None:
+    metadata = root / DIST_PACKAGES / f"vllm-{Knobs.version}.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(STANDIN_METADATA)
     shutil.copytree(ROOT / "lab/standin", root / "opt/standin", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "opt/standin/vllm").chmod(0o755)
     link = root / "usr/local/bin/vllm"

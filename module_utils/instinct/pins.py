@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pins a run needs and does not have."""
+"""Which pins a run needs and does not have, and what it will fetch by those that it has."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .deployment import Deployment
@@ -58,6 +59,27 @@ def missing_pins(
                     deployment.model, deployment.revision, (*deployment.path, "model"), host
                 )
     return tuple(images.values()), tuple(models.values())
+
+
+def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
+    """Pinned images that hosts lack, for each host and deployment."""
+    for host in fleet.hosts:
+        for deployment in host.deployments:
+            pin = None if deployment.build else lock.image(deployment.image)
+            name = f"{parse_ref(deployment.image).repository}@{pin.digest}" if pin else ""
+            if pin and not has_image(host.state, name):
+                yield ImageNeed(deployment.image, (*deployment.path, "image"), host)
+
+
+def absent_models(fleet: Fleet, lock: Lock) -> Iterator[ModelNeed]:
+    """Pinned models whose weights hosts lack, for each host and deployment."""
+    for host in fleet.hosts:
+        for deployment in host.deployments:
+            if deployment.local_model:
+                continue
+            pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
+            if pin and not has_weights(host, deployment, pin):
+                yield ModelNeed(deployment.model, deployment.revision, (*deployment.path, "model"), host)
 
 
 def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from .errors import Path, Problem
 from .inventory import Registry
@@ -21,14 +21,28 @@ TIMEOUT = 20.0
 HUB = "https://huggingface.co"
 # What a hub that limits requests is given: three tries with pauses, then the operator decides.
 RETRY_PAUSES = (2.0, 5.0, 10.0)
+_T = TypeVar("_T")
+
+
+REFUSED = "refused"
+GONE = "gone"
+UNCERTAIN = "uncertain"
 
 
 class ResolveError(Exception):
-    """A reference cannot be resolved; the problem names the key and the fix."""
+    """A reference cannot be resolved; the problem names the key and the fix.
 
-    def __init__(self, problem: Problem) -> None:
+    kind: REFUSED and GONE are the registry's or hub's own answer, that holds for nodes too; UNCERTAIN: it could
+    not be asked from this machine.
+    """
+
+    def __init__(self, problem: Problem, kind: str = UNCERTAIN) -> None:
         super().__init__(problem.text())
         self.problem = problem
+        self.kind = kind
+
+
+_KINDS = {401: REFUSED, 403: REFUSED, 404: GONE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class Answer:
 def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
     """Digest and transfer size of an image for linux/amd64. Raises ResolveError."""
     parsed = parse_ref(ref)
-    access = next((item for item in registries if item.host == parsed.registry), Registry(parsed.registry))
+    access = registry_of(parsed, registries)
     answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
     digest = parsed.digest or answer.digest
     manifest = answer.manifest
@@ -59,6 +73,16 @@ def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
         fix = "Push the image again with a Docker engine of this decade."
         raise ResolveError(Problem(path, what, fix)) from None
     return ImagePin(digest, sum(int(size) for size in layers))
+
+
+def registry_of(ref: ImageRef, registries: Iterable[Registry]) -> Registry:
+    """How to speak to an image's registry."""
+    return next((item for item in registries if item.host == ref.registry), Registry(ref.registry))
+
+
+def image_access(ref: ImageRef, digest: str, path: Path, access: Registry) -> None:
+    """Ask for the manifest of a pinned image, as a pull does first. Raises ResolveError."""
+    _manifest(ref, digest, path, access)
 
 
 def _platform_manifest(entries: Iterable[Mapping[str, Any]]) -> str | None:
@@ -89,14 +113,16 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
     except dxf.exceptions.DXFAuthInsecureError:
         what = f"registry {ref.registry} wants a log-in, and is spoken to without TLS."
         fix = f"Serve it by https, and remove insecure from {where}."
-        raise ResolveError(Problem(path, what, fix)) from None
+        raise ResolveError(Problem(path, what, fix), REFUSED) from None
     except dxf.exceptions.DXFUnauthorizedError:
         what = f"registry {ref.registry} refuses access to {ref.path}"
         what += f" for user {access.username}." if access.username else " without a log-in."
         fix = f"Check the name, and set username and password in {where}."
-        raise ResolveError(Problem(path, what, fix)) from None
+        raise ResolveError(Problem(path, what, fix), REFUSED) from None
     except requests.exceptions.HTTPError as error:
-        raise ResolveError(_http_problem(error, ref, shown, path, where)) from None
+        problem = _http_problem(error, ref, shown, path, where)
+        status = error.response.status_code if error.response is not None else 0
+        raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
     except requests.exceptions.SSLError:
         what = f"registry {ref.registry} does not speak TLS that this machine trusts."
         fix = f"If it is served by plain http, set insecure: true in {where}; otherwise install its CA."
@@ -161,17 +187,13 @@ def model_pin(
 
     `path` is the deployment's key model; a revision's problems are told at its sibling.
     """
-    # Read at import: without it the first call also asks huggingface.co, whatever the endpoint.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    import huggingface_hub.errors as hub_errors
-    from huggingface_hub import HfApi
-
     hub = endpoint or HUB
-    # token=False: a token that happens to lie in the user's home must not decide what a fleet can fetch.
-    api = HfApi(endpoint=hub, token=token or False)
-    revision_path = (*path[:-1], "revision")
 
     def ask() -> ModelPin:
+        from huggingface_hub import HfApi
+
+        # token=False: a token that happens to lie in the user's home must not decide what a fleet can fetch.
+        api = HfApi(endpoint=hub, token=token or False)
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
         siblings = info.siblings or []
         unsized = [item.rfilename for item in siblings if item.size is None]
@@ -181,23 +203,48 @@ def model_pin(
         files = tuple(sorted((item.rfilename, int(item.size or 0)) for item in siblings))
         return ModelPin(info.sha, files, _config(repo, info.sha, dict(files), hub, token))
 
-    for pause in (*RETRY_PAUSES, None):
+    return _of_hub(ask, (repo, revision), path, hub, token, sleep)
+
+
+def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:
+    """Ask for a file of a pinned commit, as a fetch does. Raises ResolveError; waits for nobody."""
+    hub = endpoint or HUB
+    names = [name for name, _ in pin.files or ()]
+    _of_hub(lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None)
+
+
+def _of_hub(
+    ask: Callable[[], _T],
+    wanted: tuple[str, str],
+    path: Path,
+    hub: str,
+    token: str | None,
+    sleep: Callable[[float], None] | None,
+) -> _T:
+    """The answer of a hub; every failure is told in terms of the deployment's keys. sleep None: one try."""
+    # Read at import: without it the first call also asks huggingface.co, whatever the endpoint.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub.errors as hub_errors
+
+    repo, revision = wanted
+    for pause in (*(RETRY_PAUSES if sleep else ()), None):
         try:
             return ask()
         except hub_errors.GatedRepoError:
-            raise ResolveError(_gated(repo, path, hub, token)) from None
+            raise ResolveError(_gated(repo, path, hub, token), REFUSED) from None
         except hub_errors.RevisionNotFoundError:
             what = f"model {repo} has no revision {revision} on {hub}."
             fix = "Give a branch, a tag or a commit that it has."
-            raise ResolveError(Problem(revision_path, what, fix)) from None
+            raise ResolveError(Problem((*path[:-1], "revision"), what, fix), GONE) from None
         except hub_errors.RepositoryNotFoundError:
-            raise ResolveError(_absent(repo, path, hub, token)) from None
+            raise ResolveError(_absent(repo, path, hub, token), REFUSED) from None
         except hub_errors.HfHubHTTPError as error:
             status = error.response.status_code
-            if status == 429 and pause is not None:
+            if status == 429 and pause is not None and sleep is not None:
                 sleep(pause)
                 continue
-            raise ResolveError(_status_problem(status, repo, path, hub, token)) from None
+            problem = _status_problem(status, repo, path, hub, token)
+            raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
         except ResolveError:
             raise
         except Exception as error:

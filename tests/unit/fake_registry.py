@@ -44,6 +44,7 @@ INDEX = body(
 )
 ARM = body({"schemaVersion": 2, "mediaType": LIST, "manifests": json.loads(INDEX)["manifests"][:2]})
 ODD = body({"schemaVersion": 1, "mediaType": "application/vnd.docker.distribution.manifest.v1+json"})
+FAILURES = {"closed": 401, "limited": 429, "broken": 500, "refused": 403}
 MANIFESTS = {"1": IMAGE, "multi": INDEX, "arm": ARM, "odd": ODD, digest(IMAGE): IMAGE, "text": b"<html>"}
 
 
@@ -52,9 +53,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.rpartition("/")[2]
-        failures = {"closed": 401, "limited": 429, "broken": 500, "refused": 403}
         content = MANIFESTS.get(name) if self.path == f"/v2/lab/vllm/manifests/{name}" else None
-        status = failures.get(name, 200 if content else 404)
+        status = FAILURES.get(name, 200 if content else 404)
         self.send_response(status)
         if status == 401:
             self.send_header("WWW-Authenticate", 'Basic realm="lab"')
