@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from .fit import Fit
 from .layout import ranges
-from .plan import FleetPlan, HostPlan, Planned
-from .steps import Action
+from .plan import FleetPlan, HostPlan
+from .serve import Instance
+from .steps import Action, size
+
+WIDTH = 110
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -27,8 +34,11 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     lines = [_summary(plan, len(busy))]
     for names, host in _alike(busy):
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
+    lines += _deployments(plan.hosts, full)
     if full:
-        lines += _deployments(plan.hosts)
+        lines += _sources(plan)
+    if plan.partial:
+        lines += ["", *_partial(plan.partial)]
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
     notes = [*plan.warnings, *(f"{_listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
     if notes:
@@ -134,29 +144,95 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
-def _deployments(hosts: Sequence[HostPlan]) -> list[str]:
-    """Every rendered setting of each deployment, told for its first instance on each sort of host."""
-    lines: list[str] = []
-    seen: dict[tuple[object, ...], tuple[Planned, int, list[str]]] = {}
+@dataclass
+class _Told:
+    """A deployment as it is on one sort of host."""
+
+    instance: Instance
+    count: int
+    hosts: list[str]
+
+
+def _deployments(hosts: Sequence[HostPlan], full: bool) -> list[str]:
+    """Each deployment on each sort of host: what it is, whether it fits, what was chosen for it; `full`: why."""
+    seen: dict[tuple[object, ...], _Told] = {}
     for host in hosts:
-        counts: dict[str, int] = {}
-        for item in host.instances:
-            counts[item.instance.deployment.name] = counts.get(item.instance.deployment.name, 0) + 1
-        for item in host.instances:
-            if item.instance.index:
-                continue
-            count = counts[item.instance.deployment.name]
-            key = (item.instance.deployment.name, count, item.instance.reasons)
-            seen.setdefault(key, (item, count, []))[2].append(host.host.name)
-    for item, count, names in seen.values():
-        instance = item.instance
-        many = f"{count} instances per host" if count > 1 else "1 instance per host"
-        lines += ["", f"Deployment {instance.deployment.name} on {_listed(names)}: {many}"]
-        if count > 1:
-            lines.append(f"  Shown: {instance.name}. The others differ in port and devices.")
-        width = min(32, max(len(reason.setting) for reason in instance.reasons))
-        for reason in instance.reasons:
-            lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
-            lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
-        lines += [f"  warning: {warning}" for warning in instance.warnings]
+        counts = Counter(item.instance.deployment.name for item in host.instances)
+        new = {name.rpartition("-")[0] for name in host.start}
+        first = {item.instance.deployment.name: item.instance for item in reversed(host.instances)}
+        for name, instance in sorted(first.items()):
+            if full or name in new:
+                key = (name, counts[name], instance.reasons, instance.fit)
+                seen.setdefault(key, _Told(instance, counts[name], [])).hosts.append(host.host.name)
+    lines: list[str] = []
+    for told in seen.values():
+        lines += ["", *_told(told), *(_reasons(told) if full else ())]
     return lines
+
+
+def _told(told: _Told) -> list[str]:
+    instance, deployment = told.instance, told.instance.deployment
+    many = f"{told.count} instances per host" if told.count > 1 else "1 instance per host"
+    goal = f", tuned for {deployment.objective}" if deployment.objective else ""
+    lines = [f"Deployment {deployment.name} on {_listed(told.hosts)}: {many}, vLLM {instance.vllm}{goal}"]
+    if instance.fit:
+        lines += _wrapped("memory", _memory(instance.fit))
+    if instance.chosen:
+        words = {item.setting: item.value for item in instance.reasons}
+        listed = ", ".join(_setting(name, words[name]) for name in instance.chosen)
+        lines += _wrapped("chosen", listed)
+    for advice in instance.advice:
+        lines += _wrapped("advice", advice.text)
+    for warning in instance.warnings:
+        lines += _wrapped("warning", warning)
+    return lines
+
+
+def _memory(fit: Fit) -> str:
+    guess = "" if fit.basis == "exact" else ", estimated"
+    return (
+        f"per GPU {size(fit.weights_bytes_per_gpu)} of weights and {size(fit.kv_cache_bytes)} of KV cache{guess}: "
+        f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
+    )
+
+
+def _setting(name: str, value: str) -> str:
+    return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    head = f"  {title:8} "
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )
+
+
+def _reasons(told: _Told) -> list[str]:
+    """Every setting with its reason and source, then what documents say of such a deployment."""
+    instance = told.instance
+    lines = []
+    if told.count > 1:
+        lines.append(f"  Shown: {instance.name}. The others differ in port and devices.")
+    width = min(32, max(len(reason.setting) for reason in instance.reasons))
+    for reason in instance.reasons:
+        lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
+        lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
+    for hint in instance.hints:
+        lines += _wrapped("hint", f"{hint.text} [{hint.source}]")
+    return lines
+
+
+def _sources(plan: FleetPlan) -> list[str]:
+    width = max((len(name) for name in plan.sources), default=0)
+    found = [
+        f"  {name:{width}}  {item['title']}, {item['url']}" for name, item in sorted(plan.sources.items())
+    ]
+    return ["", "Sources", *found] if found else []
+
+
+def _partial(images: Sequence[str]) -> list[str]:
+    names = ", ".join(images)
+    return [
+        f"Not known yet: which vLLM is in {names}. site.yml brings it, asks it, and plans the rest in the same run;",
+        'vllm_version: "…" in the deployment says it now.',
+    ]

@@ -236,7 +236,7 @@ def _bad_choice(table: FlagTable, flag: Flag, value: Value) -> Finding:
     choices = [item for item in flag.choices or () if item is not None]
     what = f"{value!r} is not valid in vLLM {table.release.asked}"
     history = table.ever[flag.name].get("choices", ())
-    when = [since for since, listed in history if listed is None or value in listed]
+    when = [since for since, listed in history if listed is not None and value in listed]
     later = [since for since in when if table.line.order[since] > table.release.index]
     earlier = [since for since in when if table.line.order[since] <= table.release.index]
     if later:

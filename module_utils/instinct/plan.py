@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import steps
@@ -13,36 +12,16 @@ from .catalog import GpuCatalog
 from .disk import check_disk
 from .errors import FleetError, Problem
 from .fleet import Fleet, Host
-from .hashing import spec_hash, text_hash
-from .layout import Layout, Slot, lay_out
-from .lock import Lock
+from .hashing import text_hash
+from .layout import Layout, lay_out_fleet
 from .places import container_name
-from .render import Render
-from .serve import Instance, compose, pull_ref, server
+from .serve import pull_ref
 from .steps import Action, ImageStep, ModelStep, unique
+from .workshop import Planned, Workshop
 
 SCHEMA = 1
 # What can take hours comes before what stops a running instance.
 ROLES = ("host_prep", "vllm_image", "hf_model", "gpu_partition", "vllm_serve")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """An instance with its rendered files."""
-
-    instance: Instance
-    files: Mapping[str, str]
-    spec_hash: str
-
-    @cached_property
-    def server(self) -> dict[str, Any]:
-        """SERVER of the plan."""
-        return server(self.instance, self.files, self.spec_hash)
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """INSTANCE of the plan, but for its host."""
-        return {**self.instance.to_json(self.spec_hash), "server": self.server}
 
 
 @dataclass(frozen=True)
@@ -61,6 +40,12 @@ class HostPlan:
     stop: tuple[str, ...]
     gpu_model: str
     warnings: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Images have to be asked what they hold before the rest can be planned."""
+        return bool(self.unknown)
 
     @property
     def todo(self) -> tuple[str, ...]:
@@ -83,6 +68,7 @@ class HostPlan:
             },
             "actions": [dict(vars(action)) for action in self.actions],
             "todo": list(self.todo),
+            "unknown_images": list(self.unknown),
             "packages": list(self.packages),
             "numa_balancing": settings.numa_balancing if "numa_balancing" in kinds else None,
             "partition": {
@@ -103,11 +89,17 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plan of a whole run."""
+    """The plan of a whole run; sources: the documents that its reasons name."""
 
     hosts: tuple[HostPlan, ...]
     unreachable: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
+    sources: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Images that have to be asked what they hold before everything can be planned."""
+        return unique(ref for host in self.hosts for ref in host.unknown)
 
     @property
     def changes(self) -> int:
@@ -120,6 +112,8 @@ class FleetPlan:
             "schema": SCHEMA,
             "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
+            "partial": list(self.partial),
+            "sources": {name: dict(item) for name, item in sorted(self.sources.items())},
             "unreachable": dict(self.unreachable),
             "warnings": list(self.warnings),
         }
@@ -127,22 +121,23 @@ class FleetPlan:
 
 def check_fleet(fleet: Fleet) -> None:
     """Raise FleetError when instances cannot be laid out; asks nothing of registries and hubs."""
-    problems = [problem for host in fleet.hosts for problem in _check(host, fleet.catalog)[1]]
+    _, problems = lay_out_fleet(fleet)
+    problems += tuple(problem for host in fleet.hosts for problem in _check(host))
     if problems:
         raise FleetError(problems)
 
 
-def plan_fleet(fleet: Fleet, lock: Lock, render: Render) -> FleetPlan:
+def plan_fleet(fleet: Fleet, workshop: Workshop) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
-    A pin that `lock` lacks is planned as written (the tag, the revision): that is for plans made without
+    A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
     network; what is applied is resolved before.
     """
+    layouts, wrong = lay_out_fleet(fleet)
     hosts: list[HostPlan] = []
-    problems: list[Problem] = []
-    workshop = Workshop(lock, render)
+    problems: list[Problem] = list(wrong)
     for host in fleet.hosts:
-        planned, found = plan_host(host, fleet.catalog, workshop)
+        planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop)
         hosts.append(planned)
         problems.extend(found)
     if problems:
@@ -150,12 +145,11 @@ def plan_fleet(fleet: Fleet, lock: Lock, render: Render) -> FleetPlan:
     warnings = []
     if not any(host.deployments for host in fleet.hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
-    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings))
+    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited)
 
 
-def _check(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]]:
-    layout, problems = lay_out(host, catalog)
-    found = list(problems)
+def _check(host: Host) -> tuple[Problem, ...]:
+    found: list[Problem] = []
     if host.state is not None and host.state.euid != 0:
         what = f"not root: the module ran with user id {host.state.euid}."
         fix = "Set ansible_become: true (and a user that may become root) for this host."
@@ -168,55 +162,20 @@ def _check(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]
     _, problem = steps.docker_engine(host)
     if problem:
         found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))
-    return layout, tuple(found)
+    return tuple(found)
 
 
-class Workshop:
-    """Makes instances; equal ones, as hosts of one kind have them, are composed and rendered once."""
-
-    def __init__(self, lock: Lock, render: Render) -> None:
-        self.lock = lock
-        self.render = render
-        self.made: dict[tuple[Any, ...], Planned] = {}
-
-    def make(self, host: Host, slot: Slot) -> Planned:
-        """The instance of a slot on a host."""
-        deployment, settings = slot.deployment, host.settings
-        image = self.lock.image(deployment.image) if deployment.image else None
-        model = None
-        if not deployment.local_model:
-            model = self.lock.model(settings.endpoint, deployment.model, deployment.revision)
-        group_ids = host.state.device_gids if host.state else ()
-        # Deployments are parsed once per distinct list, and kept by their hosts as long as this object lives.
-        key = (id(deployment), slot.index, slot.gpus, settings.endpoint, settings.cache_dir, group_ids)
-        if key not in self.made:
-            instance = compose(deployment, slot.index, slot.gpus, settings.cache_dir, group_ids, image, model)
-            files = self.render(instance)
-            self.made[key] = Planned(instance, files, spec_hash(files))
-        return self.made[key]
-
-
-def plan_host(host: Host, catalog: GpuCatalog, workshop: Workshop) -> tuple[HostPlan, tuple[Problem, ...]]:
+def plan_host(
+    host: Host, layout: Layout, catalog: GpuCatalog, workshop: Workshop
+) -> tuple[HostPlan, tuple[Problem, ...]]:
     """One host's plan, and what is wrong with it."""
     lock = workshop.lock
-    layout, problems = _check(host, catalog)
     actions: list[Action] = []
     engine, _ = steps.docker_engine(host)
     actions += [action for action in (engine, steps.numa_balancing(host)) if action]
-    images = steps.images(host, lock)
-    image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
-                for item in host.deployments}  # fmt: skip
-    models = steps.models(host, lock, image_of)
-    actions += [action for _, action in (*images, *models)]
-    stop: tuple[str, ...] = ()
-    if layout.repartition:
-        running = steps.stop_servers(host)
-        stop = tuple(item.name for item in running)
-        actions += [*(steps.stop_action(item) for item in running), steps.compute_partition(host)]
-    instances = tuple(workshop.make(host, slot) for slot in layout.slots)
-    servers, remove = _servers(host, layout, instances)
-    actions += [*remove, *servers]
-    room, unknown = check_disk(host, (image for image, _ in images), (model for model, _ in models))
+    unknown = workshop.unknown_images(host)
+    images = steps.images(host, lock, unknown)
+    actions += [action for _, action in images]
     model = _gpu_model(host, catalog)
     planned = HostPlan(
         host=host,
@@ -224,15 +183,43 @@ def plan_host(host: Host, catalog: GpuCatalog, workshop: Workshop) -> tuple[Host
         actions=tuple(actions),
         packages=(engine.target,) if engine else (),
         images=tuple(image for image, _ in images),
+        models=(),
+        instances=(),
+        start=(),
+        remove=(),
+        stop=(),
+        gpu_model=model,
+        warnings=(*layout.warnings, *_warnings(host, layout)),
+        unknown=unknown,
+    )
+    problems = _check(host)
+    if unknown:
+        room, doubts = check_disk(host, planned.images, ())
+        return replace(planned, warnings=(*planned.warnings, *doubts)), (*problems, *room)
+    image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
+                for item in host.deployments}  # fmt: skip
+    models = steps.models(host, lock, image_of)
+    actions += [action for _, action in models]
+    stop: tuple[str, ...] = ()
+    if layout.repartition:
+        running = steps.stop_servers(host)
+        stop = tuple(item.name for item in running)
+        actions += [*(steps.stop_action(item) for item in running), steps.compute_partition(host)]
+    instances, wrong = workshop.instances(host, layout, catalog)
+    servers, remove = _servers(host, layout, instances)
+    actions += [*remove, *servers]
+    room, doubts = check_disk(host, planned.images, (model for model, _ in models))
+    planned = replace(
+        planned,
+        actions=tuple(actions),
         models=tuple(model for model, _ in models),
         instances=instances,
         start=tuple(action.target for action in servers),
         remove=tuple(action.target for action in remove),
         stop=stop,
-        gpu_model=model,
-        warnings=(*layout.warnings, *unknown, *_warnings(host, layout)),
+        warnings=(*planned.warnings, *doubts),
     )
-    return planned, (*problems, *room)
+    return planned, (*problems, *wrong, *room)
 
 
 def _servers(

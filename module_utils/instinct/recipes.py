@@ -27,7 +27,8 @@ class Context:
 
     objective: latency (few requests, end to end), interactive (first token), streaming (between tokens), throughput.
     kv_cache: the KV cache's type as the operator wants it. workload: synthetic (repeated made-up prompts),
-    short-input. devices: GPUs, or partitions, of one instance over all hosts.
+    short-input. devices: GPUs, or partitions, of one instance over all hosts. balancing: of data parallel ranks,
+    internal, hybrid or external.
     """
 
     release: Release
@@ -46,6 +47,7 @@ class Context:
     engine: str = "V1"
     speculative: bool = False
     workload: tuple[str, ...] = ()
+    balancing: str = "internal"
 
     @property
     def devices(self) -> int:
@@ -198,6 +200,7 @@ _CONDITIONS: Mapping[str, Any] = {
     "memory": lambda want, model, context: context.memory in want,
     "kv_cache": lambda want, model, context: context.kv_cache in want,
     "engine": lambda want, model, context: context.engine in want,
+    "balancing": lambda want, model, context: context.balancing in want,
     "workload": lambda want, model, context: any(item in want for item in context.workload),
     "speculative": lambda want, model, context: context.speculative == want,
     "tp": lambda want, model, context: _between(want, context.tp),

@@ -3,38 +3,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .deployment import Deployment
-from .deployment_parts import Flag
+from .feasible import Verdict
+from .fit import Fit
+from .layout import Slot
 from .lock import ImagePin, ModelPin, parse_ref
+from .parallel import Argument, parallel_args
 from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
+from .ranks import Rank
+from .reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
+from .recipes import Advice
+from .settings import flag_argv
 from .topology import LogicalGpu
-
-# Sources, named once.
-VLLM_CLI = "vLLM documentation: cli/serve"
-VLLM_ENV = "vLLM documentation: configuration/env_vars"
-VLLM_ROCM = "vLLM documentation: getting_started/installation/gpu (ROCm)"
-HUB_ENV = "huggingface_hub documentation: package_reference/environment_variables"
-ISOLATION = "ROCm documentation: conceptual/gpu-isolation"
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a setting has its value."""
-
-    setting: str
-    value: str
-    reason: str
-    source: str
+from .tune import Tuned
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One vLLM server, complete but for its rendered files; hosts of one kind share it."""
+    """One vLLM server, complete but for its rendered files; hosts of one kind share it.
+
+    advice: what arithmetic shows to be better. hints: what documents say of such a deployment in general.
+    chosen: flags and variables that recipes added.
+    """
 
     name: str
     deployment: Deployment
@@ -48,12 +42,25 @@ class Instance:
     binds: tuple[str, ...]
     group_ids: tuple[int, ...]
     reasons: tuple[Reason, ...]
+    vllm: str
+    cpus: str = ""
+    mems: str = ""
+    rank: Rank | None = None
     warnings: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    hints: tuple[Advice, ...] = ()
+    chosen: tuple[str, ...] = ()
+    fit: Fit | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Device files that the container gets: the driver's one, and a render node per GPU."""
         return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.gpus))
+
+    @property
+    def headless(self) -> bool:
+        """It works for another server of its group, and answers no requests."""
+        return self.rank is not None and self.rank.headless
 
     @property
     def probe_host(self) -> str:
@@ -72,56 +79,75 @@ class Instance:
             "commit": self.commit or None,
             "served_model": deployment.served_model_name,
             "image": self.image,
+            "vllm": self.vllm,
+            "objective": deployment.objective or None,
             "port": self.port,
             "gpus": [gpu.index for gpu in self.gpus],
             "render_nodes": [gpu.render_node for gpu in self.gpus],
             "argv": [word for group in self.argv for word in group],
             "env": dict(self.env),
             "devices": list(self.devices),
-            "ports": [self.port],
+            "ports": [] if self.headless else [self.port],
+            "cpus": self.cpus or None,
+            "rank": {**vars(self.rank), "hosts": list(self.rank.hosts)} if self.rank else None,
             "spec_hash": spec_hash,
             "reasons": [dict(vars(reason)) for reason in self.reasons],
             "warnings": list(self.warnings),
-            "fit": None,
+            "advice": [dict(vars(item)) for item in self.advice],
+            "hints": [dict(vars(item)) for item in self.hints],
+            "chosen": list(self.chosen),
+            "fit": self.fit.to_json() if self.fit else None,
         }
 
 
 def compose(
-    deployment: Deployment,
-    index: int,
-    gpus: Sequence[LogicalGpu],
+    slot: Slot,
     hub_dir: str,
     group_ids: Sequence[int],
     image: ImagePin | None,
     model: ModelPin | None,
+    tuned: Tuned,
+    verdict: Verdict,
 ) -> Instance:
-    """Instance number `index` of a deployment, on exactly these GPUs."""
-    name = f"{deployment.name}-{index}"
-    port = deployment.port + index
+    """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
+    deployment = slot.deployment
     commit = model.commit if model else ""
-    argv, argv_reasons = _command(deployment, port, commit)
-    env, env_reasons = _environment(deployment)
-    nodes = ", ".join(gpu.render_node for gpu in gpus)
-    devices = Reason(
-        "devices",
-        f"/dev/kfd, {nodes}",
-        "the instance sees exactly its GPUs; no visibility variable is set, as two of them (ROCR_, "
-        "HIP_VISIBLE_DEVICES) filter one after the other and can leave no device",
-        ISOLATION,
-    )
+    own = (*_own_args(slot, commit), *parallel_args(deployment, slot, tuned.table))
+    argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
+    argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in own]
+    argv += [tuple(flag_argv(tuned.table, name, value)) for name, value in sorted(tuned.args.items())]
+    env, env_reasons = _environment(deployment, tuned)
+    source = deployment_key(deployment, "model")
     return Instance(
-        name=name,
+        name=slot.name,
         deployment=deployment,
-        index=index,
-        port=port,
-        gpus=tuple(gpus),
+        index=slot.index,
+        port=slot.port,
+        gpus=slot.gpus,
         image=pull_ref(deployment, image),
         commit=commit,
-        argv=argv,
+        argv=tuple(group for group in argv if group),
         env=env,
-        binds=_binds(deployment, name, hub_dir),
+        binds=_binds(deployment, slot.name, hub_dir),
         group_ids=tuple(group_ids),
-        reasons=(*argv_reasons, *env_reasons, devices, *_container_reasons(deployment, group_ids)),
+        reasons=(
+            Reason("model", deployment.model, "the deployment's model", source),
+            *(_reason(item) for item in own),
+            *sorted(
+                (item for item in tuned.reasons if item.setting in tuned.args), key=lambda item: item.setting
+            ),
+            *env_reasons,
+            *_container_reasons(slot, group_ids),
+        ),
+        vllm=tuned.release.asked,
+        cpus=slot.cpus,
+        mems=slot.mems,
+        rank=slot.rank,
+        warnings=(*tuned.warnings, *verdict.warnings),
+        advice=verdict.advice,
+        hints=tuned.advice,
+        chosen=tuned.chosen,
+        fit=verdict.fit,
     )
 
 
@@ -132,56 +158,31 @@ def pull_ref(deployment: Deployment, pin: ImagePin | None) -> str:
     return f"{parse_ref(deployment.image).repository}@{pin.digest}"
 
 
-def _command(
-    deployment: Deployment, port: int, commit: str
-) -> tuple[tuple[tuple[str, ...], ...], tuple[Reason, ...]]:
-    groups: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
-    source = _key(deployment, "model")
-    reasons = [Reason("model", deployment.model, "the deployment's model", source)]
-
-    def add(flag: str, value: str, reason: str, source: str) -> None:
-        groups.append((flag, value))
-        reasons.append(Reason(flag, value, reason, source))
-
+def _own_args(slot: Slot, commit: str) -> tuple[Argument, ...]:
+    deployment = slot.deployment
+    found = []
     if not deployment.local_model:
-        revision = commit or deployment.revision
-        add(
-            "--revision",
-            revision,
-            f"what {deployment.revision} was when it was pinned: every node serves the same weights",
-            "fleet.lock.json",
+        found.append(
+            Argument(
+                "revision",
+                commit or deployment.revision,
+                f"what {deployment.revision} was when it was pinned: every node serves the same weights",
+                "fleet.lock.json",
+            )
         )
-    add("--served-model-name", deployment.served_model_name, "the name that clients ask for", VLLM_CLI)
-    add("--host", deployment.listen, "the address to listen at", _key(deployment, "listen"))
-    add("--port", str(port), "the deployment's port plus the instance's index", _key(deployment, "port"))
-    if deployment.tensor_parallel_size > 1:
-        size = str(deployment.tensor_parallel_size)
-        key = _key(deployment, "tensor_parallel_size")
-        add("--tensor-parallel-size", size, "one shard of the model per GPU of the instance", key)
-    for name, value in deployment.engine_args:
-        words = flag_words(name, value)
-        if words:
-            groups.append(words)
-            asked = _key(deployment, "engine_args", name)
-            reasons.append(Reason(words[0], " ".join(words[1:]), "set by the deployment", asked))
-    return tuple(groups), tuple(reasons)
+    name = deployment.served_model_name
+    found.append(Argument("served_model_name", name, "the name that clients ask for", VLLM_CLI))
+    if not (slot.rank and slot.rank.headless):
+        key = deployment_key(deployment, "listen")
+        found.append(Argument("host", deployment.listen, "the address to listen at", key))
+        key = deployment_key(deployment, "port")
+        found.append(Argument("port", slot.port, "the deployment's port plus the instance's index", key))
+    return tuple(found)
 
 
-def flag_words(name: str, value: Flag) -> tuple[str, ...]:
-    """A vLLM flag's words: true → --x, false → --no-x, None → none, list → --x a b, map → --x '{…}'."""
-    flag = "--" + name.replace("_", "-")
-    if value is None:
-        return ()
-    if isinstance(value, bool):
-        return (flag,) if value else ("--no-" + flag[2:],)
-    if isinstance(value, Mapping):
-        return (flag, json.dumps(value, sort_keys=True, separators=(",", ":")))
-    if isinstance(value, tuple):
-        return (flag, *(str(item) for item in value))
-    return (flag, str(value))
-
-
-def _environment(deployment: Deployment) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
+def _environment(
+    deployment: Deployment, tuned: Tuned
+) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
     rules = [
         Reason(
             "HF_HOME",
@@ -214,14 +215,16 @@ def _environment(deployment: Deployment) -> tuple[tuple[tuple[str, str], ...], t
             VLLM_ENV,
         ),
     ]
-    asked = dict(deployment.env)
-    env = {**{rule.setting: rule.value for rule in rules}, **asked}
-    reasons = [rule for rule in rules if rule.setting not in asked]
-    reasons += [
-        Reason(key, value, "set by the deployment", _key(deployment, "env", key))
-        for key, value in deployment.env
-    ]
-    return tuple(sorted(env.items())), tuple(reasons)
+    own = {rule.setting: rule.value for rule in rules}
+    env = {**own, **tuned.env}
+    reasons = [rule for rule in rules if rule.setting not in tuned.env]
+    reasons += [item for item in tuned.reasons if item.setting in tuned.env]
+    return tuple(sorted(env.items())), tuple(sorted(reasons, key=lambda item: item.setting))
+
+
+def _reason(item: Argument) -> Reason:
+    value = "on" if item.value is True else str(item.value)
+    return Reason(f"--{item.flag.replace('_', '-')}", value, item.reason, item.source)
 
 
 def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
@@ -233,9 +236,21 @@ def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
     return (*binds, *deployment.runtime.extra_mounts)
 
 
-def _container_reasons(deployment: Deployment, group_ids: Sequence[int]) -> tuple[Reason, ...]:
-    runtime = deployment.runtime
-    found = []
+def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ...]:
+    deployment, runtime = slot.deployment, slot.deployment.runtime
+    nodes = ", ".join(gpu.render_node for gpu in slot.gpus)
+    found = [
+        Reason(
+            "devices",
+            f"/dev/kfd, {nodes}",
+            "the instance sees exactly its GPUs; no visibility variable is set, as two of them (ROCR_, "
+            "HIP_VISIBLE_DEVICES) filter one after the other and can leave no device",
+            ISOLATION,
+        )
+    ]
+    if slot.cpus:
+        reason = "the CPUs of the NUMA node that its GPUs are on; memory of the other node is slower"
+        found.append(Reason("cpuset", slot.cpus, reason, deployment_key(deployment, "runtime", "numa")))
     if group_ids:
         found.append(
             Reason(
@@ -260,7 +275,7 @@ def _container_reasons(deployment: Deployment, group_ids: Sequence[int]) -> tupl
         )
     )
     if runtime.privileged:
-        asked = _key(deployment, "runtime", "privileged")
+        asked = deployment_key(deployment, "runtime", "privileged")
         found.append(Reason("privileged", "true", "set by the deployment; not needed for serving", asked))
     return tuple(found)
 
@@ -290,6 +305,10 @@ def container(instance: Instance) -> dict[str, Any]:
         host["ShmSize"] = runtime.shm_size
     if runtime.memory is not None:
         host["Memory"] = runtime.memory
+    if instance.cpus:
+        host["CpusetCpus"] = instance.cpus
+    if instance.mems:
+        host["CpusetMems"] = instance.mems
     if runtime.privileged:
         host["Privileged"] = True
     return {
@@ -321,11 +340,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "port": instance.port,
         "host": instance.probe_host,
         "served_model": instance.deployment.served_model_name,
+        "headless": instance.headless,
         "ready_timeout": runtime.ready_timeout,
         "stop_timeout": runtime.stop_timeout,
     }
-
-
-def _key(deployment: Deployment, *keys: str) -> str:
-    # By name, not by place in the list: a plan does not depend on the order of its input.
-    return f"deployment {deployment.name}: {'.'.join(keys)}"

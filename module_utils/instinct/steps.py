@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ DEBIAN = ("debian", "ubuntu")
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
 PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
 HUB = "huggingface_hub documentation: guides/download"
+PROBED = "catalog/images.yml"
 
 
 @dataclass(frozen=True)
@@ -178,19 +179,29 @@ def has_image(state: NodeState | None, ref: str) -> bool:
     return state is not None and any(ref in image.digests or ref in image.tags for image in state.images)
 
 
-def images(host: Host, lock: Lock) -> tuple[tuple[ImageStep, Action], ...]:
-    """Images that the host's deployments need and its engine lacks, each once."""
+def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple[ImageStep, Action], ...]:
+    """Images that the host's deployments need and its engine lacks, each once.
+
+    `unknown` are references of images that have to be asked what they hold; an image is asked when it is brought.
+    """
     found: dict[str, tuple[ImageStep, Action]] = {}
     for deployment in host.deployments:
         step = _image_step(deployment, lock)
         wanted = step.pull or step.ref
-        if wanted in found or has_image(host.state, wanted):
+        if wanted in found:
+            continue
+        if has_image(host.state, wanted):
+            if deployment.image_ref in unknown:
+                reason = "its name does not tell which vLLM it holds"
+                action = Action("image", "vllm_image", step.ref, "present", "asked", reason, PROBED)
+                found[wanted] = step, action
             continue
         if step.build:
             after = f"built from {step.build.repo} at {step.build.ref}, {step.build.dockerfile}"
         else:
             after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
             after += f", {size(step.bytes)}" if step.bytes is not None else ""
+        after += ", and asked which vLLM it holds" if deployment.image_ref in unknown else ""
         by = f"deployment {deployment.name} runs in it"
         source = "fleet.lock.json" if step.digest else "the deployment"
         found[wanted] = step, Action("image", "vllm_image", step.ref, "absent", after, by, source)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from instinct import reasons
 from jsonschema import Draft202012Validator
 
 from tests.unit.catalogue import CATALOG, knowledge
@@ -91,6 +92,7 @@ def test_sources_are_listed(path: Path) -> None:
 
 def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
+    used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
     for path in BASELINES:
         used.update(setup["source"] for setup in read(path)["setups"].values())
     assert sorted(set(knowledge().sources) - used) == []

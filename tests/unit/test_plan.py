@@ -21,6 +21,7 @@ from .plan_world import (
     LOCK,
     PULL,
     REPO,
+    SOFTWARE,
     actions,
     apply_to_state,
     deployment,
@@ -165,7 +166,7 @@ def test_what_changed_is_named(change: dict[str, Any], reason: str) -> None:
 
 
 def test_a_new_pin_replaces_the_server() -> None:
-    newer = LOCK.merged(Lock({IMAGE: ImagePin("sha256:" + "9" * 64, GIB)}, {}))
+    newer = LOCK.merged(Lock({IMAGE: ImagePin("sha256:" + "9" * 64, GIB, SOFTWARE)}, {}))
     host = planned(settled([deployment()]), [deployment()], lock=newer)
     assert actions(host) == [f"image {IMAGE}", "server llama-0"]
     assert host["actions"][0]["after"] == "pulled as sha256:999999999999, 1.0 GiB"
@@ -285,7 +286,7 @@ def test_a_built_image() -> None:
         "args": {"A": "1"},
         "tag": "local/vllm:1",
     }
-    wanted = [deployment(image=None, build=build)]
+    wanted = [deployment(image=None, build=build, vllm_version="0.11.1")]
     host = planned(state(), wanted)
     tag = host["images"][0]["ref"]
     assert tag.startswith("local/vllm:1-")
@@ -305,7 +306,7 @@ def test_a_built_image() -> None:
     ]
     after = apply_to_state(state(), host)
     assert actions(planned(after, wanted)) == []
-    other = [deployment(image=None, build={**build, "args": {"A": "2"}})]
+    other = [deployment(image=None, build={**build, "args": {"A": "2"}}, vllm_version="0.11.1")]
     assert [item.split()[0] for item in actions(planned(after, other))] == ["image", "server"]
 
 
@@ -350,7 +351,7 @@ def test_unreachable_hosts_are_named_and_left_out() -> None:
 def test_offline_plans_a_bare_host_and_needs_no_pins() -> None:
     host = planned(
         None,
-        [deployment(instances_per_host=2)],
+        [deployment(instances_per_host=2, vllm_version="0.11.1")],
         offline=True,
         lock=Lock(),
         instinct_gpus={"model": "MI355X", "count": 4},
@@ -501,7 +502,7 @@ def test_warnings(changes: dict[str, Any], keys: dict[str, Any], warning: str) -
 
 
 def test_nothing_of_the_input_is_changed() -> None:
-    found, wanted = state(), [deployment(engine_args={"x": {"b": 1}})]
+    found, wanted = state(), [deployment(engine_args={"limit_mm_per_prompt": {"image": 1}})]
     before = copy.deepcopy((found, wanted))
     planned(found, wanted)
     assert (found, wanted) == before
@@ -526,6 +527,12 @@ def test_text_for_people() -> None:
         "   4. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
         "      because the deployment wants it\n"
         "\n"
+        "Deployment llama on n1, n2, n3, n4, n5, … n63 (63 hosts): 2 instances per host, vLLM 0.11.1\n"
+        "  memory   per GPU 4.8 GiB of weights and 166.6 GiB of KV cache: 2,184,224 tokens, 266.6 requests of 8,192\n"
+        "           tokens at once\n"
+        "  chosen   VLLM_ROCM_USE_AITER=1, VLLM_ROCM_USE_AITER_MHA=1, HIP_FORCE_DEV_KERNARG=1,\n"
+        "           TORCH_BLAS_PREFER_HIPBLASLT=1, SAFETENSORS_FAST_GPU=1\n"
+        "\n"
         "Not planned\n"
         "  n65: it could not be reached"
     )
@@ -549,7 +556,7 @@ def test_every_setting_has_a_reason_and_a_source() -> None:
 
 
 def test_a_pin_without_files_is_planned_as_unknown_size() -> None:
-    lock = Lock({IMAGE: ImagePin(DIGEST)}, {model_key("", REPO, "main"): ModelPin(COMMIT)})
+    lock = Lock({IMAGE: ImagePin(DIGEST, None, SOFTWARE)}, {model_key("", REPO, "main"): ModelPin(COMMIT)})
     host = planned(state(), [deployment()], lock=lock)
     assert host["models"][0]["files"] == {}
     assert [item["after"] for item in host["actions"][1:3]] == [

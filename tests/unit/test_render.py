@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instinct.hashing import spec_hash, text_hash
 from instinct.observe import artefact
-from instinct.serve import flag_words
 
 from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, plan, state
 
 
 def instance(**keys: Any) -> dict[str, Any]:
-    """The first instance of a deployment on a bare host, as plan.json has it."""
-    data: dict[str, Any] = plan({"n1": state()}, [deployment(**keys)]).to_json()
+    """The first instance of a deployment on a bare host, as plan.json has it; recipes add nothing."""
+    data: dict[str, Any] = plan({"n1": state()}, [deployment(**{"recipes": False, **keys})]).to_json()
     return data["hosts"]["n1"]["instances"][0]
 
 
@@ -62,7 +61,7 @@ def test_serve_sh() -> None:
         "  --no-enable-prefix-caching \\\n"
         """  --limit-mm-per-prompt '{"image":2,"video":0}' \\\n"""
         "  --max-model-len 8192 \\\n"
-        "  --middleware a.b 'c d' \\\n"
+        "  --middleware a.b --middleware 'c d' \\\n"
         "  --trust-remote-code\n"
     )
 
@@ -187,28 +186,11 @@ def test_bash_hands_on_exactly_what_was_asked(
     tmp_path_factory: pytest.TempPathFactory, value: str, items: list[str], mapping: dict[str, str]
 ) -> None:
     found = instance(
-        engine_args={"chat_template": value, "list": items, "map": mapping},
+        engine_args={"chat_template": value, "middleware": items, "mm_processor_kwargs": mapping},
         env={"A": value, "B": "$HOME `id`"},
     )
     arguments, environment = run(found, tmp_path_factory.mktemp("run"))
     assert arguments == found["argv"]
     assert environment["A"] == value
     assert environment["B"] == "$HOME `id`"
-    assert json.loads(arguments[arguments.index("--map") + 1]) == mapping
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("a_b", True, ("--a-b",)),
-        ("a_b", False, ("--no-a-b",)),
-        ("a_b", None, ()),
-        ("a_b", 0, ("--a-b", "0")),
-        ("a_b", 0.95, ("--a-b", "0.95")),
-        ("a_b", "x y", ("--a-b", "x y")),
-        ("a_b", (1, "c"), ("--a-b", "1", "c")),
-        ("a_b", {"b": [1], "a": None}, ("--a-b", '{"a":null,"b":[1]}')),
-    ],
-)
-def test_flags(name: str, value: Any, words: tuple[str, ...]) -> None:
-    assert flag_words(name, value) == words
+    assert json.loads(arguments[arguments.index("--mm-processor-kwargs") + 1]) == mapping

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags and variables of a deployment on one sort of GPU: what the operator decided, then what recipes add.
+
+Pure. The operator's word wins everywhere: a recipe's choice that would change one of their flags or variables,
+even in part, is left out as a whole, as half of it may be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .deployment import Deployment
+from .envvars import check_env
+from .errors import Path, Problem
+from .findings import Finding
+from .flags import FlagTable, check
+from .flagvalues import Value, token
+from .images import ImageFacts
+from .knowledge import Knowledge
+from .ledger import Ledger
+from .modelfacts import ModelFacts
+from .owned import ENGINE_OWNED
+from .reasons import Reason, deployment_key
+from .recipes import Advice, Choice, Context, Selection, select
+from .recognise import recognise
+from .settings import SettingsBook, render_setting
+from .versions import Release, Timeline
+
+SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
+SHARED_PART = 0.9
+"""What instances that share a GPU may take of it together; AMD gives each of two 0.45."""
+OTHER_PLATFORMS = ("cpu", "cuda")
+"""Platforms for which nothing that is said of Instinct GPUs holds."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPU, or partition, that an instance gets; memory in bytes, as the driver reports it.
+
+    name: the product's. compute, memory: the partition modes. memory_bytes: of one partition. gpu_bytes: of the
+    whole GPU. driver: the version of the amdgpu module, "" when it is not known.
+    """
+
+    gfx: str
+    name: str
+    compute: str
+    memory: str
+    memory_bytes: int
+    gpu_bytes: int
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is decided: flags ("--name" → value) and variables, with a reason for each.
+
+    known: the neutral settings that are decided, whoever did. chosen: flags and variables that recipes added.
+    """
+
+    release: Release
+    table: FlagTable
+    context: Context
+    args: Mapping[str, Value]
+    env: Mapping[str, str]
+    known: Mapping[str, Value]
+    reasons: tuple[Reason, ...]
+    chosen: tuple[str, ...]
+    warnings: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    problems: tuple[Problem, ...]
+
+
+def tune(
+    deployment: Deployment, machine: Machine, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
+) -> Tuned:
+    """Decide flags and variables. ValueError when the vLLM version is none, or older than the catalogue."""
+    book = knowledge.book(software.vllm or "")
+    desk = _Desk(deployment, book)
+    desk.take_engine_args()
+    desk.take_env()
+    desk.take_settings()
+    given = {**recognise(book, desk.ledger.args, desk.ledger.env), **dict(deployment.settings)}
+    context = _context(deployment, machine, software, book, given, knowledge)
+    selection = _select(deployment, knowledge, model, context, given)
+    desk.take_choices((*_split(deployment, given), *selection.choices))
+    desk.take_rules(selection.advice)
+    desk.check_sequences(knowledge)
+    if book.release.note:
+        desk.warnings.insert(0, book.release.note)
+    known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
+    return Tuned(
+        book.release,
+        book.flags,
+        context,
+        desk.ledger.args,
+        desk.ledger.env,
+        known,
+        tuple(desk.ledger.reasons),
+        desk.chosen,
+        tuple(dict.fromkeys(desk.warnings)),
+        tuple(item for item in selection.advice if item.say == "advise"),
+        tuple(desk.problems),
+    )
+
+
+class _Desk:
+    """Takes what is decided, in the order of who may decide, and collects what is wrong with it."""
+
+    def __init__(self, deployment: Deployment, book: SettingsBook) -> None:
+        self.deployment = deployment
+        self.book = book
+        self.ledger = Ledger()
+        self.chosen: tuple[str, ...] = ()
+        self.warnings: list[str] = []
+        self.problems: list[Problem] = []
+
+    def take_engine_args(self) -> None:
+        """The operator's flags, each held against the release's."""
+        table, path = self.book.flags, (*self.deployment.path, "engine_args")
+        for key, value in self.deployment.engine_args:
+            hit = table.get(key)
+            name = hit[0].name if hit else "--" + key.replace("_", "-")
+            negated = hit is not None and not hit[1] and isinstance(value, bool)
+            owned = ENGINE_OWNED.get(name[2:].replace("-", "_"))
+            if owned:
+                self.problems.append(Problem((*path, key), "is set by the toolkit.", owned))
+                continue
+            self.judge((*path, key), check(table, key, value))
+            if value is not None:
+                source = deployment_key(self.deployment, "engine_args", key)
+                self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
+
+    def take_env(self) -> None:
+        """The operator's variables."""
+        for key, text in self.deployment.env:
+            self.judge((*self.deployment.path, "env", key), check_env(self.book.env, key, text))
+            source = deployment_key(self.deployment, "env", key)
+            self.ledger.add({}, {key: text}, "set by the deployment", source)
+
+    def take_settings(self) -> None:
+        """The operator's neutral settings."""
+        for key, value in self.deployment.settings:
+            path: Path = (*self.deployment.path, "settings", key)
+            found = render_setting(self.book, key, value)
+            for finding in found.findings:
+                self.judge(path, finding)
+            clash = self.ledger.clash(found.args, found.env)
+            if clash:
+                what = (
+                    f"wants {clash.subject} as {token(clash.wanted)}, and it is set as {token(clash.held)}."
+                )
+                self.problems.append(Problem(path, what, "Keep one of the two."))
+                continue
+            source = deployment_key(self.deployment, "settings", key)
+            reason = f"the setting {key} in vLLM {self.book.release.asked}"
+            self.ledger.add(found.args, found.env, reason, source)
+
+    def take_choices(self, choices: Iterable[Choice]) -> None:
+        """What recipes recommend, where the operator has not decided otherwise."""
+        before = len(self.ledger.reasons)
+        for choice in choices:
+            found = render_setting(self.book, choice.setting, choice.value)
+            if any(finding.is_error for finding in found.findings):
+                continue
+            if self.ledger.clash(found.args, found.env):
+                continue
+            reason = choice.reason
+            if choice.overridden:
+                others = ", ".join(f"{item.recipe} says {token(item.value)}" for item in choice.overridden)
+                reason += f" ({others})"
+            self.ledger.add(found.args, found.env, reason, choice.source)
+        self.chosen = tuple(dict.fromkeys(item.setting for item in self.ledger.reasons[before:]))
+
+    def take_rules(self, rules: Iterable[Advice]) -> None:
+        """What documents refuse or warn of."""
+        for rule in rules:
+            if rule.say == "refuse":
+                self.problems.append(Problem(self.deployment.path, rule.text, f"Source: {rule.source}."))
+            elif rule.say == "warn":
+                self.warnings.append(f"{rule.text} [{rule.source}]")
+
+    def check_sequences(self, knowledge: Knowledge) -> None:
+        """vLLM stops when a step takes fewer tokens than sequences."""
+        line, index, args = self.book.line, self.book.release.index, self.ledger.args
+        tokens, seqs = (
+            args.get(f"--{name.replace('_', '-')}", default_of(knowledge, name, line, index))
+            for name in ("max_num_batched_tokens", "max_num_seqs")
+        )
+        if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
+            if "max_num_seqs" not in dict(self.deployment.engine_args):
+                reason = "no more sequences than tokens in a step, or vLLM stops"
+                self.ledger.put("--max-num-seqs", tokens, reason, "vllm-source")
+                return
+            what = f"max_num_batched_tokens is {tokens}, and max_num_seqs {seqs}; vLLM stops."
+            path = (*self.deployment.path, "engine_args")
+            self.problems.append(Problem(path, what, "Make it at least as large as max_num_seqs."))
+
+    def judge(self, path: Path, finding: Finding) -> None:
+        """A finding as a problem or a warning."""
+        what, source = f"{finding.what}.", f" [{finding.source}]" if finding.source else ""
+        if finding.is_error:
+            self.problems.append(Problem(path, what, finding.fix))
+        elif finding.is_warning:
+            key = ".".join(str(part) for part in path[2:])
+            self.warnings.append(f"{key}: {what} {finding.fix}".rstrip() + source)
+
+
+def _select(
+    deployment: Deployment,
+    knowledge: Knowledge,
+    model: ModelFacts,
+    context: Context,
+    given: Mapping[str, Value],
+) -> Selection:
+    recipes = knowledge.recipes
+    if not deployment.recipes:  # what cannot work is refused all the same
+        recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
+    return select(recipes, model, context, given)
+
+
+def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
+    """The part of a GPU's memory for each of several instances on it."""
+    count = deployment.instances_per_gpu
+    if count < 2 or "gpu_memory_utilization" in given:
+        return ()
+    value = int(SHARED_PART * 100 / count) / 100
+    reason = f"{count} instances share the GPU"
+    return (Choice("gpu_memory_utilization", value, reason, SPLIT, "general"),)
+
+
+def _context(
+    deployment: Deployment,
+    machine: Machine,
+    software: ImageFacts,
+    book: SettingsBook,
+    given: Mapping[str, Value],
+    knowledge: Knowledge,
+) -> Context:
+    engine = given.get("engine")
+    if engine is None:
+        engine = default_of(knowledge, "engine", book.line, book.release.index)
+        if software.v1:
+            engine = "V1"
+    gpu = software.platform not in OTHER_PLATFORMS
+    return Context(
+        release=book.release,
+        line=book.line,
+        gfx=machine.gfx if gpu else "",
+        gpu=machine.name if gpu else "",
+        objective=deployment.objective,
+        compute=machine.compute,
+        memory=machine.memory,
+        tp=deployment.tensor_parallel_size,
+        pp=deployment.pipeline_parallel_size,
+        dp=deployment.data_parallel_size,
+        nodes=deployment.nodes,
+        instances_per_gpu=deployment.instances_per_gpu,
+        kv_cache=str(given.get("kv_cache_dtype", "auto")),
+        engine=str(engine),
+        speculative="speculative" in given,
+        workload=deployment.workload,
+        balancing=deployment.data_parallel_balancing,
+    )
+
+
+def default_of(knowledge: Knowledge, name: str, line: Timeline, index: int) -> Any:
+    """What a release does when nothing is said; None where the catalogue does not tell."""
+    for entry in knowledge.defaults.get(name, ()):
+        if line.inside(entry["since"], entry["until"], index):
+            return entry["value"]
+    return None
