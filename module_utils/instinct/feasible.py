@@ -116,6 +116,7 @@ def engine_of(
         async_scheduling=scheduling is True
         or (scheduling == "auto" and deployment.pipeline_parallel_size == 1),
         hybrid_kv_cache=not tuned.args.get("--disable-hybrid-kv-cache-manager", False),
+        prefix_caching=value("enable_prefix_caching") is not False,
         enforce_eager=bool(tuned.args.get("--enforce-eager")),
         kv_cache_memory_bytes=kv_bytes,
         num_gpu_blocks_override=None if blocks is None else int(blocks),

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a deployment before anything is pulled: image, memory, shape, and what would serve it better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from instinct.errors import Problem
+from instinct.feasible import Verdict, engine_of, judge
+from instinct.images import ImageFacts
+from instinct.modelfacts import model_facts
+from instinct.tune import Machine, tune
+
+from tests.unit.catalogue import knowledge
+from tests.unit.test_tune import MI300X, deployment
+
+PARTITION = Machine("gfx942", "MI300X", "CPX", "NPS4", 206141652992 // 8, 206141652992)
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+LLAMA_70B = {
+    **LLAMA_8B,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+GPT_OSS_SINKS = {**LLAMA_8B, "architectures": ["GptOssForCausalLM"]}
+FACTS = ImageFacts("r/i:t", "tag", vllm="0.11.1", rocm="7.0.0", platform="rocm", gfx=("gfx942",))
+
+
+def verdict(
+    config: dict[str, Any] | None, machine: Machine = MI300X, software: ImageFacts = FACTS, **keys: Any
+) -> Verdict:
+    """judge() after tune()."""
+    wanted = deployment(**keys)
+    model = model_facts(wanted.model, config)
+    tuned = tune(wanted, machine, software, model, knowledge())
+    return judge(wanted, machine, software, tuned, model, config, None, knowledge())
+
+
+def texts(problems: tuple[Problem, ...]) -> str:
+    """All problems."""
+    return "\n".join(problem.text() for problem in problems)
+
+
+def test_a_model_that_fits() -> None:
+    found = verdict(LLAMA_8B, engine_args={"max_model_len": 8192})
+    assert not found.problems
+    assert not found.warnings
+    assert found.fit is not None
+    assert found.fit.kv_bytes_per_token == 131072
+    assert found.fit.weights_bytes_per_gpu == pytest.approx(8_030_261_248 * 2, rel=0.01)
+
+
+def test_a_model_that_does_not_fit_says_what_helps() -> None:
+    found = verdict(LLAMA_70B, PARTITION)
+    text = texts(found.problems)
+    assert "a/b does not fit: weights 131.4 GiB per GPU" in text
+    assert "of the 21.6 GiB that gpu_memory_utilization 0.9 gives of 24.0 GiB" in text
+    assert "larger GPU or partition" in text
+
+
+def test_advice_of_copies_needs_that_one_fits() -> None:
+    small = verdict(LLAMA_8B, tensor_parallel_size=8, engine_args={"max_model_len": 8192})
+    assert [item.name for item in small.advice] == ["copies-before-tensor-parallel"]
+    assert "It fits:" in small.advice[0].text
+    huge = {**LLAMA_70B, "num_hidden_layers": 126, "hidden_size": 16384, "intermediate_size": 53248}
+    huge["num_attention_heads"] = 128
+    assert not verdict(huge, tensor_parallel_size=8, engine_args={"max_model_len": 8192}).advice
+    assert not verdict(LLAMA_8B, tensor_parallel_size=8, objective="latency").advice
+
+
+def test_a_partition_that_starves_the_cache() -> None:
+    found = verdict(LLAMA_8B, PARTITION, engine_args={"max_model_len": 16384})
+    assert not found.problems
+    assert any("CPX starves the KV cache of this model" in text for text in found.warnings)
+    assert [item.name for item in found.advice] == ["cpx-memory"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"tensor_parallel_size": 3}, "attention heads"),
+        ({"engine_args": {"max_model_len": 200000}}, "131072"),
+        ({"settings": {"attention_backend": "rocm_attn"}}, ""),
+    ],
+)
+def test_shape_rules(keys: dict[str, Any], text: str) -> None:
+    found = verdict(LLAMA_8B, **keys)
+    assert bool(found.problems) == bool(text)
+    assert text in texts(found.problems)
+
+
+def test_a_backend_that_cannot_run_the_model() -> None:
+    found = verdict(GPT_OSS_SINKS, settings={"attention_backend": "rocm_attn"})
+    assert "attention backend rocm_attn: attention sinks are not supported." in texts(found.problems)
+
+
+def test_an_image_for_other_gpus() -> None:
+    software = ImageFacts("r/i:t", "tag", vllm="0.11.1", platform="rocm", gfx=("gfx950",))
+    assert "was built for gfx950, and the GPUs are gfx942" in texts(
+        verdict(LLAMA_8B, software=software).problems
+    )
+
+
+def test_an_old_driver_is_warned_of() -> None:
+    machine = Machine("gfx942", "MI300X", "SPX", "NPS1", 1 << 37, 1 << 37, "6.3.6")
+    found = verdict(LLAMA_8B, machine, engine_args={"max_model_len": 8192})
+    assert any(text.startswith("amdgpu driver 6.3.6 is older than") for text in found.warnings)
+
+
+def test_without_a_config_fit_is_said_to_be_unknown() -> None:
+    found = verdict(None)
+    assert found.fit is None
+    assert found.warnings == ("whether a/b fits is not checked: its config.json is not known",)
+    local = verdict(None, model="/srv/m")
+    assert local.warnings[0].endswith("model_config can name a copy of it on the control node")
+
+
+def test_an_image_for_cpu_is_said() -> None:
+    software = ImageFacts("r/i:t", "image", vllm="0.32.0+cpu", platform="cpu")
+    found = verdict(
+        LLAMA_8B, software=software, env={"VLLM_CPU_KVCACHE_SPACE": "1"}, engine_args={"max_model_len": 4096}
+    )
+    assert found.fit is not None
+    assert found.fit.kv_cache_bytes == 1 << 30
+    assert found.warnings == ("the image's vLLM is built for CPU: the GPUs are not used",)
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "name", "value"),
+    [
+        ("0.19.0", {}, "gpu_memory_utilization", 0.9),
+        ("0.20.0", {}, "gpu_memory_utilization", 0.92),
+        ("0.11.1", {}, "max_num_seqs", 1024),
+        ("0.11.1", {"max_model_len": "128k"}, "max_model_len", 128000),
+        ("0.33.0", {"max_model_len": "auto"}, "max_model_len", None),
+        ("0.11.1", {"kv_cache_memory_bytes": "4G"}, "kv_cache_memory_bytes", 4 << 30),
+        ("0.13.0", {}, "async_scheduling", False),
+        ("0.14.0", {}, "async_scheduling", True),
+        ("0.14.0", {"async_scheduling": False}, "async_scheduling", False),
+        ("0.11.1", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "fp8"),
+        ("0.11.1", {"enable_prefix_caching": False}, "prefix_caching", False),
+    ],
+)
+def test_engine_of(version: str, args: dict[str, Any], name: str, value: Any) -> None:
+    wanted = deployment(engine_args=args)
+    software = ImageFacts("r/i:t", "tag", vllm=version)
+    tuned = tune(wanted, MI300X, software, model_facts("a/b", LLAMA_8B), knowledge())
+    assert getattr(engine_of(wanted, MI300X, software, tuned, knowledge()), name) == value
