@@ -73,6 +73,11 @@ options:
       served_model:
         description: The name to ask tokens from. Needed unless O(state=stopped).
         type: str
+      headless:
+        description: Whether it works for a server on another host, and has no port. It is ready when it has run
+          for a few seconds and its log tells of no failure; that the whole engine generates tokens is for the
+          other server to show.
+        type: bool
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.
         type: int
@@ -145,7 +150,7 @@ servers:
         stopped).
       type: str
     tokens:
-      description: Tokens that the probe got.
+      description: Tokens that the probe got; 0 for a headless server.
       type: int
     ready_seconds:
       description: How long it took until then.
@@ -204,6 +209,7 @@ def argument_spec():
                 "port": {"type": "int"},
                 "host": {"type": "str"},
                 "served_model": {"type": "str"},
+                "headless": {"type": "bool"},
                 "ready_timeout": {"type": "int"},
                 "stop_timeout": {"type": "int"},
             },

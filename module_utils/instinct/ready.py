@@ -12,6 +12,7 @@ from .logs import UNSPECIFIC, Finding, classify
 from .probe import Answer, generate, healthy
 from .server import Server
 
+_STEADY_SECONDS = 5.0  # how long a headless server has to run; wrong flags and missing GPUs end it sooner
 _REFUSALS = 3  # clear refusals in a row, until a server that says no is given up
 _BROKEN_SECONDS = 60.0  # how long an engine may be healthy and unable to generate
 _FIRST_TOKENS_SECONDS = 900.0  # one request: the first one may compile kernels
@@ -36,8 +37,11 @@ class Ready:
 def wait_ready(engine: Engine, server: Server, seconds: int, restarts: int, poll: float) -> Ready:
     """Wait until a server has generated tokens, its container running all the while. Raises ServerFailed.
 
+    A headless one cannot be asked: it is ready when it stays, and its engine's first server shows the rest.
     `restarts`: how often Docker had restarted the container before; `poll`: seconds between two looks.
     """
+    if server.headless:
+        return _wait_steady(engine, server, restarts, poll)
     begun = time.monotonic()
     deadline = begun + seconds
     refusals, broken_since = 0, 0.0
@@ -59,6 +63,19 @@ def wait_ready(engine: Engine, server: Server, seconds: int, restarts: int, poll
         if time.monotonic() >= deadline:
             raise _not_ready(engine, server, seconds, answer)
         time.sleep(poll)
+
+
+def _wait_steady(engine: Engine, server: Server, restarts: int, poll: float) -> Ready:
+    begun = time.monotonic()
+    while time.monotonic() - begun < _STEADY_SECONDS:
+        leave_if_abandoned()
+        _check_running(engine, server, restarts, False)
+        time.sleep(poll)
+    _check_running(engine, server, restarts, False)
+    finding = classify(engine.logs(server.container))
+    if finding.kind not in UNSPECIFIC:
+        raise ServerFailed(finding.kind, finding.line, finding.next_step)
+    return Ready(0, round(time.monotonic() - begun, 1))
 
 
 def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -> None:

@@ -26,7 +26,7 @@ ALIVE = ("running", "restarting", "paused")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _KEYS = (
     "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
-    "image", "port", "host", "served_model", "ready_timeout", "stop_timeout",
+    "image", "port", "host", "served_model", "headless", "ready_timeout", "stop_timeout",
 )  # fmt: skip
 
 
@@ -40,7 +40,10 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Server:
-    """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped."""
+    """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
+
+    headless: it works for a server on another host, and has no port.
+    """
 
     name: str
     deployment: str
@@ -50,6 +53,7 @@ class Server:
     spec_hash: str
     body: Json
     endpoint: Endpoint
+    headless: bool
     ready_timeout: int
     stop_timeout: int
 
@@ -146,6 +150,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
             str(data.get("served_model") or ""),
             api_key,
         ),
+        headless=bool(data.get("headless")),
         ready_timeout=_number(data, "ready_timeout", 1800),
         stop_timeout=_number(data, "stop_timeout", 120),
     )

@@ -272,7 +272,8 @@ def _write(server: Server, names: Sequence[str]) -> None:
 
 
 def _start(engine: Engine, server: Server) -> None:
-    holder = port_holder(server.endpoint.host, server.endpoint.port) if server.endpoint.port else None
+    listens = server.endpoint.port and not server.headless
+    holder = port_holder(server.endpoint.host, server.endpoint.port) if listens else None
     if holder:
         raise ServerFailed(
             "port_in_use",

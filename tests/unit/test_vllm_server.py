@@ -30,6 +30,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDock
     monkeypatch.setattr(places, "STATE_DIR", str(tmp_path / "etc"))
     monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(ready, "_BROKEN_SECONDS", 0.3)
+    monkeypatch.setattr(ready, "_STEADY_SECONDS", 0.3)
     monkeypatch.setattr(servers, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as fake:
@@ -640,6 +641,48 @@ def test_a_container_removed_meanwhile(docker: FakeDocker, run_module: Any) -> N
     result, failed = run_module(vllm_server.main, args(docker, spec()))
     assert failed
     assert result["servers"][0]["class"] == "removed"
+
+
+# ---- headless ranks ------------------------------------------------------------------------------
+
+
+def silent(log: str = "", exit_after: float | None = None) -> Any:
+    """A server that never listens: it runs until it is stopped, or ends by itself."""
+
+    def program(container: FakeContainer) -> int:
+        container.log += log
+        stopped = container.stopping.wait(exit_after)
+        return 143 if stopped else 1
+
+    return program
+
+
+def test_a_headless_server_is_ready_when_it_stays(docker: FakeDocker, run_module: Any) -> None:
+    with socket.socket() as other:  # its port is not looked at
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        server = spec("llama-0", other.getsockname()[1], headless=True)
+        docker.programs["instinct-"] = silent("INFO: Launching vLLM headless multiproc executor\n")
+        result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert (result["servers"][0]["state"], result["servers"][0]["tokens"]) == ("ready", 0)
+    assert result["servers"][0]["ready_seconds"] >= 0.3
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        (silent("vllm: error: unrecognized arguments: --nnodes\n", 0.1), "unknown_flag"),
+        (silent(OOM), "out_of_memory"),
+        (silent(exit_after=0.1), "unknown"),
+    ],
+)
+def test_a_headless_server_that_fails(docker: FakeDocker, run_module: Any, program: Any, kind: str) -> None:
+    docker.programs["instinct-"] = program
+    result, failed = run_module(vllm_server.main, args(docker, spec(headless=True)))
+    assert failed
+    assert result["servers"][0]["class"] == kind
 
 
 # ---- input and secrets ---------------------------------------------------------------------------
