@@ -13,10 +13,16 @@ from .engine import Json
 from .nodemodule import NodeError
 from .places import HF_MOUNT, INSTANCE_MOUNT, container_name
 from .results import KINDS
+from .versions import version_key
 
 LABEL = "instinct-fleet.bench"
 RESULT_MOUNT = "/bench"
 RESULT_FILE = "result.json"
+
+# Before these releases the clients were scripts, which AMD's images have here. From catalog/vllm/bench_settings.yml.
+SCRIPTS = "/app/vllm/benchmarks"
+_CLI_SINCE = {"serve": "0.8.0", "latency": "0.8.5", "throughput": "0.8.5"}
+_SERVED_NAME_SINCE = "0.7.0"
 
 # E2EL is not measured unless asked for, and only p99 is computed by default (all versions).
 MEASURED = {"percentile-metrics": "ttft,tpot,itl,e2el", "metric-percentiles": "50,90,95,99"}
@@ -98,6 +104,11 @@ class Target:
         listen = (groups_of(self.argv).get("host") or ["127.0.0.1"])[0]
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listen, listen)
         return f"http://{host}:{self.port}"
+
+    def before(self, release: str) -> bool:
+        """Its vLLM is older than a release; False where the plan does not say which it is."""
+        version = str(self.plan.get("vllm") or "")
+        return bool(version) and version_key(version) < version_key(release)
 
     @property
     def weights(self) -> str:
@@ -190,6 +201,9 @@ def flag_words(args: Mapping[str, Any]) -> list[str]:
 
 def command(kind: str, target: Target, args: Mapping[str, Any]) -> list[str]:
     """The benchmark's command line. It holds no secret."""
+    program = ["vllm", "bench", kind]
+    if target.before(_CLI_SINCE[kind]):
+        program = ["python3", f"{SCRIPTS}/benchmark_{'serving' if kind == 'serve' else kind}.py"]
     serve_flags = groups_of(target.argv)
     result = f"{RESULT_MOUNT}/{RESULT_FILE}"
     if kind == "serve":
@@ -204,7 +218,9 @@ def command(kind: str, target: Target, args: Mapping[str, Any]) -> list[str]:
             "result-dir": RESULT_MOUNT,
             "result-filename": RESULT_FILE,
         }
-        return ["vllm", "bench", "serve", *flag_words({**own, **args})]
+        if target.before(_SERVED_NAME_SINCE):
+            own["model"] = own.pop("served-model-name")
+        return [*program, *flag_words({**own, **args})]
     engine: dict[str, Any] = {
         flag: values or True
         for flag, values in serve_flags.items()
@@ -218,7 +234,7 @@ def command(kind: str, target: Target, args: Mapping[str, Any]) -> list[str]:
         **args,
         "output-json": result,
     }
-    return ["vllm", "bench", kind, *flag_words(own)]
+    return [*program, *flag_words(own)]
 
 
 def container_body(target: Target, words: Sequence[str], run: str, result_dir: str) -> Json:

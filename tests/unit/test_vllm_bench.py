@@ -168,6 +168,29 @@ def test_offline_benchmarks_get_the_engine_arguments_without_the_front_ends(kind
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "vllm", "program"),
+    [
+        ("serve", "0.7.3", ["python3", "/app/vllm/benchmarks/benchmark_serving.py"]),
+        ("serve", "0.8.0", ["vllm", "bench", "serve"]),
+        ("latency", "0.8.4", ["python3", "/app/vllm/benchmarks/benchmark_latency.py"]),
+        ("throughput", "0.8.4", ["python3", "/app/vllm/benchmarks/benchmark_throughput.py"]),
+        ("throughput", "0.8.5.dev3+g1234567", ["python3", "/app/vllm/benchmarks/benchmark_throughput.py"]),
+        ("throughput", "0.8.5", ["vllm", "bench", "throughput"]),
+    ],
+)
+def test_clients_were_scripts_in_older_releases(kind: str, vllm: str, program: list[str]) -> None:
+    words = command(kind, target(vllm=vllm), {})
+    assert words[: len(program)] == program
+    assert words[len(program)] == "--model"
+
+
+def test_the_oldest_client_knows_one_name_of_the_model() -> None:
+    words = command("serve", target(vllm="0.6.3"), {})
+    assert words[words.index("--model") + 1] == "tiny"
+    assert "--served-model-name" not in words
+
+
 def test_the_front_end_has_no_engine_option() -> None:
     for flag in (
         "tensor-parallel-size",
