@@ -106,6 +106,12 @@ class Knowledge:
         return tuple(sorted(found, key=lambda recipe: not recipe.match.get("all")))
 
     @property
+    def models(self) -> Mapping[str, Any]:
+        """Shapes of well-known models (models.yml)."""
+        found: Mapping[str, Any] = self._yaml("models.yml")
+        return found
+
+    @property
     def images(self) -> Mapping[str, Any]:
         """Container images and drivers (images.yml)."""
         found: Mapping[str, Any] = self._yaml("images.yml")

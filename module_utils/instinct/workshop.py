@@ -17,6 +17,7 @@ from .fleet import Host
 from .hashing import spec_hash
 from .images import ImageFacts
 from .knowledge import Knowledge
+from .knownmodels import known_config
 from .layout import Layout, Slot
 from .lock import Lock, ModelPin
 from .modelfacts import model_facts
@@ -139,6 +140,8 @@ class Workshop:
     ) -> Decision:
         given = self.models.get(deployment.model_config)
         config = given.config if given else (pin.config if pin else None)
+        if config is None:
+            config = known_config(self.knowledge.models, deployment.model)
         files = given.files if given else None
         if files is None and pin and pin.files:
             files = tuple(pin.selection(deployment.exclude, deployment.include).items())

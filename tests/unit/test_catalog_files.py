@@ -59,12 +59,12 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-@pytest.mark.parametrize("name", ["images", "sources"])
+@pytest.mark.parametrize("name", ["images", "models", "sources"])
 def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
 
-@pytest.mark.parametrize("name", ["vllm", "recipe", "images", "baselines", "sources"])
+@pytest.mark.parametrize("name", ["vllm", "recipe", "images", "models", "baselines", "sources"])
 def test_schemas_are_schemas(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
 
@@ -92,6 +92,7 @@ def test_sources_are_listed(path: Path) -> None:
 
 def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
+    used.add(knowledge().models["source"])
     used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
     for path in BASELINES:
         used.update(setup["source"] for setup in read(path)["setups"].values())
