@@ -17,11 +17,22 @@ description:
   - The whole input is checked first. All problems are reported at once, each with its key, the file and line
     of the key, the hosts, and the fix.
   - Image references and model revisions that were never resolved are asked of their registry and hub, and
-    pinned in a lock file. A run with all pins known asks nobody.
+    pinned in a lock file. For what is going to be fetched by older pins, registry and hub are asked whether it
+    may be had; when they cannot be reached from here, that is a warning. A run with nothing to fetch asks nobody.
+  - What images answered on nodes when M(vllm_image) asked what is in them is kept in the lock file too. Of a host
+    with an image of which nobody knows it, only what comes before the answer is planned, and it is put into the
+    group C(fleet_partial), to be planned again.
 options:
   hosts:
     description:
       - Hosts to plan. Default is the hosts of the play that are in the group C(instinct), else that group.
+    type: list
+    elements: str
+  again:
+    description:
+      - The second plan of a run, made after images were asked - these hosts were observed anew, and only theirs
+        is told, in RV(todo), RV(changes) and RV(text). The others are planned from what was seen of them before,
+        as instances may span hosts. Ignores O(refresh).
     type: list
     elements: str
   offline:
@@ -82,6 +93,12 @@ todo:
   type: list
   elements: dict
   sample: [{name: n1, groups: [todo_host_prep, todo_vllm_serve], plan: {}}]
+partial:
+  description: Images that have to be asked what is in them before all can be planned.
+  returned: success
+  type: list
+  elements: str
+  sample: [registry.example/vllm:nightly]
 changes:
   description: Number of actions on all hosts.
   returned: success

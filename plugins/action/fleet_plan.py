@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,19 @@ from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, HostInput, build_fleet
 from instinct.inventory import VARIABLES
+from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
-from instinct.pins import missing_pins
+from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.render import FILES, Render, renderer
+from instinct.software import learned
+from instinct.workshop import ModelSource, Workshop
 
 GROUP = "instinct"
 MIN_TOKEN = 8
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
+    "again": {"type": "list", "elements": "str"},
     "offline": {"type": "bool", "default": False},
     "explain": {"type": "bool", "default": False},
     "refresh": {"type": "bool", "default": False},
@@ -71,16 +76,22 @@ class ActionModule(ActionBase):
         inputs = {name: reader.host(name, offline) for name in names}
         fleet = build_fleet(inputs, reader.groups(), catalog, offline)
         check_fleet(fleet)
+        again = options["again"]
         lock_file = Path(options["lock_file"] or reader.beside_inventory(names) / "fleet.lock.json")
-        lock = read_lock(lock_file)
+        kept = lock = read_lock(lock_file)
+        newer = Lock()
         if not offline:
-            newer = resolve(fleet, lock, options["refresh"], reader)
-            if newer.images or newer.models:
-                lock = lock.merged(newer)
-                if not self._task.check_mode:
-                    write_json(lock_file, lock.to_json())
-        plan = plan_fleet(fleet, lock, load_renderer())
-        text = explain(plan, options["explain"])
+            newer = resolve(fleet, lock, options["refresh"] and again is None, reader)
+            lock = learned(fleet, lock.merged(newer))
+            if lock != kept and not self._task.check_mode:
+                write_json(lock_file, lock.to_json())
+        knowledge = Knowledge(ROOT / "catalog")
+        models = read_models(fleet, reader.beside_inventory(names))
+        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models))
+        if not offline and again is None:
+            plan = replace(plan, warnings=(*plan.warnings, *access(fleet, lock, newer, reader)))
+        news = plan if again is None else only(plan, again)
+        text = explain(news, options["explain"])
         self._display.display(f"\n{text}")
         data = plan.to_json()
         if options["plan_file"]:
@@ -90,18 +101,26 @@ class ActionModule(ActionBase):
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
-            "todo": [] if offline else todo(plan, data),
-            "changes": plan.changes,
+            "todo": [] if offline else todo(news, data),
+            "partial": list(news.partial),
+            "changes": news.changes,
             "text": text,
         }
 
 
+def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
+    """The plan of some hosts; what was to be told of the others was told."""
+    return replace(
+        plan, hosts=tuple(item for item in plan.hosts if item.host.name in set(hosts)), unreachable=()
+    )
+
+
 def todo(plan: FleetPlan, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Hosts with something to do, for add_host."""
+    """Hosts with something to do, for add_host. Those that are planned again afterwards are in fleet_partial."""
     return [
         {
             "name": host.host.name,
-            "groups": [f"todo_{role}" for role in host.todo],
+            "groups": [f"todo_{role}" for role in host.todo] + (["fleet_partial"] if host.partial else []),
             "plan": data["hosts"][host.host.name],
         }
         for host in plan.hosts
@@ -266,17 +285,47 @@ def _key(key: Any) -> Any:
 
 def load_catalog() -> GpuCatalog:
     """The GPU models of catalog/gpus.yml."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with (ROOT / "catalog" / "gpus.yml").open(encoding="utf-8") as file:
-        return parse_gpus(yaml.load(file, Loader=loader))
+    return parse_gpus(read_yaml(ROOT / "catalog" / "gpus.yml"))
 
 
 def load_renderer() -> Render:
     """A renderer with the templates of templates/."""
     names = [f"{name}.j2" for name in FILES]
     return renderer({name: (ROOT / "templates" / name).read_text(encoding="utf-8") for name in names})
+
+
+def read_models(fleet: Fleet, base: Path) -> dict[str, ModelSource]:
+    """What the deployments' model_config name, seen from the inventory's directory. Raises FleetError."""
+    found: dict[str, ModelSource] = {}
+    problems: list[Problem] = []
+    for host in fleet.hosts:
+        for deployment in host.deployments:
+            name = deployment.model_config
+            if not name or name in found:
+                continue
+            path = base / os.path.expanduser(name)
+            try:
+                found[name] = _model_source(path)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
+                what = f"{path} cannot be read: {why}."
+                fix = "Name a config.json, or a directory with one, on this machine."
+                problems.append(Problem((*deployment.path, "model_config"), what, fix, (host.name,)))
+    if problems:
+        raise FleetError(problems)
+    return found
+
+
+def _model_source(path: Path) -> ModelSource:
+    files = None
+    if path.is_dir():
+        inside = sorted(item for item in path.rglob("*") if item.is_file())
+        files = tuple((str(item.relative_to(path)), item.stat().st_size) for item in inside)
+        path = path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError(path)
+    return ModelSource(config, files)
 
 
 def read_lock(path: Path) -> Lock:
@@ -335,6 +384,21 @@ def resolve(fleet: Fleet, lock: Lock, refresh: bool, reader: Reader) -> Lock:
             sorted(set(problems), key=lambda problem: [natural(str(part)) for part in problem.path])
         )
     return Lock(found_images, found_models)
+
+
+def access(fleet: Fleet, lock: Lock, fresh: Lock, reader: Reader) -> tuple[str, ...]:
+    """Whether what hosts lack may be fetched; `fresh` was resolved by this run. Raises FleetError."""
+    images = [need for need in absent_images(fleet, lock) if need.ref not in fresh.images]
+    models = [
+        need
+        for need in absent_models(fleet, lock)
+        if model_key(need.host.settings.endpoint, need.repo, need.revision) not in fresh.models
+    ]
+    if not images and not models:
+        return ()
+    from instinct.access import check_access
+
+    return check_access(images, models, lock, reader.token)
 
 
 def _on(problem: Problem, host: str) -> Problem:

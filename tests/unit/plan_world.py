@@ -13,9 +13,11 @@ import yaml
 from instinct.catalog import GpuCatalog, parse_gpus
 from instinct.errors import FleetError
 from instinct.fleet import Fleet, HostInput, build_fleet
-from instinct.lock import ImagePin, Lock, ModelPin, model_key
+from instinct.knowledge import Knowledge
+from instinct.lock import ImagePin, ImageSoftware, Lock, ModelPin, model_key
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.render import FILES, Render, renderer
+from instinct.workshop import ModelSource, Workshop
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.lab:5000/lab/vllm:1"
@@ -26,10 +28,29 @@ COMMIT = "c" * 40
 GIB = 1 << 30
 VRAM = 206141652992
 COUNTS = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
-FILES_OF_REPO = (("config.json", 700), ("model-1.safetensors", 5 * GIB), ("original/params.bin", 7 * GIB))
+WEIGHTS = 5127868416  # bytes of what CONFIG describes
+FILES_OF_REPO = (
+    ("config.json", 700),
+    ("model-1.safetensors", WEIGHTS),
+    ("original/params.bin", 12 * GIB - WEIGHTS),
+)
+SOFTWARE = ImageSoftware("0.11.1", "rocm", "7.0.0", "2.9.0", "3.12", ("gfx942", "gfx950"))
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
 LOCK = Lock(
-    {IMAGE: ImagePin(DIGEST, 4 * GIB)},
-    {model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_REPO, {"model_type": "llama"})},
+    {IMAGE: ImagePin(DIGEST, 4 * GIB, SOFTWARE)},
+    {model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_REPO, CONFIG)},
 )
 
 
@@ -43,6 +64,17 @@ def catalog() -> GpuCatalog:
 def render() -> Render:
     """The real templates."""
     return renderer({f"{n}.j2": (ROOT / "templates" / f"{n}.j2").read_text(encoding="utf-8") for n in FILES})
+
+
+@cache
+def knowledge() -> Knowledge:
+    """The real catalogue."""
+    return Knowledge(ROOT / "catalog")
+
+
+def workshop(lock: Lock = LOCK, models: Mapping[str, ModelSource] | None = None) -> Workshop:
+    """What instances are made with."""
+    return Workshop(knowledge(), lock, render(), models or {})
 
 
 def gpus(
@@ -61,6 +93,7 @@ def gpus(
             "compute_partition": mode,
             "available_compute_partitions": ["SPX", "DPX", "QPX", "CPX"],
             "memory_partition": "NPS1",
+            "numa_node": gpu // 4,
             "partitions": [
                 {"id": part, "render_minor": first + 8 * gpu + part, "memory_bytes": VRAM // parts}
                 for part in range(parts)
@@ -78,6 +111,10 @@ def state(**changes: Any) -> dict[str, Any]:
         "euid": 0,
         "os": {"id": "debian", "version_id": "12", "pretty_name": "Debian GNU/Linux 12 (bookworm)"},
         "numa_balancing": {"runtime": 1, "persisted": None, "file": None},
+        "numa_nodes": [
+            {"id": 0, "cpus": "0-95,192-287", "memory_bytes": 1 << 40},
+            {"id": 1, "cpus": "96-191,288-383", "memory_bytes": 1 << 40},
+        ],
         "virtual_machine": False,
         "driver": {"loaded": True, "version": "6.12.12"},
         "gpus": gpus(),
@@ -112,14 +149,19 @@ def fleet(
     *,
     groups: Mapping[str, list[str]] | None = None,
     offline: bool = False,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> Fleet:
-    """A fleet whose hosts all have these variables."""
+    """A fleet whose hosts all have these variables, and some their own besides."""
     hosts = list(states)
     known = {"all": hosts, "instinct": hosts, "ungrouped": [], **(groups or {})}
     shared = {"vllm_deployments": deployments, **variables}
     inputs = {
-        name: HostInput(shared, found, "" if found or offline else "it could not be reached")
+        name: HostInput(
+            {**shared, **(own or {}).get(name, {})},
+            found,
+            "" if found or offline else "it could not be reached",
+        )
         for name, found in states.items()
     }
     return build_fleet(inputs, known, catalog(), offline)
@@ -131,7 +173,7 @@ def plan(
     """Validate, check and plan, as the action plugin does."""
     wanted = fleet(states, deployments, **keys)
     check_fleet(wanted)
-    return plan_fleet(wanted, lock, render())
+    return plan_fleet(wanted, workshop(lock))
 
 
 def problems(states: Mapping[str, Mapping[str, Any] | None], deployments: Any, **keys: Any) -> list[str]:

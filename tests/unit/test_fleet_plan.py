@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import huggingface_hub.constants
 import jsonschema
 import pytest
 import yaml
+from instinct.lock import Lock
 
 from lab.hub import make, server
 
 from .fake_registry import IMAGE, digest, running_registry
-from .plan_world import LOCK, apply_to_state, deployment, plan, state
+from .plan_world import DIGEST, LOCK, SOFTWARE, apply_to_state, deployment, plan, state
+from .plan_world import IMAGE as IMAGE_REF
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
@@ -48,6 +50,40 @@ PLAYBOOK = """
       delegate_to: localhost
       run_once: true
       check_mode: false
+"""
+
+# As playbooks/site.yml goes on where images had to be asked.
+AGAIN = """
+    - ansible.builtin.add_host:
+        name: "{{ item.name }}"
+        groups: "{{ item.groups }}"
+        fleet_host_plan: "{{ item.plan }}"
+      loop: "{{ fleet_plan_result.todo }}"
+- hosts: fleet_partial
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact:
+        node_state_result: "{{ lookup('ansible.builtin.file', asked_file) | from_json }}"
+    - name: Plan again
+      fleet_plan:
+        hosts: "{{ fleet_plan_result.plan.hosts | list }}"
+        again: "{{ ansible_play_hosts }}"
+        refresh: true
+      run_once: true
+      register: fleet_plan_result
+    - ansible.builtin.add_host:
+        name: "{{ item.name }}"
+        groups: "{{ item.groups }}"
+        fleet_host_plan: "{{ item.plan }}"
+      loop: "{{ fleet_plan_result.todo }}"
+- hosts: todo_vllm_serve
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy:
+        dest: "{{ playbook_dir }}/{{ inventory_hostname }}.end.json"
+        content: "{{ {'result': fleet_plan_result, 'plan': fleet_host_plan} | to_json }}"
+        mode: "0600"
+      delegate_to: localhost
 """
 
 
@@ -78,9 +114,9 @@ class Fleet:
         text = yaml.safe_dump(variables, sort_keys=False)
         (self.inventory / "group_vars" / "instinct.yml").write_text(text, "utf-8")
 
-    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str, playbook_text: str = PLAYBOOK) -> subprocess.CompletedProcess[str]:
         playbook = self.place / "plan.yml"
-        playbook.write_text(PLAYBOOK, "utf-8")
+        playbook.write_text(playbook_text, "utf-8")
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.place),
@@ -116,9 +152,11 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def test_a_plan_of_three_hosts(fleet: Fleet) -> None:
     wanted = [
-        deployment(instances_per_host=2, port="{{ first_port }}", engine_args={"x": "{{ '{{' }} raw }}"})
+        deployment(
+            instances_per_host=2, port="{{ first_port }}", engine_args={"chat_template": "{{ '{{' }} raw }}"}
+        )
     ]
-    told = [{**wanted[0], "port": 8100, "engine_args": {"x": "{{ raw }}"}}]
+    told = [{**wanted[0], "port": 8100, "engine_args": {"chat_template": "{{ raw }}"}}]
     done = apply_to_state(state(), plan({"n2": state()}, told).to_json()["hosts"]["n2"])
     fleet.write({"n1": state(), "n2": done, "n3": None}, first_port=8100, vllm_deployments=wanted)
     fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
@@ -188,7 +226,8 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
     token.write_text(make.TOKEN + "\n", encoding="utf-8")
     variables: dict[str, Any] = {"hf_model_token_file": str(token)}
     with running_registry() as registry, server.Hub(root) as hub:
-        variables["vllm_deployments"] = [deployment(image=f"{registry}/lab/vllm:1", model=make.GATED)]
+        wanted = deployment(image=f"{registry}/lab/vllm:1", vllm_version="0.11.1", model=make.GATED)
+        variables["vllm_deployments"] = [wanted]
         variables["vllm_image_registries"] = {registry: {"insecure": True}}
         variables["hf_model_endpoint"] = hub.url
         fleet.write({"n1": state()}, **variables)
@@ -210,28 +249,80 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
             assert make.TOKEN not in shown.stdout + shown.stderr
             assert "hf_wrong_but_long_enough" not in shown.stdout + shown.stderr
         fleet.lock.write_text(kept, encoding="utf-8")
+        # The pins stand, but what they name may no longer be had with this token.
+        withdrawn = fleet.run()
+        assert withdrawn.returncode == 2
+        assert "refuses the token of hf_model_token" in withdrawn.stdout + withdrawn.stderr
+        assert fleet.lock.read_text(encoding="utf-8") == kept
     lock = json.loads(kept)
     assert list(lock["images"].values()) == [
         {"digest": digest(IMAGE), "bytes": 5800, "platform": "linux/amd64"}
     ]
     assert [list(item["files"]) for item in lock["models"].values()] == [["config.json"]]
     assert make.TOKEN not in kept
-    # Registry and hub are gone now; the pins are enough, and no token is read.
-    token.unlink()
+    # Registry and hub are gone now; the pins are enough for the plan. Whether the node will get them is not known.
     fleet.write({"n1": state()}, **variables)
     again = fleet.run()
     assert again.returncode == 0, again.stdout + again.stderr
-    assert fleet.result()["plan"] == predicted
+    told = fleet.result()["plan"]
+    assert [registry in told["warnings"][0], hub.url in told["warnings"][1]] == [True, True]
+    assert {**told, "warnings": []} == {**predicted, "warnings": []}
+    # With nothing to fetch nobody is asked, and no token is read.
+    token.unlink()
+    fleet.write({"n1": apply_to_state(state(), predicted["hosts"]["n1"])}, **variables)
+    quiet = fleet.run()
+    assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+    assert fleet.result()["plan"]["warnings"] == []
+
+
+def test_what_had_to_be_asked_is_planned_for_afterwards(fleet: Fleet) -> None:
+    """As site.yml does it: nobody knows n1's image, n2's is known. Then n1's engine has it, and its answer."""
+    bare = Lock({image: replace(pin, software=None) for image, pin in LOCK.images.items()}, LOCK.models)
+    other = deployment(name="other", image=f"registry.lab:5000/lab/other@{DIGEST}", vllm_version="0.11.1")
+    wanted = [deployment(hosts=["n1"]), {**other, "hosts": ["n2"]}]
+    there = {"id": "i", "tags": [], "digests": [other["image"]]}
+    states = {"n1": state(), "n2": state(images=[there])}
+    fleet.write(states, vllm_deployments=wanted)
+    fleet.lock.write_text(json.dumps(bare.to_json()), encoding="utf-8")
+    told = apply_to_state(states["n1"], plan(states, wanted, bare).to_json()["hosts"]["n1"])
+    told["images"][0]["software"] = SOFTWARE.to_json()
+    asked = fleet.place / "asked.json"
+    asked.write_text(json.dumps({"changed": False, "node_state": told}), encoding="utf-8")
+    run = fleet.run("-e", f"asked_file={asked}", playbook_text=PLAYBOOK + AGAIN)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+    first = fleet.result()
+    assert first["partial"] == first["plan"]["partial"] == [IMAGE_REF]
+    assert [(item["name"], item["groups"]) for item in first["todo"]] == [
+        ("n1", ["todo_host_prep", "todo_vllm_image", "fleet_partial"]),
+        ("n2", ["todo_host_prep", "todo_hf_model", "todo_vllm_serve"]),
+    ]
+    end = {name: json.loads((fleet.place / f"{name}.end.json").read_text()) for name in ("n1", "n2")}
+    second = end["n1"]["result"]
+    assert second["partial"] == second["plan"]["partial"] == []
+    assert [(item["name"], item["groups"]) for item in second["todo"]] == [
+        ("n1", ["todo_hf_model", "todo_vllm_serve"])
+    ]
+    # Both hosts go on by their own plan: the first one of n2, the second one of n1.
+    assert end["n1"]["plan"] == second["plan"]["hosts"]["n1"]
+    assert end["n1"]["plan"]["servers"]
+    assert end["n2"]["plan"] == first["plan"]["hosts"]["n2"] == second["plan"]["hosts"]["n2"]
+    assert (run.stdout.count("\nn1: 8 x MI300X"), run.stdout.count("\nn2: 8 x MI300X")) == (2, 1)
+    assert json.loads(fleet.lock.read_text(encoding="utf-8")) == LOCK.to_json()
 
 
 def test_offline_needs_no_host_and_no_network(fleet: Fleet) -> None:
-    wanted = [deployment(image="registry.invalid/lab/vllm:1", instances_per_host=8, gpus=None)]
+    wanted = [
+        deployment(
+            image="registry.invalid/lab/vllm:1", vllm_version="0.11.1", instances_per_host=8, gpus=None
+        )
+    ]
     declared = {"model": "MI300X", "count": 8}
     fleet.write({"n1": None}, vllm_deployments=wanted, instinct_gpus=declared, gpu_partition_compute="CPX")
     run = fleet.run("-e", "offline=true", "-e", "explain=true")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "n1: 8 x MI300X in CPX, 64 logical GPUs, GPUs 8-63 free" in run.stdout
-    assert "Deployment llama on n1: 8 instances per host" in run.stdout
+    assert "Deployment llama on n1: 8 instances per host, vLLM 0.11.1" in run.stdout
     assert not fleet.lock.exists()
 
 
