@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import given, settings
@@ -13,6 +15,25 @@ from instinct.errors import FleetError
 from .plan_world import COUNTS, IMAGE, apply_to_state, deployment, gpus, plan, state
 
 MODES = list(COUNTS)
+# What an instance may be made of, on the two GPUs that each deployment below has for itself.
+SHAPES: list[dict[str, Any]] = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2},
+    {"data_parallel_size": 2},
+    {"data_parallel_size": 2, "data_parallel_balancing": "external"},
+    {"instances_per_host": 2},
+    {"instances_per_host": "max"},
+    {"instances_per_host": 3, "instances_per_gpu": 2},
+    {"instances_per_host": "max", "instances_per_gpu": 3},
+]
+SPANNING: list[dict[str, Any]] = [
+    {"nodes": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    {"nodes": 2, "tensor_parallel_size": 4},
+    {"nodes": 4, "pipeline_parallel_size": 4, "instances_per_host": "max"},
+    {"nodes": 2, "data_parallel_size": 4},
+    {"nodes": 2, "data_parallel_size": 4, "data_parallel_balancing": "hybrid"},
+    {"nodes": 4, "data_parallel_size": 8, "data_parallel_balancing": "external"},
+]
 
 
 @st.composite
@@ -20,23 +41,27 @@ def deployments(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Some deployments; mostly side by side, sometimes in each other's way."""
     found = []
     for index in range(draw(st.integers(1, 4))):
-        size = draw(st.sampled_from([1, 1, 2]))
         own = [2 * index, 2 * index + 1]
         keys: dict[str, Any] = {
             "name": f"d{index}",
             "port": draw(st.sampled_from([*[8000 + 10 * index] * 9, 8001, 65535])),
-            "instances_per_host": draw(st.integers(1, 2 // size)),
-            "tensor_parallel_size": size,
+            **draw(st.sampled_from([{}, *SHAPES])),
             "gpus": draw(st.sampled_from([*[own] * 9, None, [0, 12], [1, 0]])),
             "hosts": draw(st.none() | st.sampled_from([["n1"], ["blue"], ["n2", "n10"], []])),
             "engine_args": draw(
-                st.sampled_from([None, {"max_model_len": 1}, {"b": {"y": 1, "x": 2}, "a": True}])
+                st.sampled_from(
+                    [
+                        None,
+                        {"max_model_len": 1024},
+                        {"override_generation_config": {"top_p": 1, "top_k": 2}, "enforce_eager": True},
+                    ]
+                )
             ),
             "exclude": draw(st.none() | st.just(["original/*"])),
             "revision": draw(st.sampled_from(["main", "c" * 40])),
         }
         if draw(st.booleans()):
-            keys.update(image=None, build={"repo": "https://x/y", "ref": "v1"})
+            keys.update(image=None, build={"repo": "https://x/y", "ref": "v1"}, vllm_version="0.11.1")
         found.append(deployment(**keys))
     return found
 
@@ -85,14 +110,91 @@ def test_nothing_is_used_twice(found: Any, wanted: Any, chosen: Any) -> None:
         return
     for host in data["hosts"].values():
         ports = [port for item in host["instances"] for port in item["ports"]]
-        used = [gpu for item in host["instances"] for gpu in item["gpus"]]
-        nodes = [node for item in host["instances"] for node in item["render_nodes"]]
-        for things in (ports, used, nodes, [item["name"] for item in host["instances"]]):
+        for things in (ports, [item["name"] for item in host["instances"]]):
             assert len(things) == len(set(things))
+        assert all(share <= 1 for share in memory_in_use(host, wanted).values())
+        used = [gpu for item in host["instances"] for gpu in item["gpus"]]
         assert all(0 < port < 65536 for port in ports)
         assert all(gpu < host["gpus"]["logical"] for gpu in used)
         mounts = [item["server"]["cache_directory"] for item in host["instances"]]
         assert len(mounts) == len(set(mounts))
+
+
+def memory_in_use(host: dict[str, Any], wanted: list[dict[str, Any]]) -> dict[str, Fraction]:
+    """The part of each render node's memory that the host's instances may take."""
+    shares = {item["name"]: Fraction(1, item.get("instances_per_gpu", 1)) for item in wanted}
+    found: dict[str, Fraction] = defaultdict(Fraction)
+    for item in host["instances"]:
+        for node in item["render_nodes"]:
+            found[node] += shares[item["deployment"]]
+    return found
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Deployments over groups of hosts, on GPUs of their own; sometimes with ports that meet."""
+    return [
+        deployment(
+            name=f"d{index}",
+            port=draw(st.sampled_from([*[8000 + 10 * index] * 4, 18000])),
+            gpus=[2 * index, 2 * index + 1],
+            **draw(st.sampled_from([*SPANNING, *SHAPES])),
+        )
+        for index in range(draw(st.integers(1, 3)))
+    ]
+
+
+@given(groups(), st.randoms(use_true_random=False))
+@settings(max_examples=20, deadline=None)
+def test_groups_follow_from_names_and_stay(wanted: Any, chance: random.Random) -> None:
+    names = ["n1", "n2", "n9", "n10"]
+    data = try_plan({name: state() for name in names}, wanted)
+    if data is None:
+        return
+    after = {name: apply_to_state(state(), data["hosts"][name]) for name in chance.sample(names, 4)}
+    again = try_plan(after, chance.sample(wanted, len(wanted)))
+    assert again is not None
+    for name, host in again["hosts"].items():
+        assert (host["actions"], host["instances"]) == ([], data["hosts"][name]["instances"])
+
+
+def listens(item: dict[str, Any]) -> set[int]:
+    """Ports of an instance, with the one where its engine's servers meet."""
+    rank = item["rank"]
+    first = rank and rank["node_rank"] == rank["data_rank"] == 0
+    return {*item["ports"], rank["master_port"]} if first else set(item["ports"])
+
+
+@given(groups(), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_ranks_of_an_engine_are_complete(wanted: Any, chance: random.Random) -> None:
+    names = ["n1", "n2", "n9", "n10"]
+    data = try_plan({name: state() for name in chance.sample(names, 4)}, wanted)
+    if data is None:
+        return
+    sizes = {item["name"]: item for item in wanted}
+    engines: dict[tuple[Any, ...], list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for name, host in data["hosts"].items():
+        assert all(share <= 1 for share in memory_in_use(host, wanted).values())
+        listening = Counter(port for item in host["instances"] for port in listens(item))
+        assert all(count == 1 for count in listening.values())
+        for item in host["instances"]:
+            if item["rank"]:
+                rank = item["rank"]
+                within = name if len(rank["hosts"]) < 2 else ""
+                engines[item["deployment"], rank["group"], rank["master_port"], within].append((name, item))
+    for (name, *_), servers in engines.items():
+        shape = sizes[name]
+        nodes, ranks = shape.get("nodes", 1), [item["rank"] for _, item in servers]
+        external = shape.get("data_parallel_balancing") == "external"
+        each = shape["data_parallel_size"] // nodes if external else 1
+        assert len({(rank["node_rank"], rank["data_rank"]) for rank in ranks}) == len(ranks) == nodes * each
+        assert Counter(rank["node_rank"] for rank in ranks) == dict.fromkeys(range(nodes), each)
+        assert len({(rank["master"], rank["master_port"]) for rank in ranks}) == 1
+        assert len({len(item["gpus"]) for _, item in servers}) == 1
+        if nodes > 1:
+            assert [rank["hosts"][rank["node_rank"]] for rank in ranks] == [host for host, _ in servers]
+        assert [bool(item["ports"]) for _, item in servers] == [not rank["headless"] for rank in ranks]
 
 
 @given(states(), deployments(), variables(), st.randoms(use_true_random=False))
@@ -174,3 +276,6 @@ def test_the_strategies_reach_valid_plans() -> None:
     """Guards the properties above against passing because every example is refused."""
     wanted = [deployment(name="d0"), deployment(name="d1", port=9000, gpus=[1], image=IMAGE)]
     assert try_plan({name: state() for name in ("n1", "n2", "n10")}, wanted) is not None
+    for shape in (*SHAPES, *SPANNING):
+        hosts = {name: state() for name in ("n1", "n2", "n9", "n10")}
+        assert try_plan(hosts, [deployment(**shape, gpus=[0, 1])]) is not None, shape
