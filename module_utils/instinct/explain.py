@@ -217,6 +217,8 @@ def _reasons(told: _Told) -> list[str]:
     for reason in instance.reasons:
         lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
+    for note in instance.notes:
+        lines += _wrapped("note", note)
     for hint in instance.hints:
         lines += _wrapped("hint", f"{hint.text} [{hint.source}]")
     return lines

@@ -34,6 +34,7 @@ class Verdict:
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def judge(
@@ -66,7 +67,7 @@ def judge(
         more, doubts = _too_large(deployment, shape, engine, found)
         return Verdict(found, more, (*warnings, *doubts))
     advice = _advice(deployment, machine, shape, engine, found, knowledge.recipes)
-    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice)
+    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, found.notes)
 
 
 def engine_of(

@@ -27,7 +27,7 @@ class Instance:
     """One vLLM server, complete but for its rendered files; hosts of one kind share it.
 
     advice: what arithmetic shows to be better. hints: what documents say of such a deployment in general.
-    chosen: flags and variables that recipes added.
+    notes: what the memory arithmetic has to say. chosen: flags and variables that recipes added.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Instance:
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     hints: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     fit: Fit | None = None
 
@@ -92,6 +93,7 @@ class Instance:
             "rank": {**vars(self.rank), "hosts": list(self.rank.hosts)} if self.rank else None,
             "spec_hash": spec_hash,
             "reasons": [dict(vars(reason)) for reason in self.reasons],
+            "notes": list(self.notes),
             "warnings": list(self.warnings),
             "advice": [dict(vars(item)) for item in self.advice],
             "hints": [dict(vars(item)) for item in self.hints],
@@ -146,6 +148,7 @@ def compose(
         warnings=(*tuned.warnings, *verdict.warnings),
         advice=verdict.advice,
         hints=tuned.advice,
+        notes=verdict.notes,
         chosen=tuned.chosen,
         fit=verdict.fit,
     )
@@ -166,7 +169,9 @@ def _own_args(slot: Slot, commit: str) -> tuple[Argument, ...]:
             Argument(
                 "revision",
                 commit or deployment.revision,
-                f"what {deployment.revision} was when it was pinned: every node serves the same weights",
+                f"what {deployment.revision} was when it was pinned: every node serves the same weights"
+                if commit
+                else "the deployment's revision; it is pinned to a commit by the first run that asks the hub",
                 "fleet.lock.json",
             )
         )
