@@ -44,7 +44,6 @@ class Instance:
     reasons: tuple[Reason, ...]
     vllm: str
     cpus: str = ""
-    mems: str = ""
     rank: Rank | None = None
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -143,7 +142,6 @@ def compose(
         ),
         vllm=tuned.release.asked,
         cpus=slot.cpus,
-        mems=slot.mems,
         rank=slot.rank,
         warnings=(*tuned.warnings, *verdict.warnings),
         advice=verdict.advice,
@@ -254,7 +252,7 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
         )
     ]
     if slot.cpus:
-        reason = "the CPUs of the NUMA node that its GPUs are on; memory of the other node is slower"
+        reason = "the CPUs of the NUMA node that its GPUs are on: transfers do not cross sockets"
         found.append(Reason("cpuset", slot.cpus, reason, deployment_key(deployment, "runtime", "numa")))
     if group_ids:
         found.append(
@@ -311,9 +309,9 @@ def container(instance: Instance) -> dict[str, Any]:
     if runtime.memory is not None:
         host["Memory"] = runtime.memory
     if instance.cpus:
+        # Not CpusetMems: memory is taken from the CPU's own node first anyway, and may come from the other one
+        # before the kernel kills for lack of it.
         host["CpusetCpus"] = instance.cpus
-    if instance.mems:
-        host["CpusetMems"] = instance.mems
     if runtime.privileged:
         host["Privileged"] = True
     return {

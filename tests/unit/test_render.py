@@ -95,6 +95,7 @@ def test_container() -> None:
                 "/var/lib/instinct-fleet/hf:/hf:ro",
             ],
             "CapAdd": ["SYS_PTRACE"],
+            "CpusetCpus": "0-95,192-287",
             "Devices": [
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
                 for path in ("/dev/kfd", "/dev/dri/renderD128")
