@@ -6,7 +6,7 @@ rocm-smi …, amd-smi …, modprobe …           the simulated tools
 fault NAME[=VALUE] … | fault clear [NAME] | fault list
 config KEY=VALUE …                          release=7.0.0, driver=inbox, platform=guest, ast=1 …
 show                                        the state as JSON
-dmesg                                       the amdgpu lines of the kernel log
+dmesg                                       the kernel log
 """
 
 from __future__ import annotations
@@ -74,11 +74,22 @@ def _fault(argv: list[str], paths: Paths) -> int:
         for name, fault in faults.FAULTS.items():
             print(f"{name:18} {fault.text}")
         return 0
+    from . import zombie
+
     store = open_store(paths)
     if argv[0] == "clear":
-        store.change(lambda node: (faults.clear(node, argv[1] if len(argv) > 1 else None), None))
+        cleared = argv[1] if len(argv) > 1 else None
+        made = faults.value(store.read(), "zombie")
+        store.change(lambda node: (faults.clear(node, cleared), None))
+        if made and cleared in (None, "zombie"):
+            zombie.end(made["keeper"])
         return 0
-    for text in argv:
+    for word in argv:
+        text = word
+        if word.startswith("zombie="):
+            called = word.removeprefix("zombie=")
+            pid, keeper = zombie.make(called)
+            text = f"zombie={pid}:{keeper}:{called}"
         store.change(lambda node, text=text: (faults.add(node, text), None))  # type: ignore[misc]
     return 0
 
@@ -100,6 +111,8 @@ def _serve(argv: list[str], paths: Paths) -> int:
 def main(argv: list[str]) -> int:
     """Run one command, return its exit code."""
     paths = Paths.of_environment()
+    if argv[:1] == ["gpusim"]:  # the name of a node's command for all of this
+        argv = argv[1:]
     command, rest = (argv[0], argv[1:]) if argv else ("help", [])
     try:
         if command in TOOLS:
@@ -111,8 +124,9 @@ def main(argv: list[str]) -> int:
             print(to_json(open_store(paths).read()), end="")
             return 0
         if command == "dmesg":
-            print("".join(f"{line}\n" for line in open_store(paths).read().log), end="")
-            return 0
+            from .kernel_log import dmesg
+
+            return dmesg(rest, open_store(paths).read(), os.geteuid(), Terminal())
     except StateError as e:
         sys.stderr.write(f"gpusim: {e}\n")
         return 1

@@ -84,6 +84,7 @@ class AmdBase:
     reset_options: tuple[str, ...] = ("-G/--gpureset", "-r/--reload-driver")
     lower_arguments = True
     folds = False  # long lines of text
+    static_wrap: str | None = "gpu_data"  # key of the object that holds static's and metric's rows in JSON
     not_loaded_exit = 255
     commands: tuple[str, ...] = (
         "version", "list", "static", "metric", "process", "set", "reset", "monitor", "dmon", "partition",

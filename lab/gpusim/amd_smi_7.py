@@ -13,11 +13,12 @@ refused with a message and exit code 64, in all releases.
 
 from __future__ import annotations
 
+from .amd_metrics import AmdMetrics
 from .amd_partition import AmdPartitions
 from .amd_views import AmdViews
 
 
-class AmdSmi70(AmdViews, AmdPartitions):
+class AmdSmi70(AmdViews, AmdMetrics, AmdPartitions):
     """amd-smi 26.0 of ROCm 7.0."""
 
     version = "26.0.0+37d158ab"

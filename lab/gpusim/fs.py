@@ -14,11 +14,12 @@ import stat
 import time
 
 from . import faults, node
+from .entries import Dir, Entry, File, Link
 from .fuseproto import DIRECT_IO, Info
 from .holders import Scanner
 from .mirror import Mirror
 from .store import FileStore
-from .sysfs import Dir, Entry, File, Link, View
+from .sysfs import View
 
 PAGE = 4096
 CONTROL = f"/{node.CONTROL}"

@@ -2,8 +2,8 @@
 """Which processes hold the GPUs, found in /proc, and the VRAM they are taken to use.
 
 A process holds the GPUs when it has /dev/kfd or a render node open. A container that was given
-/dev/kfd counts too, as one process, whether it opened it or not: the engines of the lab run on the
-CPU and never do, but on a real node they would. Containers are told by a mount namespace other than
+/dev/kfd counts too, as one process with VRAM in use: the engines of the lab run on the CPU, but on a real
+node they would open it (runc.py opens it for them). Containers are told by a mount namespace other than
 ours with a dev/kfd in it; that needs no container engine and sees podman's too.
 """
 
@@ -106,6 +106,8 @@ def scan(
         # The oldest process that does something: not the container's init, nor a shell around it.
         inner = [p for p in pids if names[p] not in _INITS] or pids
         pid = next((p for p in inner if names[p] not in _SHELLS), inner[0])
+        for init in set(pids) - set(inner):  # has the devices open only to hand them on (runc.py)
+            found.pop(init, None)
         found[pid] = Holder(pid, names[pid], given, True, vram=None)
     return [found[pid] for pid in sorted(found)]
 

@@ -40,6 +40,8 @@ def _mode(text: str, modes: Sequence[str]) -> str | None:
 
 def _busy(node: Node, index: int, holders: Sequence[Holder]) -> bool:
     users = [h for h in holders if h.kfd]
+    if node.driver.lingers:
+        return True
     if not node.driver.busy_per_device:
         return bool(users)
     return any(uses(h, part) for h in users for part in partitions(node) if part.gpu == index)
@@ -130,3 +132,30 @@ def load(node: Node) -> Outcome:
     )
     driver = replace(node.driver, loaded=True)
     return Outcome(replace(node, gpus=gpus, driver=driver, boot_memory=node.memory, generation=2), 0)
+
+
+def linger(node: Node, held: bool) -> Outcome:
+    """With the fault busy-after-exit: whether the driver still clears up. `held`: it has users or just had."""
+    if node.driver.lingers == held:
+        return Outcome(node, 0)
+    return Outcome(replace(node, driver=replace(node.driver, lingers=held)), 0)
+
+
+def reboot(node: Node) -> Node:
+    """The node after a reboot: the driver loaded anew, the host's settings those it boots with.
+
+    The GPUs keep the memory mode they have (or get `memory_at_boot`): firmware holds it. One that was only
+    requested is lost: the driver hands it over when it is removed, not when the machine goes down.
+    """
+    for name in faults.PASSING:
+        node = faults.clear(node, name)
+    down = replace(
+        node,
+        memory=node.memory_at_boot or node.memory,
+        memory_requested=None,
+        holders=(),
+        host=node.boot_host,
+        driver=replace(node.driver, loaded=False, lingers=False),
+        log=(),
+    )
+    return load(down).node

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from .sysfs import Entry, File, Link, View
+from .entries import Entry, File, Link
+from .sysfs import View
 
 Item = tuple[str, bytes]  # kind (d, f or l) and contents or target
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Putting the simulated GPUs into a node: device nodes, the sysfs mounts, and the serving process.
 
-A tmpfs covers /sys/class, /sys/module and the PCI bus directories of the node, with links to everything
-that was there, and with links to the simulated tree for kfd, drm and amdgpu. The tree is plain files,
-read-only, with links to a served file system for what is live (fs.py). Whoever changes the state brings
-device nodes, links and files in line before the change returns, so that it is seen at once.
+Where /sys is covered (mounts.py) there are links to the simulated tree for kfd, drm and amdgpu. The tree is
+plain files, read-only, with links to a served file system for what is live (fs.py). Whoever changes the
+state brings device nodes, links and files in line before the change returns, so that it is seen at once.
 
 /dev/dri shows the render nodes of the partitions that exist in the present mode. The real driver
 registers all eight per GPU in any mode and lets open() of an idle one fail with ENOENT; a plain device
@@ -17,17 +16,21 @@ from __future__ import annotations
 import contextlib
 import grp
 import json
+import math
 import os
 import signal
 import stat
-import subprocess
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import faults, holders, kernel
+from . import faults, holders, kernel, rocm_smi
+from .host import NIC_BDFS
+from .mounts import cover, covered, link, run, uncover
 from .paths import Paths
-from .state import Holder, Node, StateError, from_json
+from .state import BDFS, Holder, Node, StateError, from_json
 from .store import FileStore
 from .topology import drm_devices, partitions
 
@@ -76,24 +79,16 @@ def sync_devices(dev: Path, node: Node) -> None:
         os.chown(path, 0, _group())
 
 
-def _link(path: Path, target: Path | None) -> None:
-    """Make `path` a link to target, or remove it. Never follows it: that could wait for ourselves."""
-    if os.path.lexists(path):
-        if target is not None and os.path.islink(path) and os.readlink(path) == str(target):
-            return
-        path.unlink()
-    if target is not None:
-        path.symlink_to(target)
-
-
 def sync_sysfs(paths: Paths, node: Node) -> None:
     """Links in the covered parts of /sys to the simulated entries, as far as those exist now."""
     loaded = node.driver.loaded
     for name in ("class/kfd", "class/drm", "module/amdgpu", "bus/pci/drivers/amdgpu"):
-        _link(paths.sys / name, paths.tree / name if loaded else None)
-    for gpu in node.gpus:
-        name = f"bus/pci/devices/{gpu.bdf}"
-        _link(paths.sys / name, paths.tree / name)
+        link(paths.sys / name, paths.tree / name if loaded else None)
+    link(paths.sys / "class/infiniband", paths.tree / "class/infiniband" if node.host.nics else None)
+    devices = {gpu.bdf for gpu in node.gpus} | {nic.bdf for nic in node.host.nics}
+    for bdf in {*BDFS, *NIC_BDFS, *devices}:
+        name = f"bus/pci/devices/{bdf}"
+        link(paths.sys / name, paths.tree / name if bdf in devices else None)
 
 
 def sync_release(paths: Paths, node: Node) -> None:
@@ -105,6 +100,19 @@ def sync_release(paths: Paths, node: Node) -> None:
     version = paths.rocm_info / "version"
     if not version.exists() or version.read_text() != text:
         version.write_text(text)
+
+
+def sync_tools(paths: Paths, node: Node) -> None:
+    """Take away the tools that this release or a fault has not, as far as there are any."""
+    for name in ("rocm-smi", "amd-smi"):
+        shown, hidden = paths.rocm_bin / name, paths.rocm_bin / f".{name}"
+        missing = faults.tool_state(node, name) == "missing" or (
+            name == "rocm-smi" and not rocm_smi.installed(node)
+        )
+        if missing and shown.exists():
+            shown.rename(hidden)
+        elif not missing and hidden.exists():
+            hidden.rename(shown)
 
 
 def cpuinfo(text: str, platform: str) -> str:
@@ -126,7 +134,7 @@ def sync_cpuinfo(paths: Paths, node: Node) -> None:
     text = cpuinfo(Path("/proc/cpuinfo").read_text(), node.platform)
     if not paths.cpuinfo.exists():
         paths.cpuinfo.write_text(text)
-        _run("mount", "--bind", str(paths.cpuinfo), "/proc/cpuinfo")
+        run("mount", "--bind", str(paths.cpuinfo), "/proc/cpuinfo")
     elif paths.cpuinfo.read_text() != text:
         paths.cpuinfo.write_text(text)  # in place: the mount is of this very file
 
@@ -138,6 +146,7 @@ def sync(paths: Paths, node: Node) -> None:
         sync_sysfs(paths, node)
         sync_cpuinfo(paths, node)
     sync_release(paths, node)
+    sync_tools(paths, node)
 
 
 def _changed_elsewhere(paths: Paths, node: Node) -> None:
@@ -165,76 +174,29 @@ def open_store(paths: Paths) -> FileStore:
     return FileStore(paths.state, partial(_changed_elsewhere, paths) if os.geteuid() == 0 else None)
 
 
-# ---------------------------------------------------------------- mounts
-
-
-def covered(paths: Paths) -> bool:
-    """Whether parts of /sys are ours."""
-    return (paths.original / "class").is_dir()
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StateError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
-
-
-def _cover(paths: Paths, name: str) -> None:
-    """A tmpfs over /sys/<name> with all that was there: links stay links, directories become links."""
-    target, original = paths.sys / name, paths.original / name
-    _run("mount", "-t", "tmpfs", "-o", "mode=755,size=4m", "gpusim", str(target))
-    for entry in sorted(os.listdir(original)):
-        source = original / entry
-        (target / entry).symlink_to(os.readlink(source) if source.is_symlink() else source)
-
-
-def cover(paths: Paths) -> None:
-    """Cover the parts of /sys that show GPUs. In a scratch root, /sys is a link to the simulated one."""
-    if paths.scratch:
-        _link(paths.sys, paths.tree)
-        return
-    if covered(paths):
-        return
-    paths.original.mkdir(parents=True, exist_ok=True)
-    _run("mount", "--bind", str(paths.sys), str(paths.original))
-    for name in ("class", "module"):
-        _cover(paths, name)
-    if (paths.sys / "bus/pci/devices").is_dir():
-        for name in ("bus/pci/devices", "bus/pci/drivers"):
-            _cover(paths, name)
-    else:
-        _cover(paths, "bus")
-        for name in ("devices", "drivers"):
-            (paths.sys / "bus/pci" / name).mkdir(parents=True)
-
-
-def uncover(paths: Paths) -> None:
-    """Undo the mounts, as far as they were made."""
-    ours = [paths.tree, paths.files, paths.fuse]
-    if not paths.scratch:
-        names = ("bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
-        ours = [*(paths.sys / name for name in names), paths.original, Path("/proc/cpuinfo"), *ours]
-    elif paths.sys.is_symlink():
-        paths.sys.unlink()
-    for path in ours:
-        subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
-    paths.cpuinfo.unlink(missing_ok=True)
-
-
 # ---------------------------------------------------------------- serving
 
 
 def boot(paths: Paths, fresh: Node) -> Node:
-    """The state to start with: what is there, as after a reboot, or `fresh`.
-
-    A reboot loads the driver again, so a requested memory mode comes into effect and compute modes
-    are those that go with it.
-    """
+    """The state to start with: what is there, as after a reboot, or `fresh`."""
     try:
-        node = from_json(paths.state.read_text())
+        return kernel.reboot(from_json(paths.state.read_text()))
     except FileNotFoundError:
         return fresh
-    return kernel.load(kernel.unload(node, ()).node).node
+
+
+def _watch(store: FileStore, scanner: holders.Scanner, stop: threading.Event) -> None:
+    """For the fault busy-after-exit: see when the last process that uses KFD ends."""
+    last = -math.inf
+    while not stop.wait(0.2):
+        seconds = faults.value(store.read(), "busy-after-exit")
+        if seconds is None:
+            last = -math.inf
+            continue
+        if any(holder.kfd for holder in scanner()):
+            last = time.monotonic()
+        held = time.monotonic() - last < seconds
+        store.change(lambda node, held=held: kernel.linger(node, held))  # type: ignore[misc]
 
 
 def serve(paths: Paths, fresh: Node) -> int:
@@ -248,16 +210,18 @@ def serve(paths: Paths, fresh: Node) -> int:
             "serve covers parts of /sys and is for containers; elsewhere set GPUSIM_ROOT=<directory>"
         )
     paths.run.mkdir(parents=True, exist_ok=True)
+    paths.state.parent.mkdir(parents=True, exist_ok=True)
     paths.ready.unlink(missing_ok=True)
     uncover(paths)  # what an earlier run left
     store = FileStore(paths.state)
     store.write(boot(paths, fresh))
     for place in (paths.fuse, paths.files, paths.tree):
         place.mkdir(exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
-    _run("mount", "--bind", str(paths.files), str(paths.tree))
-    _run("mount", "-o", "remount,bind,ro", str(paths.tree))
-    served = SysFs(store, holders.Scanner(finder(paths), store.read), Mirror(paths.files, paths.fuse))
+    run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
+    run("mount", "--bind", str(paths.files), str(paths.tree))
+    run("mount", "-o", "remount,bind,ro", str(paths.tree))
+    scanner = holders.Scanner(finder(paths), store.read)
+    served = SysFs(store, scanner, Mirror(paths.files, paths.fuse))
     server = Server(served, str(paths.fuse))
 
     def changed(node: Node) -> None:
@@ -268,12 +232,17 @@ def serve(paths: Paths, fresh: Node) -> int:
     server.mount()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.unmount())
+    stop = threading.Event()
+    watch = threading.Thread(target=_watch, args=(store, scanner, stop), daemon=True)
     try:
-        cover(paths)
+        served.refresh()
+        cover(paths, store.read())
         changed(store.read())
+        watch.start()
         paths.ready.write_text(json.dumps({"pid": os.getpid(), "gpus": len(store.read().gpus)}) + "\n")
         server.serve()
     finally:
+        stop.set()
         paths.ready.unlink(missing_ok=True)
         server.unmount()
         uncover(paths)

@@ -29,7 +29,8 @@ class Paths:
 
     @property
     def state(self) -> Path:
-        return self.run / "state.json"
+        """Kept over a reboot, as GPUs and firmware are."""
+        return self.root / "var/lib/gpusim/state.json"
 
     @property
     def ready(self) -> Path:
@@ -67,6 +68,10 @@ class Paths:
     @property
     def dev(self) -> Path:
         return self.root / "dev"
+
+    @property
+    def rocm_bin(self) -> Path:
+        return self.root / "opt/rocm/bin"
 
     @property
     def rocm_info(self) -> Path:

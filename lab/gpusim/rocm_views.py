@@ -53,7 +53,7 @@ class RocmViews(RocmBase):
             "node": str(device.kfd_node),
             "gfx": spec.gfx,
             "bus": f"{domain:04X}:{bus:02X}:{slot:02X}.{device.part:X}",
-            "vbios": "113-M3000100-103" if self.lib.first(device) else "N/A",
+            "vbios": node.vbios if self.lib.first(device) else "N/A",
             "unique": hex(gpu.unique_id),
             "memory": self.lib.memory_get(device)[1] or "N/A",
             "compute": self.lib.compute_get(device)[1] or "N/A",

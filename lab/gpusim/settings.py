@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from .models import MEMORY_MODES
-from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, nearest
+from .host import C2, GOVERNORS, HUGE_PAGES, Host, make_nics
+from .models import MEMORY_MODES, MODELS
+from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, make_node, nearest
 
 RELEASES = (
     "6.0.0", "6.2.2", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0",
@@ -74,6 +75,65 @@ def _busy(node: Node, value: str) -> Node:
     return replace(node, driver=replace(node.driver, busy_per_device=per_device))
 
 
+def _model(node: Node, value: str) -> Node:
+    """Other GPUs in the same node, as they come from the factory."""
+    fresh = make_node(len(node.gpus), _choice("model", value, MODELS))
+    return replace(
+        node, model=fresh.model, gpus=fresh.gpus, memory=fresh.memory, boot_memory=fresh.memory,
+        memory_requested=None, memory_modes=(), generation=node.generation + 2,
+    )  # fmt: skip
+
+
+def _gpus(node: Node, value: str) -> Node:
+    """Fewer or more of the same GPUs, as after a start with these."""
+    fresh = make_node(int(_choice("gpus", value, [str(n) for n in range(1, 9)])), node.model)
+    mode = node.spec.auto_compute(node.memory)
+    gpus = tuple(replace(gpu, compute=mode, boot_compute=mode) for gpu in fresh.gpus)
+    return replace(node, gpus=gpus, generation=node.generation + 2)
+
+
+def _memory_at_boot(node: Node, value: str) -> Node:
+    mode = _choice("memory_at_boot", value, ("keep", *MEMORY_MODES))
+    return replace(node, memory_at_boot=None if mode == "keep" else mode)
+
+
+def _vbios(node: Node, value: str) -> Node:
+    return replace(node, vbios=value)
+
+
+def _ifwi(node: Node, value: str) -> Node:
+    return replace(node, ifwi=value)
+
+
+def _host(change: Callable[[Host, str], Host]) -> Callable[[Node, str], Node]:
+    """A setting of the host, now and after each boot."""
+
+    def setting(node: Node, value: str) -> Node:
+        boot_host = change(node.boot_host, value)
+        return replace(node, host=change(node.host, value), boot_host=boot_host)
+
+    return setting
+
+
+def _governor(host: Host, value: str) -> Host:
+    governor = _choice("governor", value, GOVERNORS)
+    return replace(host, cpus=tuple(replace(cpu, governor=governor) for cpu in host.cpus))
+
+
+def _c2(host: Host, value: str) -> Host:
+    disabled = (C2,) if _choice("c2", value, ("on", "off")) == "off" else ()
+    return replace(host, cpus=tuple(replace(cpu, disabled=disabled) for cpu in host.cpus))
+
+
+def _huge_pages(host: Host, value: str) -> Host:
+    chosen = _choice("huge_pages", value, HUGE_PAGES["enabled"])
+    return replace(host, huge_pages={**host.huge_pages, "enabled": chosen})
+
+
+def _nics(host: Host, value: str) -> Host:
+    return replace(host, nics=make_nics(int(_choice("nics", value, [str(n) for n in range(9)]))))
+
+
 SETTINGS: dict[str, Callable[[Node, str], Node]] = {
     "release": _release,
     "driver": _driver,
@@ -82,6 +142,15 @@ SETTINGS: dict[str, Callable[[Node, str], Node]] = {
     "ast": _ast,
     "memory_modes": _memory_modes,
     "busy": _busy,
+    "model": _model,
+    "gpus": _gpus,
+    "memory_at_boot": _memory_at_boot,
+    "vbios": _vbios,
+    "ifwi": _ifwi,
+    "governor": _host(_governor),
+    "c2": _host(_c2),
+    "huge_pages": _host(_huge_pages),
+    "nics": _host(_nics),
 }
 
 

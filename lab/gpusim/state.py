@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from .host import Cpu, Host, Nic
 from .models import MODELS, Model, release_of
 
 SCHEMA = 1
@@ -73,6 +74,8 @@ class Gpu:
     kfd_ids: tuple[int, ...] = ()
     mem_alloc: str = "CAPPING"
     reset: bool = False  # the GPU is in reset: partition files answer EPERM
+    link_speed: float = 32.0  # GT/s, of 32
+    link_width: int = 16  # lanes, of 16
     stranded: int = 0  # bytes of VRAM that no process owns
     used_mib: int = 283  # VRAM in use while idle
     sensors: Sensors = field(default_factory=Sensors)
@@ -107,6 +110,7 @@ class Driver:
     partition_files: bool = True
     partition_config: bool = True
     busy_per_device: bool = False
+    lingers: bool = False  # what the last process that used KFD left is not cleared away yet
 
     @property
     def mem_alloc_files(self) -> bool:
@@ -127,6 +131,11 @@ class Node:
     memory_modes: tuple[str, ...] = ()  # () = what the model offers
     driver: Driver = field(default_factory=Driver)
     platform: str = "baremetal"
+    vbios: str = "113-M3000100-103"
+    ifwi: str = "022.040.003.043.000001"
+    memory_at_boot: str | None = None  # the memory mode after a reboot, None for the one before
+    host: Host = field(default_factory=Host)
+    boot_host: Host = field(default_factory=Host)  # what it is after a reboot
     ast: bool = False  # a BMC's VGA driver took the first DRM minor
     cpu_nodes: int = 2
     cores_per_cpu: int = 96
@@ -199,6 +208,14 @@ def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
+def _host(data: Any) -> Host:
+    host = _known(Host, dict(data), "host")
+    cpus = (_known(Cpu, dict(cpu), "cpu") for cpu in host["cpus"])
+    host["cpus"] = tuple(Cpu(**{**cpu, "disabled": tuple(cpu["disabled"])}) for cpu in cpus)
+    host["nics"] = tuple(Nic(**_known(Nic, dict(nic), "nic")) for nic in host["nics"])
+    return Host(**host)
+
+
 def from_json(text: str) -> Node:
     """The node that to_json wrote. Raises StateError for anything else."""
     try:
@@ -217,6 +234,8 @@ def from_json(text: str) -> Node:
     data["holders"] = tuple(
         Holder(**{**_known(Holder, h, "holder"), "minors": tuple(h["minors"])}) for h in data["holders"]
     )
+    for key in ("host", "boot_host"):
+        data[key] = _host(data[key])
     data["driver"] = Driver(**_known(Driver, data["driver"], "driver"))
     for key in ("memory_modes", "log"):
         data[key] = tuple(data[key])

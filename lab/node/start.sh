@@ -4,11 +4,15 @@ set -u
 rm -rf /run/docker* /run/containerd* /var/run/docker.pid /run/gpusim /run/instinct-fleet /run/lab
 mkdir -p /run/lab /run/sshd
 
-# The kernel's values, of this node's own: NUMA balancing is on after a boot, then sysctl.d has its say.
-echo "${LAB_NUMA_BALANCING:-1}" > /run/lab/numa_balancing
-mount --bind /run/lab/numa_balancing /proc/sys/kernel/numa_balancing
-echo "BOOT_IMAGE=/boot/vmlinuz-6.8.0 root=/dev/md0 ro ${LAB_CMDLINE:-pci=realloc=off iommu=pt quiet}" > /run/lab/cmdline
+# The kernel command line that update-grub wrote, and the kernel's values, of this node's own: NUMA balancing is on
+# after a boot, then sysctl.d has its say.
+read -r _ kernel arguments < /boot/grub/grub.cfg
+echo "BOOT_IMAGE=$kernel $arguments" > /run/lab/cmdline
 mount --bind /run/lab/cmdline /proc/cmdline
+balancing=1
+case " $arguments " in *" numa_balancing=disable "*) balancing=0 ;; esac
+echo "$balancing" > /run/lab/numa_balancing
+mount --bind /run/lab/numa_balancing /proc/sys/kernel/numa_balancing
 sysctl -q --system --pattern '^kernel\.numa_balancing$' 2> /dev/null
 
 PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 &
@@ -16,4 +20,8 @@ PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 
 ssh-keygen -A > /dev/null
 /usr/sbin/sshd
 dockerd > /var/log/dockerd.log 2>&1 &
+
+# What systemd would do once the devices are there: lines of tmpfiles.d that write, and oneshot services.
+until test -e /run/gpusim/ready; do sleep 0.1; done
+/opt/instinct-lab/boot-settings > /var/log/boot-settings.log 2>&1
 wait

@@ -259,7 +259,8 @@ CLI_CASES: dict[str, Case] = {
 
 def kfd_property(path: str) -> Callable[[], str]:
     """A file of the captured node's /sys/class/kfd/kfd/topology, from the simulated tree."""
-    from lab.gpusim.sysfs import File, View
+    from lab.gpusim.entries import File
+    from lab.gpusim.sysfs import View
 
     def read() -> str:
         entry = View(captured(), lambda: []).find(f"devices/virtual/kfd/kfd/topology/{path}")

@@ -236,6 +236,65 @@ def test_faults_and_settings_work_on_the_running_node(node: Served) -> None:
     assert node.run("config", "release=7.0.0").returncode == 0
 
 
+def test_a_zombie_is_a_real_one(node: Served) -> None:
+    assert node.run("fault", "zombie=VLLM::Worker").returncode == 0
+    (pid,) = os.listdir(node.sys / "class/kfd/kfd/proc")
+    assert Path(f"/proc/{pid}/stat").read_text().split(") ")[1].startswith("Z")
+    assert Path(f"/proc/{pid}/comm").read_text() == "VLLM::Worker\n"
+    assert error_of(lambda: node.gpu("current_compute_partition").write_text("CPX")) == errno.EBUSY
+    assert node.run("fault", "clear", "zombie").returncode == 0
+    assert os.listdir(node.sys / "class/kfd/kfd/proc") == []
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z":
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.02)
+
+
+def test_the_driver_stays_busy_for_a_moment(node: Served) -> None:
+    assert node.run("fault", "busy-after-exit=0.8").returncode == 0
+    with open(node.dev / "kfd") as kfd:
+        user = subprocess.Popen(["sleep", "60"], stdin=kfd)
+    time.sleep(0.5)
+    user.kill()
+    user.wait()
+    assert error_of(lambda: node.gpu("current_compute_partition").write_text("CPX")) == errno.EBUSY
+    assert os.listdir(node.sys / "class/kfd/kfd/proc") == []
+    deadline = time.monotonic() + 5
+    while error_of(lambda: node.gpu("current_compute_partition").write_text("CPX")) == errno.EBUSY:
+        assert time.monotonic() < deadline, "busy for good"
+        time.sleep(0.1)
+
+
+def test_settings_of_the_host_are_files(node: Served) -> None:
+    pages = node.sys / "kernel/mm/transparent_hugepage/enabled"
+    governor = node.sys / "devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    assert (pages.read_text(), governor.read_text()) == ("[always] madvise never\n", "performance\n")
+    pages.write_text("madvise\n")
+    assert pages.read_text() == "always [madvise] never\n"
+    assert error_of(lambda: governor.write_text("fast")) == errno.EINVAL
+    assert as_nobody(lambda: governor.write_text("powersave")) == errno.EACCES
+    assert len(os.listdir(node.sys / "class/infiniband")) == 8
+    assert node.run("fault", "nic-down=2").returncode == 0
+    assert (node.sys / "class/infiniband/mlx5_2/ports/1/state").read_text() == "1: DOWN\n"
+
+
+def test_other_gpus_and_a_reboot(node: Served) -> None:
+    assert node.run("config", "model=MI355X").returncode == 0
+    assert node.read("available_memory_partition") == "NPS1, NPS2"
+    asked = node.run("amd-smi", "set", "-M", "NPS2", stdin="y\n")
+    assert asked.stdout.count("Successfully set memory partition to NPS2") == 2
+    assert node.run("modprobe", "-r", "amdgpu").returncode == 0
+    assert node.run("modprobe", "amdgpu").returncode == 0
+    assert (node.read("current_memory_partition"), node.read("current_compute_partition")) == ("NPS2", "DPX")
+    node.gpu("current_compute_partition").write_text("CPX")
+    assert node.stop() == 0
+    node.start()
+    assert (node.read("current_memory_partition"), node.read("current_compute_partition")) == ("NPS2", "DPX")
+    assert (node.read("device"), len(node.nodes())) == ("0x75a3", 2 + 4)
+    assert node.run("config", "model=MI300X").returncode == 0
+    assert node.read("current_compute_partition") == "SPX"
+
+
 def test_stopping_leaves_nothing_mounted(running: Served) -> None:
     """Last in this file: it ends the simulation."""
     assert running.stop() == 0

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lab.gpusim import faults, holders, kernel, settings, topology
+from lab.gpusim.entries import Dir, File, Link
 from lab.gpusim.fs import SysFs
 from lab.gpusim.fuseproto import CREATE, GETATTR, LOOKUP, OPEN, READ, READDIR, SETATTR, Server
 from lab.gpusim.holders import Scanner
@@ -23,7 +24,7 @@ from lab.gpusim.models import MIB
 from lab.gpusim.node import cpuinfo, wanted_devices
 from lab.gpusim.state import Holder, Node, make_node, to_json
 from lab.gpusim.store import FileStore
-from lab.gpusim.sysfs import Dir, File, Link, View
+from lab.gpusim.sysfs import View
 
 GPU = "devices/pci0000:00/0000:05:00.0"
 

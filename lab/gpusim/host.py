@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node shows of itself besides its GPUs: CPU governor, idle states, huge pages, RDMA NICs.
+
+The values are those of a well-kept server: performance governor, C2 off, huge pages always, eight NICs up. A
+write to sysfs changes them until the next boot; `config` changes what the node boots with, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field, replace
+
+GOVERNORS = ("conservative", "ondemand", "userspace", "powersave", "performance", "schedutil")
+IDLE_STATES = ("POLL", "C1", "C2")
+IDLE_LATENCY = (0, 1, 800)  # microseconds until a CPU is awake again
+C2 = IDLE_STATES.index("C2")
+HUGE_PAGES = {
+    "enabled": ("always", "madvise", "never"),
+    "defrag": ("always", "defer", "defer+madvise", "madvise", "never"),
+}
+NIC_BDFS = (
+    "0000:0c:00.0", "0000:2a:00.0", "0000:4a:00.0", "0000:69:00.0",
+    "0000:89:00.0", "0000:aa:00.0", "0000:ca:00.0", "0000:e9:00.0",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One CPU: its frequency governor, and the idle states it may not enter."""
+
+    governor: str = "performance"
+    disabled: tuple[int, ...] = (C2,)
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One RDMA NIC with one port. `rate` is Gb/s."""
+
+    name: str
+    bdf: str
+    numa_node: int
+    up: bool = True
+    rate: int = 400
+    firmware: str = "28.43.2026"
+
+
+def make_nics(count: int) -> tuple[Nic, ...]:
+    """NICs as a server with one per GPU has them."""
+    return tuple(Nic(f"mlx5_{i}", NIC_BDFS[i], 0 if i < 4 else 1) for i in range(count))
+
+
+def _cpus() -> tuple[Cpu, ...]:
+    return tuple(Cpu() for _ in range(os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class Host:
+    """Settings of the kernel and the NICs. CPUs are as many as the machine underneath has."""
+
+    cpus: tuple[Cpu, ...] = field(default_factory=_cpus)
+    huge_pages: dict[str, str] = field(default_factory=lambda: {"enabled": "always", "defrag": "madvise"})
+    nics: tuple[Nic, ...] = field(default_factory=lambda: make_nics(len(NIC_BDFS)))
+
+
+# Each gives the host after a write, or an errno.
+Written = tuple[Host, int]
+
+
+def _with_cpu(host: Host, index: int, cpu: Cpu) -> Host:
+    return replace(host, cpus=(*host.cpus[:index], cpu, *host.cpus[index + 1 :]))
+
+
+def set_governor(host: Host, index: int, text: str) -> Written:
+    """A write to scaling_governor: EINVAL for one that the kernel does not have."""
+    if text not in GOVERNORS:
+        return host, errno.EINVAL
+    return _with_cpu(host, index, replace(host.cpus[index], governor=text)), 0
+
+
+def set_idle(host: Host, index: int, state: int, text: str) -> Written:
+    """A write to cpuidle/stateN/disable: 0 or 1, else EINVAL."""
+    if text not in ("0", "1"):
+        return host, errno.EINVAL
+    cpu = host.cpus[index]
+    disabled = set(cpu.disabled) - {state} | ({state} if text == "1" else set())
+    return _with_cpu(host, index, replace(cpu, disabled=tuple(sorted(disabled)))), 0
+
+
+def set_huge_pages(host: Host, name: str, text: str) -> Written:
+    """A write to transparent_hugepage/enabled or defrag: EINVAL for an unknown word."""
+    if text not in HUGE_PAGES[name]:
+        return host, errno.EINVAL
+    return replace(host, huge_pages={**host.huge_pages, name: text}), 0
+
+
+def chosen(host: Host, name: str) -> str:
+    """The kernel's way to show which of several words holds: always [madvise] never."""
+    return " ".join(f"[{w}]" if w == host.huge_pages[name] else w for w in HUGE_PAGES[name])

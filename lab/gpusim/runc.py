@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs runc so that a container which is given GPU devices has them open, as a process that uses GPUs has.
+
+Stands in a node's PATH before runc. The engines of the lab never open /dev/kfd themselves; here the first
+process of their container inherits it, so that /proc/*/fd names who holds the GPUs. Started as a program.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+RUNC = "/usr/sbin/runc"
+FIRST = 3  # runc passes file descriptors on from here
+
+
+def devices(config: str) -> list[str]:
+    """GPU devices in a container's config.json, /dev/kfd first; empty without it."""
+    with open(config, encoding="utf-8") as f:
+        given = [entry["path"] for entry in json.load(f).get("linux", {}).get("devices", [])]
+    if "/dev/kfd" not in given:
+        return []
+    return ["/dev/kfd", *sorted(path for path in given if path.startswith("/dev/dri/renderD"))]
+
+
+def arguments(argv: Sequence[str], count: int) -> list[str]:
+    """The command line that hands `count` open files to the container; argv is without the program."""
+    position = next(i for i, word in enumerate(argv) if word in ("create", "run"))
+    return [*argv[: position + 1], f"--preserve-fds={count}", *argv[position + 1 :]]
+
+
+def bundle(argv: Sequence[str]) -> str:
+    """The container's directory: --bundle DIR, -b DIR, or where we are."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word in ("--bundle", "-b"):
+            return following
+        if word.startswith("--bundle="):
+            return word.partition("=")[2]
+    return "."
+
+
+def main(argv: Sequence[str]) -> None:
+    """Open what the container was given, and become runc."""
+    held = []
+    try:
+        for path in devices(f"{bundle(argv)}/config.json"):
+            opened = os.open(path, os.O_RDWR)
+            held.append(fcntl.fcntl(opened, fcntl.F_DUPFD, 200))
+            os.close(opened)
+    except OSError:
+        held = []  # runc itself will say what is wrong
+    for number, descriptor in enumerate(held, FIRST):
+        os.dup2(descriptor, number)  # inheritable
+        os.close(descriptor)
+    os.execv(RUNC, ["runc", *(arguments(argv, len(held)) if held else argv)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

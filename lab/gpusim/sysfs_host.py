@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of sysfs that shows the host: CPUs, huge pages, RDMA NICs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from . import host
+from .entries import Dir, Entry, File, Link, Writer, folder, text
+from .host import Host, Nic, Written
+from .kernel import Outcome
+from .state import Holder, Node
+
+
+def _writes(change: Callable[[Host, str], Written]) -> Writer:
+    def write(node: Node, wanted: str, _: Sequence[Holder]) -> Outcome:
+        after, number = change(node.host, wanted)
+        return Outcome(replace(node, host=after), number)
+
+    return write
+
+
+def _setting(value: str, change: Callable[[Host, str], Written]) -> File:
+    return File(lambda: f"{value}\n", 0o644, _writes(change), live=True)
+
+
+def cpus(node: Node) -> dict[str, Entry]:
+    """devices/system/cpu: the frequency and idle settings of each CPU."""
+
+    def frequency(index: int) -> dict[str, Entry]:
+        return {
+            "scaling_governor": _setting(
+                node.host.cpus[index].governor, lambda h, w: host.set_governor(h, index, w)
+            ),
+            "scaling_available_governors": text(" ".join(host.GOVERNORS)),
+            "scaling_driver": text("acpi-cpufreq"),
+            "scaling_cur_freq": text(3700000),
+            "cpuinfo_max_freq": text(3700000),
+            "cpuinfo_min_freq": text(1500000),
+        }
+
+    def state(index: int, number: int) -> dict[str, Entry]:
+        disabled = number in node.host.cpus[index].disabled
+        return {
+            "name": text(host.IDLE_STATES[number]),
+            "latency": text(host.IDLE_LATENCY[number]),
+            "disable": _setting(str(int(disabled)), lambda h, w: host.set_idle(h, index, number, w)),
+        }
+
+    return {
+        f"cpu{index}": folder(
+            cpufreq=Dir(partial(frequency, index)),
+            cpuidle=folder(
+                **{f"state{n}": Dir(partial(state, index, n)) for n in range(len(host.IDLE_STATES))}
+            ),
+        )
+        for index in range(len(node.host.cpus))
+    }
+
+
+def huge_pages(node: Node) -> dict[str, Entry]:
+    """kernel/mm/transparent_hugepage."""
+
+    def setting(name: str) -> File:
+        return _setting(host.chosen(node.host, name), lambda h, w: host.set_huge_pages(h, name, w))
+
+    return {**{name: setting(name) for name in host.HUGE_PAGES}, "hpage_pmd_size": text(2097152)}
+
+
+# ---------------------------------------------------------------- NICs
+
+
+def nic_devices(node: Node) -> dict[str, Entry]:
+    """PCI devices of the NICs, by address."""
+    return {nic.bdf: Dir(partial(_nic_device, nic)) for nic in node.host.nics}
+
+
+def nic_links(node: Node) -> dict[str, Entry]:
+    """class/infiniband."""
+    return {n.name: Link(f"../../devices/pci0000:00/{n.bdf}/infiniband/{n.name}") for n in node.host.nics}
+
+
+def _nic_device(nic: Nic) -> dict[str, Entry]:
+    return {
+        "vendor": text("0x15b3"),
+        "device": text("0x1021"),
+        "subsystem_vendor": text("0x15b3"),
+        "subsystem_device": text("0x0023"),
+        "class": text("0x020700"),
+        "revision": text("0x00"),
+        "irq": text(0),
+        "numa_node": text(nic.numa_node),
+        "current_link_speed": text("32.0 GT/s PCIe"),
+        "current_link_width": text(16),
+        "max_link_speed": text("32.0 GT/s PCIe"),
+        "max_link_width": text(16),
+        "resource": text("0x0000000000000000 0x0000000000000000 0x0000000000000000"),
+        "config": File(_nic_config),
+        "subsystem": Link("../../../bus/pci"),
+        "infiniband": folder(**{nic.name: Dir(partial(_nic, nic))}),
+        "net": folder(**{f"rdma{nic.name.removeprefix('mlx5_')}": folder(
+            mtu=text(9000), operstate=text("up" if nic.up else "down"),
+        )}),
+    }  # fmt: skip
+
+
+def _nic(nic: Nic) -> dict[str, Entry]:
+    port = folder(
+        state=text("4: ACTIVE" if nic.up else "1: DOWN"),
+        phys_state=text("5: LinkUp" if nic.up else "3: Disabled"),
+        rate=text(f"{nic.rate} Gb/sec (4X NDR)" if nic.rate == 400 else f"{nic.rate} Gb/sec (4X)"),
+        link_layer=text("Ethernet"),
+        lid=text("0x0"),
+    )
+    return {
+        "node_type": text("1: CA"),
+        "fw_ver": text(nic.firmware),
+        "hca_type": text("MT4129"),
+        "board_id": text("MT_0000000838"),
+        "ports": folder(**{"1": port}),
+        "device": Link("../.."),
+    }
+
+
+def _nic_config() -> bytes:
+    """PCI configuration space with ids and class only."""
+    space = bytearray(64)
+    space[0:4] = (0x15B3).to_bytes(2, "little") + (0x1021).to_bytes(2, "little")
+    space[4:6] = (0x0006).to_bytes(2, "little")
+    space[8:12] = bytes([0x00, 0x00, 0x07, 0x02])
+    return bytes(space)
