@@ -101,6 +101,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.instinct import numa
 from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.observe import SYSCTL_DIRS, Source, read_numa_balancing, sysctl_settings
+from ..module_utils.instinct.sysctl import Setting, SysctlError
 
 ROOT = "/"
 
@@ -138,7 +139,7 @@ def make_change(params: dict[str, Any], source: Source) -> numa.Change:
             f"{', '.join(SYSCTL_DIRS)}."
         )
     settings = [
-        numa.Setting(file, real(file), line, value) for file, line, value in sysctl_settings(source, numa.KEY)
+        Setting(file, real(file), line, value) for file, line, value in sysctl_settings(source, numa.KEY)
     ]
     files = {}
     for file in {path, *(setting.real for setting in settings)}:
@@ -148,7 +149,7 @@ def make_change(params: dict[str, Any], source: Source) -> numa.Change:
     wanted = {"enabled": params["enabled"], "persist": params["persist"], "sysctl_file": path}
     try:
         return numa.plan(read(source), settings, files, **wanted)
-    except numa.NumaError as error:
+    except SysctlError as error:
         raise NodeError(str(error)) from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from instinct import numa
+from instinct.sysctl import with_setting
 
 RUNTIME = "proc/sys/kernel/numa_balancing"
 OURS = "etc/sysctl.d/60-instinct-fleet.conf"
@@ -211,5 +212,5 @@ def test_a_kernel_that_does_not_take_the_value(module: Run, monkeypatch: pytest.
     ],
 )
 def test_with_setting(text: str, expected: str) -> None:
-    assert numa.with_setting(text, "kernel.numa_balancing = 0") == expected
-    assert numa.with_setting(expected, "kernel.numa_balancing = 0") == expected
+    assert with_setting(text, numa.KEY, "0") == expected
+    assert with_setting(expected, numa.KEY, "0") == expected
