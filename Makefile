@@ -54,7 +54,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint types unit lab-test bench
+.PHONY: test lint types unit lab-test docs bench
 test: lint types unit lab-test ## everything
 
 lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
@@ -73,6 +73,9 @@ unit: venv-dev ## fast tests, no Docker
 
 lab-test: venv-dev ## tests on the lab (starts it, about ten minutes)
 	$(BIN)/pytest tests/integration -v
+
+docs: venv-dev ## write docs/commands.md anew
+	$(BIN)/python -m tests.commands_table > docs/commands.md
 
 bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench

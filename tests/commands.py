@@ -56,7 +56,11 @@ class Difference:
     @property
     def key(self) -> tuple[str, str, str]:
         """The same for equal differences."""
-        return (self.what, json.dumps(self.document), json.dumps(self.toolkit))
+        return (
+            self.what,
+            json.dumps(self.document, sort_keys=True),
+            json.dumps(self.toolkit, sort_keys=True),
+        )
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,7 @@ def _groups(words: Sequence[str], table: FlagTable) -> list[tuple[str, Any]]:
         if hit and not hit[0].takes_value:
             found.append((hit[0].name, hit[1]))
         else:
-            bare = hit[0].name if hit else "--" + name.lstrip("-").replace("_", "-")
+            bare = hit[0].name if hit else name.replace("_", "-")
             plain = [_plain(value) for value in values]
             found.append((bare, True if not plain else plain[0] if len(plain) == 1 else plain))
     return found
@@ -317,7 +321,8 @@ def _docker(words: Sequence[str]) -> Items:
             key, _, text = value.partition("=")
             env[key] = text
         else:
-            found.setdefault(f"docker --{name}", []).append(value)
+            dashes = "-" if name in ("it", "v") else "--"
+            found.setdefault(f"docker {dashes}{name}", []).append(value)
     items: Items = {name: ",".join(sorted(values)) or "on" for name, values in found.items()}
     return {**env, **items, "docker image": words[position]}
 
@@ -332,7 +337,7 @@ def _body(body: Mapping[str, Any]) -> Items:
         "docker --cap-add": ",".join(sorted(host["CapAdd"])),
         "docker --security-opt": ",".join(sorted(host["SecurityOpt"])),
         "docker --device": ",".join(item["PathOnHost"] for item in host["Devices"]),
-        "docker --v": ",".join(host["Binds"]),
+        "docker -v": ",".join(host["Binds"]),
         "docker image": body["Image"].partition("@")[0],
     }
     if host.get("Privileged"):

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from instinct.errors import FleetError
 
-from tests.commands import Entry, compare, documents, entries, instances, own, plan
+from tests.commands import ROOT, Entry, compare, documents, entries, instances, own, plan
+from tests.commands_table import page
 from tests.unit.catalogue import knowledge
 
 ENTRIES = entries()
@@ -70,3 +72,23 @@ def test_there_are_as_many_instances_as_said(entry: Entry) -> None:
 
 def test_what_is_always_done_is_done_somewhere() -> None:
     assert set(own()["added"]) == set(own()["replaced"]) == {"serve", "docker", "bench"}
+
+
+def test_a_changed_value_is_noticed() -> None:
+    """The comparison finds a value, a flag and a variable that were changed in a document's command."""
+    entry = next(item for item in ENTRIES if item.id == "amd-0.9.1-latency")
+    text = entry.commands[0].replace("--gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.8")
+    text = text.replace("--trust-remote-code", "--enforce-eager").replace("FLASH_ATTN=0", "FLASH_ATTN=1")
+    found = compare(replace(entry, data={**entry.data, "command": text}))[0].found
+    listed = {item.key for item in entry.differences}
+    assert {item.what for item in found if item.key not in listed} == {
+        "VLLM_USE_TRITON_FLASH_ATTN",
+        "--gpu-memory-utilization",
+        "--trust-remote-code",
+        "--enforce-eager",
+    }
+
+
+def test_the_page_is_up_to_date() -> None:
+    written = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    assert written == page(), "run make docs"
