@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run with nothing to do costs, as a ratio to `ansible -m ping` on the same inventory in the same run.
+"""What planning costs, and what a run with nothing to do costs, as a ratio to `ansible -m ping`.
 
-`make bench` brings the lab to 2 and then to 10 nodes, deploys the stand-in engine on them, and times the two
-commands in turn (A B A B …), so that a machine whose speed drifts slows both alike. Absolute seconds are of this
-machine; the ratio is what carries over.
+Planning is timed without any input or output, over fleets of growing size. Then `make bench` brings the lab to 2
+and then to 10 nodes, deploys the stand-in engine on them, and times the two commands in turn (A B A B …), so that
+a machine whose speed drifts slows both alike. Absolute seconds are of this machine; the ratio is what carries over.
 """
 
 from __future__ import annotations
@@ -16,12 +16,22 @@ import tempfile
 import time
 from pathlib import Path
 
-import yaml
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "module_utils")]
 
-from tests.integration.conftest import BIN, ROOT, copy_inventory
+import yaml
+from instinct.fleet import HostInput, build_fleet
+from instinct.knowledge import Knowledge
+from instinct.plan import check_fleet, plan_fleet
+from instinct.workshop import Workshop
+
+from tests.integration.conftest import BIN, copy_inventory
 from tests.integration.helpers import deployment
+from tests.unit import plan_world
 
 ROUNDS = 7
+SIZES = (10, 100, 1000)
+INSTANCES = 8
 
 
 def timed(command: list[str], env: dict[str, str]) -> float:
@@ -55,7 +65,48 @@ def measure(nodes: int) -> None:
     print(f"{nodes:5d}  {site_s:18.2f}  {ping_s:14.2f}  {ratio:9.2f}", flush=True)
 
 
+def planning(hosts: int) -> float:
+    """Seconds from the hosts' raw data to the plan as JSON, the catalogue read anew; the best of three."""
+    names = [f"n{number}" for number in range(hosts)]
+    groups = {"all": names, "instinct": names}
+    inputs = {
+        name: HostInput(
+            {
+                "vllm_deployments": [plan_world.deployment(instances_per_host=INSTANCES)],
+                "ansible_host": f"10.0.{number // 250}.{number % 250}",
+            },
+            plan_world.state(hostname=name),
+        )
+        for number, name in enumerate(names)
+    }
+    catalog, render = plan_world.catalog(), plan_world.render()
+
+    def once() -> float:
+        start = time.process_time()
+        workshop = Workshop(Knowledge(ROOT / "catalog"), plan_world.LOCK, render, {})
+        fleet = build_fleet(inputs, groups, catalog)
+        check_fleet(fleet)
+        data = plan_fleet(fleet, workshop).to_json()
+        seconds = time.process_time() - start
+        assert sum(len(host["servers"]) for host in data["hosts"].values()) == INSTANCES * hosts
+        return seconds
+
+    return min(once() for _ in range(3))
+
+
+def plan_scale() -> None:
+    """Print how planning grows with the fleet."""
+    print(f"Planning, {INSTANCES} instances per host, on one core (target for 1,000 hosts: ≤ 3 s)")
+    print("hosts  instances  seconds  µs per instance")
+    for hosts in SIZES:
+        seconds = planning(hosts)
+        each = seconds / hosts / INSTANCES * 1e6
+        print(f"{hosts:5d}  {hosts * INSTANCES:9d}  {seconds:7.3f}  {each:15.0f}", flush=True)
+    print()
+
+
 def main() -> None:
+    plan_scale()
     print(
         "A run of site.yml with nothing to do, against one ping of every host (medians of pairs; target ratio ≤ 1.2)"
     )
