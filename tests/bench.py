@@ -19,15 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "module_utils")]
 
-import yaml
-from instinct.fleet import HostInput, build_fleet
-from instinct.knowledge import Knowledge
-from instinct.plan import check_fleet, plan_fleet
-from instinct.workshop import Workshop
+import yaml  # noqa: E402
+from instinct.fleet import HostInput, build_fleet  # noqa: E402
+from instinct.knowledge import Knowledge  # noqa: E402
+from instinct.plan import check_fleet, plan_fleet  # noqa: E402
+from instinct.workshop import Workshop  # noqa: E402
 
-from tests.integration.conftest import BIN, copy_inventory
-from tests.integration.helpers import deployment
-from tests.unit import plan_world
+from tests.integration.conftest import BIN, copy_inventory  # noqa: E402
+from tests.integration.helpers import deployment  # noqa: E402
+from tests.unit import plan_world  # noqa: E402
 
 ROUNDS = 7
 SIZES = (10, 100, 1000)
