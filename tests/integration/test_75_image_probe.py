@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
 from lab.standin.knobs import Knobs
 
-from .conftest import Lab, Run
+from .conftest import Lab, Run, lab_command
 from .helpers import STANDIN, completion, deployment, node_state
 
 VLLM = f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}"
@@ -140,12 +141,18 @@ rm -f /var/run/docker.sock
 """
 
 
-@pytest.mark.parametrize("version", ["0.32.0", None])
-def test_check_mode_of_a_server_without_docker(fresh_lab: Lab, version: str | None) -> None:
+@pytest.fixture
+def without_docker(fresh_lab: Lab) -> Iterator[Lab]:
+    """The first node has no Docker engine. Made anew afterwards: it cannot be used any more."""
+    fresh_lab.on(fresh_lab.hosts[0], NO_DOCKER)
+    yield fresh_lab
+    lab_command("reset")
+
+
+@pytest.mark.parametrize("version", [Knobs.version, None])
+def test_check_mode_of_a_server_without_docker(without_docker: Lab, version: str | None) -> None:
     """The engine is installed by the run that is predicted, so nothing is there yet."""
-    lab = fresh_lab
-    host = lab.hosts[0]
-    lab.on(host, NO_DOCKER)
+    lab, host = without_docker, without_docker.hosts[0]
     lab.write_vars(vllm_deployments=[deployment(vllm_version=version)])
     run = lab.play("site", "--limit", host, "--check", "--diff", *SKIP)
     assert run.rc == 0, run.out
