@@ -146,12 +146,6 @@ def _yaml(name: str) -> Any:
     return yaml.safe_load((DATA / name).read_text(encoding="utf-8"))
 
 
-@functools.cache
-def _models() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = _yaml("models.yml")["models"]
-    return found
-
-
 def _lock(entry: Entry) -> Lock:
     software = ImageSoftware(*(entry.document["software"].get(key) for key in ("vllm", "platform", "rocm")),
                              None, None, None)  # fmt: skip
@@ -161,11 +155,8 @@ def _lock(entry: Entry) -> Lock:
             known = None if entry.document.get("tag_known") else software
             images[item["image"]] = ImagePin(DIGEST, 20 * GIB, known)
         if not item["model"].startswith("/"):
-            model = _models()[item["model"]]
-            files = (("config.json", 1000), ("model.safetensors", int(model["gb"] * 1e9)))
-            pins[model_key("", item["model"], item.get("revision", "main"))] = ModelPin(
-                COMMIT, files, model.get("config")
-            )
+            # Sizes are those of the catalogue's shapes of well-known models.
+            pins[model_key("", item["model"], item.get("revision", "main"))] = ModelPin(COMMIT, (), None)
     return Lock(images, pins)
 
 
