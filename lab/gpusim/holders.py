@@ -135,8 +135,14 @@ class Scanner:
 
     AGE = 0.2
 
-    def __init__(self, scan: Callable[[], Sequence[Holder]], read: Callable[[], Node]) -> None:
+    def __init__(
+        self,
+        scan: Callable[[], Sequence[Holder]],
+        read: Callable[[], Node],
+        alive: Callable[[Holder], bool] = lambda holder: True,
+    ) -> None:
         self._scan = scan
+        self._alive = alive
         self._read = read
         self._lock = threading.Lock()
         self._found: Sequence[Holder] = ()
@@ -146,7 +152,7 @@ class Scanner:
         with self._lock:
             if self._when < 0 or time.monotonic() - self._when > self.AGE:
                 self._found, self._when = self._scan(), time.monotonic()
-            return [*self._found, *self._read().holders]
+            return [*filter(self._alive, self._found), *self._read().holders]
 
     def fresh(self) -> list[Holder]:
         """Scan now, whatever the age."""

@@ -220,7 +220,7 @@ def serve(paths: Paths, fresh: Node) -> int:
     run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
     run("mount", "--bind", str(paths.files), str(paths.tree))
     run("mount", "-o", "remount,bind,ro", str(paths.tree))
-    scanner = holders.Scanner(finder(paths), store.read)
+    scanner = holders.Scanner(finder(paths), store.read, lambda h: os.path.exists(f"/proc/{h.pid}"))
     served = SysFs(store, scanner, Mirror(paths.files, paths.fuse))
     server = Server(served, str(paths.fuse))
 

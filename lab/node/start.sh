@@ -1,7 +1,7 @@
 #!/bin/bash
 # What a boot does on a real server. Runs as process 1's only child, again after every restart of the container.
 set -u
-rm -rf /run/docker* /run/containerd* /var/run/docker.pid /run/gpusim /run/instinct-fleet /run/lab
+rm -rf /run/docker* /run/containerd* /var/run/docker.pid /run/gpusim /run/instinct-fleet /run/lab /run/units
 mkdir -p /run/lab /run/sshd
 
 # The kernel command line that update-grub wrote, and the kernel's values, of this node's own: NUMA balancing is on
@@ -21,7 +21,7 @@ ssh-keygen -A > /dev/null
 /usr/sbin/sshd
 dockerd > /var/log/dockerd.log 2>&1 &
 
-# What systemd would do once the devices are there: lines of tmpfiles.d that write, and oneshot services.
+# Settings and services of the operator's, once the devices are there.
 until test -e /run/gpusim/ready; do sleep 0.1; done
-/opt/instinct-lab/boot-settings > /var/log/boot-settings.log 2>&1
+systemctl boot
 wait
