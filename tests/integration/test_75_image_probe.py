@@ -124,6 +124,7 @@ git add -A && git -c user.name=lab -c user.email=lab@example.com commit -qm imag
 def test_an_image_that_is_built_is_asked_too(lab: Lab) -> None:
     """This one has vLLM without its package's metadata, so the command is asked; and an entrypoint of its own."""
     host = lab.hosts[0]
+    lab.on(host, f"docker pull -q {STANDIN}")  # the Dockerfile's base
     lab.on(host, REPOSITORY)
     build = {"repo": "file:///srv/git/odd", "ref": "v1", "dockerfile": "Dockerfile", "tag": "local/odd:v1"}
     lab.write_vars(vllm_deployments=[deployment(image=None, build=build)])

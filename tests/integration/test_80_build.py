@@ -19,6 +19,7 @@ git tag v1
 
 def test_build_from_a_git_ref(lab: Lab) -> None:
     for host in lab.hosts:
+        lab.on(host, f"docker pull -q {STANDIN}")  # the Dockerfile's base
         lab.on(host, REPOSITORY)
     build = {
         "repo": "file:///srv/git/vllm",
