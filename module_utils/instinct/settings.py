@@ -15,7 +15,7 @@ from .check import kind
 from .envvars import EnvTable
 from .errors import suggest
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, UNKNOWN, Finding
-from .flags import Flag, FlagTable, absent
+from .flags import Flag, FlagTable, absent, check
 from .flagvalues import Value, spell, token
 from .versions import Release, Timeline
 
@@ -154,6 +154,9 @@ def wrong_value(setting: Mapping[str, Any], value: Value) -> str:
 def _flag(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> Rendered:
     flag = setting["flag"]
     if flag in book.flags.flags:
+        found = check(book.flags, flag, value)
+        if found.is_error:  # a value that came later or went earlier than the flag
+            return _failed(_softened(name, setting, found))
         return Rendered({flag: value}, {})
     if value is False:
         return Rendered({}, {})  # what does not exist is off

@@ -151,6 +151,7 @@ def test_forms(version: str, name: str, value: Any, argv: list[str], env: dict[s
         ("0.8.1", "aiter", True, False, "from vLLM 0.8.2 on"),
         ("0.7.3", "expert_parallel", True, True, "came with vLLM 0.8.0"),
         ("0.20.0", "quantization", "ptpc_fp8", False, "per-tensor FP8"),
+        ("0.7.3", "block_size", 1, True, "1 is not valid in vLLM 0.7.3"),
         ("0.20.0", "graph_mode", "HALF", True, "'HALF' is not valid"),
         ("0.20.0", "max_num_seqs", "many", True, "must be int"),
         ("0.20.0", "max_num_seqs", True, True, "must be int"),

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No plan renders what its vLLM release would refuse. tests/real_parsers.py asks the releases themselves."""
+
+from __future__ import annotations
+
+import pytest
+from instinct.argv import check_argv
+from instinct.findings import errors
+
+from tests.rendered import documented, example, recommended, settled
+from tests.unit.catalogue import knowledge
+from tests.unit.test_recipes import DOZEN, MODELS
+
+
+@pytest.mark.parametrize("version", DOZEN)
+def test_no_rendered_command_is_refused(version: str) -> None:
+    table = knowledge().flags(version)
+    parts = [part(version) for part in (recommended, settled, documented, example)]
+    assert len(parts[0]) > 4 * len(MODELS)
+    assert len(parts[1]) > 20
+    assert len(parts[2]) > 10
+    assert len(parts[3]) == 5
+    refused = {
+        line: [finding.text() for finding in found]
+        for line in set().union(*parts)
+        if (found := errors(check_argv(table, line)))
+    }
+    assert not refused, f"{len(refused)}: {next(iter(refused.items()))}"
