@@ -97,7 +97,7 @@ def _gpus(host: HostPlan) -> str:
         text += f" in {host.host.settings.compute}"
     if len(gpus) != physical:
         text += f", {len(gpus)} logical GPUs"
-    used = {gpu.index for item in host.instances for gpu in item.instance.gpus}
+    used = {gpu.index for item in host.instances for gpu in item.instance.slot.gpus}
     free = [gpu.index for gpu in gpus if gpu.index not in used]
     if host.instances and free:
         text += f", {_numbered('GPU', free)} free"
@@ -119,8 +119,8 @@ def _actions(host: HostPlan) -> list[str]:
         if first.kind == "numa_balancing":
             target = ""
         if first.kind == "server":
-            ports = [instances[name].port for name in names]
-            gpus = [gpu.index for name in names for gpu in instances[name].gpus]
+            ports = [instances[name].slot.port for name in names]
+            gpus = [gpu.index for name in names for gpu in instances[name].slot.gpus]
             target += f", {_numbered('port', ports)}, {_numbered('GPU', gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
         lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
@@ -162,7 +162,7 @@ def _deployments(hosts: Sequence[HostPlan], full: bool) -> list[str]:
         first = {item.instance.deployment.name: item.instance for item in reversed(host.instances)}
         for name, instance in sorted(first.items()):
             if full or name in new:
-                key = (name, counts[name], instance.reasons, instance.fit)
+                key = (name, counts[name], instance.reasons, instance.verdict.fit)
                 seen.setdefault(key, _Told(instance, counts[name], [])).hosts.append(host.host.name)
     lines: list[str] = []
     for told in seen.values():
@@ -174,14 +174,15 @@ def _told(told: _Told) -> list[str]:
     instance, deployment = told.instance, told.instance.deployment
     many = f"{told.count} instances per host" if told.count > 1 else "1 instance per host"
     goal = f", tuned for {deployment.objective}" if deployment.objective else ""
-    lines = [f"Deployment {deployment.name} on {_listed(told.hosts)}: {many}, vLLM {instance.vllm}{goal}"]
-    if instance.fit:
-        lines += _wrapped("memory", _memory(instance.fit))
-    if instance.chosen:
+    vllm = f"vLLM {instance.tuned.release.asked}"
+    lines = [f"Deployment {deployment.name} on {_listed(told.hosts)}: {many}, {vllm}{goal}"]
+    if instance.verdict.fit:
+        lines += _wrapped("memory", _memory(instance.verdict.fit))
+    if instance.tuned.chosen:
         words = {item.setting: item.value for item in instance.reasons}
-        listed = ", ".join(_setting(name, words[name]) for name in instance.chosen)
+        listed = ", ".join(_setting(name, words[name]) for name in instance.tuned.chosen)
         lines += _wrapped("chosen", listed)
-    for advice in instance.advice:
+    for advice in instance.verdict.advice:
         lines += _wrapped("advice", advice.text)
     for warning in instance.warnings:
         lines += _wrapped("warning", warning)
@@ -217,9 +218,9 @@ def _reasons(told: _Told) -> list[str]:
     for reason in instance.reasons:
         lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
-    for note in instance.notes:
+    for note in instance.verdict.notes:
         lines += _wrapped("note", note)
-    for hint in instance.hints:
+    for hint in instance.tuned.advice:
         lines += _wrapped("hint", f"{hint.text} [{hint.source}]")
     return lines
 

@@ -21,7 +21,7 @@ from .topology import LogicalGpu
 class Slot:
     """Where one instance goes.
 
-    cpus, mems: the CPUs and the memory of its GPUs' NUMA node, as lists in the kernel's form; "": any. share:
+    cpus: those of its GPUs' NUMA node, as a list in the kernel's form; "": any. share:
     the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers.
     """
 
@@ -29,7 +29,6 @@ class Slot:
     index: int
     gpus: Gpus
     cpus: str = ""
-    mems: str = ""
     share: float = 1.0
     rank: Rank | None = None
 
@@ -122,8 +121,6 @@ def _slot(deployment: Deployment, index: int, gpus: Gpus, numa: Mapping[int, Num
         index,
         gpus,
         cpus=node.cpus if node and pinned else "",
-        # The kernel refuses a set of memory nodes without memory.
-        mems=str(node.id) if node and pinned and node.has_memory else "",
         share=1 / deployment.instances_per_gpu,
         rank=rank_of(deployment, index, None, "") if deployment.nodes == 1 else None,
     )

@@ -35,11 +35,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """CPUs as a list in the kernel's form ("0-95,192-287"), and whether the node has memory of its own."""
+    """CPUs as a list in the kernel's form ("0-95,192-287")."""
 
     id: int
     cpus: str
-    has_memory: bool
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class NodeState:
                 for item in state["disk"]
             ),
             numa_nodes=tuple(
-                NumaNode(int(item["id"]), str(item.get("cpus") or ""), bool(item.get("memory_bytes")))
+                NumaNode(int(item["id"]), str(item.get("cpus") or ""))
                 for item in state.get("numa_nodes") or ()
             ),
             os_version=str(system.get("version_id") or ""),

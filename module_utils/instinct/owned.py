@@ -12,8 +12,8 @@ ENGINE_ALIASES = {
     "dp": "data_parallel_size",
 }
 
-_MULTI_NODE = "An instance runs on one host; remove it."
-_INSTANCES = "For more engines on a host use the deployment's instances_per_host."
+_NODES = "Use the deployment's key nodes; ranks, addresses and ports follow from it."
+_DATA = "Use the deployment's keys data_parallel_size, data_parallel_balancing and nodes."
 _SECRET = "Keep API keys in the proxy in front of vLLM: a flag is readable in every process list."
 
 ENGINE_OWNED = {
@@ -28,17 +28,19 @@ ENGINE_OWNED = {
     "pipeline_parallel_size": "Use the deployment's key pipeline_parallel_size.",
     "download_dir": "Use hf_model_cache_dir, the host's variable.",
     "config": "Write its settings into engine_args, so that the plan can check and explain them.",
-    "data_parallel_size": _INSTANCES,
-    "data_parallel_size_local": _INSTANCES,
-    "data_parallel_rank": _INSTANCES,
-    "data_parallel_start_rank": _INSTANCES,
-    "data_parallel_address": _INSTANCES,
-    "data_parallel_rpc_port": _INSTANCES,
-    "nnodes": _MULTI_NODE,
-    "node_rank": _MULTI_NODE,
-    "master_addr": _MULTI_NODE,
-    "master_port": _MULTI_NODE,
-    "headless": _MULTI_NODE,
+    "data_parallel_size": _DATA,
+    "data_parallel_size_local": _DATA,
+    "data_parallel_rank": _DATA,
+    "data_parallel_start_rank": _DATA,
+    "data_parallel_address": _DATA,
+    "data_parallel_rpc_port": _DATA,
+    "data_parallel_hybrid_lb": _DATA,
+    "data_parallel_external_lb": _DATA,
+    "nnodes": _NODES,
+    "node_rank": _NODES,
+    "master_addr": _NODES,
+    "master_port": _NODES,
+    "headless": _NODES,
     "api_key": _SECRET,
     "hf_token": "Weights are fetched before the start, with hf_model_token or hf_model_token_file.",
 }

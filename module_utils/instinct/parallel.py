@@ -63,6 +63,10 @@ def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple
 
 def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
     """What a release cannot do of what the deployment wants, with the release that brought it."""
+    if uses_ray(deployment, table):
+        what = f"an engine over {deployment.nodes} hosts by Ray is not started by this toolkit."
+        fix = "Use vLLM 0.11.1 or newer, which joins hosts by itself, and leave the executor out."
+        return (Problem((*deployment.path, "nodes"), what, fix),)
     wanted = {}
     if deployment.data_parallel_size > 1:
         wanted["data_parallel_size"] = "data_parallel_size"

@@ -233,7 +233,11 @@ def _servers(
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
         if action:
             start.append(action)
-    gone = [steps.remove(running) for name, running in sorted(there.items()) if name not in wanted]
+    gone = [
+        steps.remove(running)
+        for name, running in sorted(there.items())
+        if name not in wanted and name not in layout.left_out
+    ]
     return tuple(start), tuple(gone)
 
 

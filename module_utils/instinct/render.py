@@ -46,7 +46,7 @@ def _context(instance: Instance) -> dict[str, Any]:
         "revision": "" if deployment.local_model else deployment.revision,
         "commit": instance.commit,
         "image": deployment.image_ref,
-        "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.gpus],
+        "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.slot.gpus],
         "argv": instance.argv,
         "env": instance.env,
         "container": container(instance),

@@ -9,32 +9,20 @@ from typing import Any
 
 from .deployment import Deployment
 from .feasible import Verdict
-from .fit import Fit
 from .layout import Slot
 from .lock import ImagePin, ModelPin, parse_ref
 from .parallel import Argument, parallel_args
 from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
-from .ranks import Rank
 from .reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
-from .recipes import Advice
 from .settings import flag_argv
-from .topology import LogicalGpu
 from .tune import Tuned
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One vLLM server, complete but for its rendered files; hosts of one kind share it.
+    """One vLLM server, complete but for its rendered files; hosts of one kind share it."""
 
-    advice: what arithmetic shows to be better. hints: what documents say of such a deployment in general.
-    notes: what the memory arithmetic has to say. chosen: flags and variables that recipes added.
-    """
-
-    name: str
-    deployment: Deployment
-    index: int
-    port: int
-    gpus: tuple[LogicalGpu, ...]
+    slot: Slot
     image: str
     commit: str
     argv: tuple[tuple[str, ...], ...]
@@ -42,25 +30,33 @@ class Instance:
     binds: tuple[str, ...]
     group_ids: tuple[int, ...]
     reasons: tuple[Reason, ...]
-    vllm: str
-    cpus: str = ""
-    rank: Rank | None = None
-    warnings: tuple[str, ...] = ()
-    advice: tuple[Advice, ...] = ()
-    hints: tuple[Advice, ...] = ()
-    notes: tuple[str, ...] = ()
-    chosen: tuple[str, ...] = ()
-    fit: Fit | None = None
+    tuned: Tuned
+    verdict: Verdict
+
+    @property
+    def name(self) -> str:
+        """<deployment>-<index>."""
+        return self.slot.name
+
+    @property
+    def deployment(self) -> Deployment:
+        """What it is an instance of."""
+        return self.slot.deployment
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What vLLM would do all the same, and probably not as meant."""
+        return (*self.tuned.warnings, *self.verdict.warnings)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Device files that the container gets: the driver's one, and a render node per GPU."""
-        return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.gpus))
+        return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.slot.gpus))
 
     @property
     def headless(self) -> bool:
         """It works for another server of its group, and answers no requests."""
-        return self.rank is not None and self.rank.headless
+        return self.slot.rank is not None and self.slot.rank.headless
 
     @property
     def probe_host(self) -> str:
@@ -69,35 +65,35 @@ class Instance:
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
         """INSTANCE of the plan, but for its host."""
-        deployment = self.deployment
+        deployment, slot, rank, fit = self.deployment, self.slot, self.slot.rank, self.verdict.fit
         return {
             "name": self.name,
             "deployment": deployment.name,
-            "index": self.index,
+            "index": slot.index,
             "model": deployment.model,
             "revision": None if deployment.local_model else deployment.revision,
             "commit": self.commit or None,
             "served_model": deployment.served_model_name,
             "image": self.image,
-            "vllm": self.vllm,
+            "vllm": self.tuned.release.asked,
             "objective": deployment.objective or None,
-            "port": self.port,
-            "gpus": [gpu.index for gpu in self.gpus],
-            "render_nodes": [gpu.render_node for gpu in self.gpus],
+            "port": slot.port,
+            "gpus": [gpu.index for gpu in slot.gpus],
+            "render_nodes": [gpu.render_node for gpu in slot.gpus],
             "argv": [word for group in self.argv for word in group],
             "env": dict(self.env),
             "devices": list(self.devices),
-            "ports": [] if self.headless else [self.port],
-            "cpus": self.cpus or None,
-            "rank": {**vars(self.rank), "hosts": list(self.rank.hosts)} if self.rank else None,
+            "ports": list(slot.ports),
+            "cpus": slot.cpus or None,
+            "rank": {**vars(rank), "hosts": list(rank.hosts)} if rank else None,
             "spec_hash": spec_hash,
             "reasons": [dict(vars(reason)) for reason in self.reasons],
-            "notes": list(self.notes),
+            "chosen": list(self.tuned.chosen),
+            "advice": [dict(vars(item)) for item in self.verdict.advice],
+            "hints": [dict(vars(item)) for item in self.tuned.advice],
+            "notes": list(self.verdict.notes),
             "warnings": list(self.warnings),
-            "advice": [dict(vars(item)) for item in self.advice],
-            "hints": [dict(vars(item)) for item in self.hints],
-            "chosen": list(self.chosen),
-            "fit": self.fit.to_json() if self.fit else None,
+            "fit": fit.to_json() if fit else None,
         }
 
 
@@ -120,11 +116,7 @@ def compose(
     env, env_reasons = _environment(deployment, tuned)
     source = deployment_key(deployment, "model")
     return Instance(
-        name=slot.name,
-        deployment=deployment,
-        index=slot.index,
-        port=slot.port,
-        gpus=slot.gpus,
+        slot=slot,
         image=pull_ref(deployment, image),
         commit=commit,
         argv=tuple(group for group in argv if group),
@@ -140,15 +132,8 @@ def compose(
             *env_reasons,
             *_container_reasons(slot, group_ids),
         ),
-        vllm=tuned.release.asked,
-        cpus=slot.cpus,
-        rank=slot.rank,
-        warnings=(*tuned.warnings, *verdict.warnings),
-        advice=verdict.advice,
-        hints=tuned.advice,
-        notes=verdict.notes,
-        chosen=tuned.chosen,
-        fit=verdict.fit,
+        tuned=tuned,
+        verdict=verdict,
     )
 
 
@@ -308,10 +293,10 @@ def container(instance: Instance) -> dict[str, Any]:
         host["ShmSize"] = runtime.shm_size
     if runtime.memory is not None:
         host["Memory"] = runtime.memory
-    if instance.cpus:
+    if instance.slot.cpus:
         # Not CpusetMems: memory is taken from the CPU's own node first anyway, and may come from the other one
         # before the kernel kills for lack of it.
-        host["CpusetCpus"] = instance.cpus
+        host["CpusetCpus"] = instance.slot.cpus
     if runtime.privileged:
         host["Privileged"] = True
     return {
@@ -340,7 +325,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "spec_hash": spec_hash,
         "container": container(instance),
         "image": instance.image,
-        "port": instance.port,
+        "port": instance.slot.port,
         "host": instance.probe_host,
         "served_model": instance.deployment.served_model_name,
         "headless": instance.headless,

@@ -85,7 +85,7 @@ class Workshop:
         cited: set[str] = set()
         for made in self._made.values():
             cited.update(item.source for item in made.instance.reasons)
-            cited.update(item.source for item in made.instance.advice)
+            cited.update(item.source for item in made.instance.verdict.advice)
         named = {source.partition("#")[0] for source in cited}
         return {name: self.knowledge.sources[name] for name in named if name in self.knowledge.sources}
 

@@ -179,3 +179,10 @@ def test_reasons_name_catalogued_sources() -> None:
         for item in parallel_args(slot.deployment, slot, knowledge().flags(version)):
             assert item.reason
             assert item.source in knowledge().sources or item.source.startswith("deployment llama: ")
+
+
+def test_engines_by_ray_are_refused_until_something_starts_ray() -> None:
+    placed = layouts({"n1": state(), "n2": state()}, [deployment(**SPAN, nodes=2)])
+    (found,) = problems(placed["n1"].slots[0].deployment, knowledge().flags("0.11.0"))
+    assert found.path[-1] == "nodes"
+    assert "by Ray is not started by this toolkit" in found.what

@@ -563,3 +563,12 @@ def test_a_pin_without_files_is_planned_as_unknown_size() -> None:
         "pulled as sha256:111111111111",
         f"commit {COMMIT[:12]}",
     ]
+
+
+def test_a_group_that_misses_a_host_is_left_as_it_is() -> None:
+    wanted = [deployment(nodes=2, tensor_parallel_size=8, pipeline_parallel_size=2)]
+    both = plan({"n1": state(), "n2": state()}, wanted).to_json()["hosts"]
+    there = {name: apply_to_state(state(), both[name]) for name in ("n1", "n2")}
+    found = plan({"n1": there["n1"], "n2": None}, wanted).to_json()["hosts"]["n1"]
+    assert (found["actions"], found["remove"]) == ([], [])
+    assert "n2" in found["warnings"][0]
