@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge the fleet's hosts: reads hosts' variables and the catalogue; decides nothing itself.
+
+Documentation: library/host_audit.py (`ansible-doc -t module host_audit`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "module_utils") not in sys.path:
+    sys.path.insert(0, str(ROOT / "module_utils"))
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.plugins.action import ActionBase
+from instinct.audit import audit, counted, differences, todo
+from instinct.audit_text import Audited, Report, text
+from instinct.catalog import parse_gpus
+from instinct.errors import suggest
+from instinct.hostitems import REQUIRED, View, parse_items
+from instinct.images import look_up
+from instinct.knowledge import read_yaml
+
+GROUP = "instinct"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hosts": {"type": "list", "elements": "str"},
+    "explain": {"type": "bool", "default": False},
+    "audit_file": {"type": "path"},
+}
+VARIABLES = ("instinct_gpus", "vllm_deployments", "host_prep_skip", "host_prep_also")
+
+
+class ActionModule(ActionBase):
+    """host_audit."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return hosts, failing, todo and text."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        facts = task_vars or {}
+        judge = Judge()
+        views: dict[str, View] = {}
+        hosts = []
+        for name in _hosts(options["hosts"], facts):
+            own = _variables(facts["hostvars"], name)
+            if "host_facts" in own["seen"]:
+                views[name] = view = judge.view(own)
+                hosts.append(judge.audited(name, view, own))
+            else:
+                why = str(own["seen"].get("msg") or "it could not be reached").strip()
+                hosts.append(Audited(name, why=why.partition("\n")[0]))
+        report = Report(tuple(hosts), differences(views), judge.bios)
+        told = text(report, options["explain"])
+        self._display.display(f"\n{told}")
+        data = report.to_json()
+        if options["audit_file"]:
+            _write(Path(options["audit_file"]), data)
+        return {
+            **result,
+            "changed": False,
+            "hosts": data["hosts"],
+            "failing": {host.name: _wrong(host) for host in hosts if counted(host.findings, REQUIRED)},
+            "todo": [item for host in hosts for item in _todo(host)],
+            "text": told,
+        }
+
+
+class Judge:
+    """The catalogue, read once."""
+
+    def __init__(self) -> None:
+        catalog = ROOT / "catalog"
+        items = read_yaml(catalog / "host_items.yml")
+        gpus = read_yaml(catalog / "gpus.yml")
+        self.items = parse_items(items)
+        self.bios = items["bios"]
+        self.images = read_yaml(catalog / "images.yml")
+        self.gpus = parse_gpus(gpus)
+        self.per_node = {name: model["gpus_per_node"] for name, model in gpus["models"].items()}
+
+    def view(self, own: Mapping[str, Any]) -> View:
+        """A host as the checks see it."""
+        seen, declared = own["seen"], own.get("instinct_gpus") or {}
+        return View(
+            facts=seen["host_facts"],
+            state=seen["node_state"],
+            catalog=self.gpus,
+            images=self.images,
+            gpu_model=declared.get("model"),
+            gpu_count=int(declared.get("count") or 0),
+            rocms=self._rocms(own, seen["node_state"]),
+            per_node=self.per_node,
+        )
+
+    def _rocms(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
+        """ROCm of the images that the deployments name: as the image said on this host, else by its tag."""
+        asked = {
+            name: (image.get("software") or {}).get("rocm")
+            for image in state["images"]
+            for name in (*image["tags"], *image["digests"])
+        }
+        refs = [item.get("image") for item in own.get("vllm_deployments") or () if isinstance(item, Mapping)]
+        found = {ref: asked.get(ref) or look_up(self.images, ref).rocm for ref in refs if ref}
+        return {ref: rocm for ref, rocm in found.items() if rocm}
+
+    def audited(self, name: str, view: View, own: Mapping[str, Any]) -> Audited:
+        """The host's findings. Raises AnsibleActionFail for an id that no item has."""
+        known = [item.id for item in self.items]
+        for key in ("host_prep_skip", "host_prep_also"):
+            for unknown in set(own.get(key) or ()) - set(known):
+                raise AnsibleActionFail(
+                    f"{key} (host {name}): no item is called {unknown}. {suggest(unknown, known)}"
+                )
+        found = audit(self.items, view, own.get("host_prep_skip") or (), own.get("host_prep_also") or ())
+        models = " and ".join(model.name for model in view.models) or "GPU"
+        system = view.state["os"]["pretty_name"] or "unknown system"
+        gpus = f"{len(view.gpus)} × {models}" if view.gpus else "no GPU"
+        return Audited(name, f"{gpus}, {system}", found)
+
+
+def _wrong(host: Audited) -> str:
+    ids = [finding.item.id for finding in counted(host.findings, REQUIRED)]
+    return f"{len(ids)} required item{'s' if len(ids) > 1 else ''} wrong: {', '.join(ids)}"
+
+
+def _todo(host: Audited) -> list[dict[str, Any]]:
+    work = todo(host.findings)
+    groups = [
+        name for name, wanted in (("todo_prepare", work.anything), ("todo_reboot", work.reboot)) if wanted
+    ]
+    return [{"name": host.name, "groups": groups, "todo": work.to_json()}] if groups else []
+
+
+def _hosts(given: Iterable[str] | None, facts: Mapping[str, Any]) -> list[str]:
+    if given:
+        return [str(host) for host in given]
+    members = [str(host) for host in facts["groups"].get(GROUP, [])]
+    # Those that --limit leaves, with those that could not be reached.
+    play = {str(host) for host in facts.get("ansible_play_hosts_all", [])}
+    return [host for host in members if host in play] or members
+
+
+def _variables(hostvars: Any, name: str) -> dict[str, Any]:
+    """What was registered, as it is, and the variables that are set, evaluated. Raises AnsibleError."""
+    raw = hostvars.raw_get(name)
+    own: dict[str, Any] = {"seen": raw.get("host_facts_result") or {}}
+    for key in VARIABLES:
+        if raw.get(key) is not None:
+            try:
+                own[key] = json.loads(json.dumps(hostvars[name][key]))
+            except AnsibleError as error:
+                raise AnsibleActionFail(
+                    f"{key} (host {name}) cannot be evaluated: {error.message}"
+                ) from error
+    return own
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise AnsibleActionFail(f"audit_file: {path} cannot be written: {error.strerror}.") from error
