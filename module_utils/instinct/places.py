@@ -6,6 +6,8 @@ from __future__ import annotations
 STATE_DIR = "/etc/instinct-fleet"
 DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
+# A change of GPU partition modes that is under way; node_state looks for it.
+PARTITION_JOURNAL = DATA_DIR + "/partition.json"
 DOCKER_ROOT = "/var/lib/docker"
 # A pull keeps a layer compressed until it is unpacked, and ROCm's layers (code objects for several targets)
 # unpack to two to three times that: a pull takes about three times what the registry sends.

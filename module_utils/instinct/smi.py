@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Understand the output of rocm-smi and amd-smi. What is not known is an error, never a guess.
 
-Wording and shapes follow captured output of ROCm 6.0 to 7.x (tests/data/rocm_samples). Two habits of the
-tools shape this file: rocm-smi exits with 0 when every GPU failed, so its text decides; amd-smi prints
-warnings before JSON, and several JSON documents in a row.
+Wording and shapes follow captured output of ROCm 6.0 to 10.0 (tests/data/rocm_samples): amd-smi prints
+warnings before JSON, and several JSON documents in a row. What the tools say when they set a mode is in
+smi_set.py.
 """
 
 from __future__ import annotations
@@ -14,30 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-DONE = "done"  # the tool says that the mode is set
-BUSY = "busy"  # the driver has users; the same command may work later
-REFUSED = "refused"  # the driver does not do this; another tool would hear the same
-BROKEN = "broken"  # the tool did not get through to the driver, or cannot be understood; another one may
-
 _MODE = re.compile(r"[SDTQC]PX")
 _NPS = re.compile(r"NPS[1248]")
 _ROCM_LINE = re.compile(r"GPU\[(\d+)\]\s*: (.*)")
 _ROCM_TITLE = re.compile(r"=+ ([^=]+) =+")
 _AMD_GPU = re.compile(r"GPU: (\d+)")
-_AMD_STATUS = re.compile(r"\bAMDSMI_STATUS_([A-Z_]+)")
-_AMD_ERROR = re.compile(r"\d+ \| (AMDSMI_STATUS_[A-Z_]+ - .*)")
-_AMD_FAILED_GPU = re.compile(r"on GPU ID: (\d+) BDF:")
-_AMD_SET_KEYS = ("ACCELERATOR_PARTITION", "COMPUTEPARTITION")
 _JSON_START = re.compile(r'[\[{](?=[\s\[\]{}"]|$)')
-
-_ROCM_VERDICTS = {
-    "Device is currently busy, try again later": BUSY,
-    "Permission denied": REFUSED,
-    "set_compute_partition, Invalid arguments provided": REFUSED,
-}
-# NOT_SUPPORTED is absent on purpose: both libraries also make it of EPERM, which the driver gives while a
-# GPU is in reset, and sysfs can tell the two apart.
-_AMD_VERDICTS = {"BUSY": BUSY, "NO_PERM": REFUSED, "SETTING_UNAVAILABLE": REFUSED, "INVAL": REFUSED}
 
 
 class SmiError(ValueError):
@@ -50,17 +32,6 @@ class Modes:
 
     compute: str | None
     memory: str | None
-
-
-@dataclass(frozen=True)
-class SetResult:
-    """What a tool says about setting a mode.
-
-    `verdicts`: (verdict, message) by the tool's device index. `failure`: what stopped the command as a whole.
-    """
-
-    verdicts: dict[int, tuple[str, str]]
-    failure: tuple[str, str] | None = None
 
 
 def excerpt(text: str) -> str:
@@ -88,29 +59,6 @@ def rocm_smi_lines(text: str) -> tuple[list[str], list[tuple[int, str]]]:
     if titles[:1] != ["ROCm System Management Interface"] or titles[-1:] != ["End of ROCm SMI Log"]:
         raise SmiError(f"rocm-smi printed no complete log: {excerpt(text)}")
     return titles, lines
-
-
-def rocm_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
-    """Judge `rocm-smi --setcomputepartition MODE`, whose exit code is 0 for success and failure alike."""
-    try:
-        titles, lines = rocm_smi_lines(stdout)
-    except SmiError as error:
-        message = excerpt(stderr) if stderr.strip() and not stdout.strip() else str(error)
-        return SetResult({}, (BROKEN, message))
-    if f"Set compute partition to {mode}" not in titles:
-        return SetResult({}, (BROKEN, f"rocm-smi did something else: {', '.join(titles[1:-1]) or 'nothing'}"))
-    known = {
-        **_ROCM_VERDICTS,
-        f"Successfully set compute partition to {mode}": DONE,
-        f"Requested setting ({mode}) is unavailable for current device": REFUSED,
-    }
-    verdicts: dict[int, tuple[str, str]] = {}
-    for device, message in lines:
-        verdict = known.get(message, BROKEN)
-        if device in verdicts and verdicts[device][0] != verdict:
-            return SetResult({}, (BROKEN, f"rocm-smi said two things about device {device}"))
-        verdicts[device] = (verdict, message)
-    return SetResult(verdicts, None if verdicts else (BROKEN, "rocm-smi named no device"))
 
 
 def rocm_smi_modes(text: str) -> dict[int, Modes]:
@@ -238,43 +186,6 @@ def amd_smi_modes(text: str) -> dict[int, Modes]:
     if not values:
         raise SmiError(f"amd-smi showed no partition modes: {excerpt(text)}")
     return {index: Modes(_mode(compute), _nps(memory)) for index, (compute, memory) in values.items()}
-
-
-def amd_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
-    """Judge `amd-smi set --compute-partition MODE`, text output of 6.2 to 7.x.
-
-    Up to 6.4 a failing GPU raises and ends the command, later releases report each GPU; usage errors are
-    plain text with exit code 0.
-    """
-    try:
-        blocks, others = amd_smi_blocks(stdout)
-    except SmiError as error:
-        return SetResult({}, (BROKEN, str(error)))
-    done = re.compile(rf"Successfully set (compute|accelerator) partition to {mode}( \(profile #\d+\))?")
-    verdicts: dict[int, tuple[str, str]] = {}
-    for index, block in blocks.items():
-        message = next((block[key] for key in _AMD_SET_KEYS if key in block), "")
-        verdicts[index] = (
-            DONE if done.fullmatch(message) else _amd_verdict(message),
-            message or "said nothing",
-        )
-    failure: tuple[str, str] | None = None
-    complaint = "\n".join([*others, stderr])
-    if complaint.strip():
-        status = _AMD_ERROR.search(complaint)
-        failure = (_amd_verdict(complaint), status.group(1).strip() if status else excerpt(complaint))
-        gpu = _AMD_FAILED_GPU.search(complaint)
-        if gpu:
-            verdicts.setdefault(int(gpu.group(1)), failure)
-    elif not verdicts:
-        failure = (BROKEN, "amd-smi said nothing")
-    return SetResult(verdicts, failure)
-
-
-def _amd_verdict(text: str) -> str:
-    """The verdict of the status that amd-smi names; several different ones are not understood."""
-    verdicts = {_AMD_VERDICTS.get(status, BROKEN) for status in _AMD_STATUS.findall(text)}
-    return verdicts.pop() if len(verdicts) == 1 else BROKEN
 
 
 # --- checks --------------------------------------------------------------------------------------------

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import partition
-from instinct.partition import Gpu, PartitionError
-from instinct.smi import BROKEN, BUSY, DONE, REFUSED, SetResult
+from instinct import partition_backends, partition_checks, partition_gpus
+from instinct.partition_gpus import Gpu, PartitionError, Target
+from instinct.smi_set import BROKEN, BUSY, DONE, REFUSED, SetResult
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import Tree
 
 ROCM_SMI = "/opt/rocm/bin/rocm-smi"
 AMD_SMI = "/opt/rocm/bin/amd-smi"
+JOURNAL = "var/lib/instinct-fleet/partition.json"
 SYSFS = "/sys/class/drm/renderD{}/device/current_compute_partition"
 
 
@@ -31,10 +32,12 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the module on the tree. Its clock is advanced by sleeping; `module.slept` lists the pauses."""
-    from ansible.module_utils.instinct import partition_set
+    from ansible.module_utils.instinct import alone, partition_node
     from ansible.modules import rocm_partition
 
-    class Node(partition_set.Node):
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tree.root / "run/instinct-fleet"))
+
+    class Node(partition_node.Node):
         clock = 0.0
 
         def __init__(self) -> None:
@@ -47,7 +50,7 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
             Node.clock += seconds
             slept.append(seconds)
 
-        def write(self, step: partition.Write) -> None:
+        def write(self, step: partition_backends.Write) -> None:
             minor = int(step.path.split("/renderD")[1].split("/")[0])
             assert step.path == SYSFS.format(minor)
             tree.driver_write((minor - 128) // 8, step.value)
@@ -103,8 +106,8 @@ def test_backends(
     assert modes(result["after"]) == ["CPX"] * 8
     assert [entry["partitions"] for entry in result["after"]] == [8] * 8
     assert tree.modes() == ["CPX"] * 8
-    assert "GPU 0 0000:05:00.0: SPX x 1\n" in result["diff"]["before"]
-    assert "GPU 7 0000:e5:00.0: CPX x 8\n" in result["diff"]["after"]
+    assert "GPU 0 0000:05:00.0: SPX/NPS1 x 1\n" in result["diff"]["before"]
+    assert "GPU 7 0000:e5:00.0: CPX/NPS1 x 8\n" in result["diff"]["after"]
     for key in ("changed", "backend", "actions", "before", "after", "diff"):
         assert predicted[key] == result[key], key
 
@@ -335,22 +338,31 @@ def test_a_driver_that_is_busy_for_a_moment(tree: Tree, module: Any, tool: str) 
 
 
 @pytest.mark.parametrize("tool", ["rocm-smi", "amd-smi", ""])
-def test_busy_for_good_names_the_holders(tree: Tree, module: Any, tool: str) -> None:
+def test_busy_for_good(tree: Tree, module: Any, tool: str) -> None:
     tree.install(*([tool] if tool else []))
     tree.behave(**{tool or "sysfs": "busy"})
-    container = "ab" * 32
-    tree.hold(4242, "/usr/bin/python3 /usr/bin/vllm serve --api-key s3cret", f"0::/docker/{container}\n")
-    tree.hold(77, "/usr/bin/gpuagent token=s3cret")
     result, failed = module(retries=2)
     assert failed
     assert "The GPUs are busy after 3 attempts" in result["msg"]
-    assert "pid 77 /usr/bin/gpuagent;" in result["msg"]
-    assert f"pid 4242 /usr/bin/python3 /usr/bin/vllm serve in container {container[:12]}" in result["msg"]
-    assert "s3cret" not in json.dumps(result)
     assert "No GPU was changed." in result["msg"]
     assert not result["changed"]
     assert module.slept == [1.0, 2.0]
     assert tree.modes() == ["SPX"] * 8
+    assert not (tree.root / JOURNAL).exists()
+
+
+def test_foreign_holders_are_named_before_anything_is_touched(tree: Tree, module: Any) -> None:
+    tree.install("rocm-smi")
+    container = "ab" * 32
+    tree.hold(4242, "/usr/bin/python3 /usr/bin/vllm serve --api-key s3cret", f"0::/docker/{container}\n")
+    tree.hold(77, "/usr/bin/train token=s3cret")
+    result, failed = module()
+    assert failed
+    assert "held by what this toolkit does not stop: pid 77 /usr/bin/train;" in result["msg"]
+    assert f"pid 4242 /usr/bin/python3 /usr/bin/vllm serve in container {container[:12]}" in result["msg"]
+    assert "s3cret" not in json.dumps(result)
+    assert tree.calls() == []
+    assert not (tree.root / JOURNAL).exists()
 
 
 def test_busy_without_holder_says_so(tree: Tree, module: Any) -> None:
@@ -374,6 +386,7 @@ def test_names_the_container_of_a_holder(tree: Tree, module: Any) -> None:
         tree.behave(sysfs="busy")
         result, _ = module(retries=0)
     assert "pid 5 python3 in container instinct-llama-0" in result["msg"]
+    assert not (tree.root / JOURNAL).exists()
 
 
 # --- failures of some GPUs ---------------------------------------------------------------------------------
@@ -413,8 +426,10 @@ def test_says_what_could_not_be_put_back(tree: Tree, module: Any) -> None:
     tree.behave(rocm_smi={"trouble": "einval", "gpus": [5]}, sysfs={"trouble": "busy", "gpus": [1]})
     result, failed = module()
     assert failed
-    assert "Could not set back: GPU 1 (0000:26:00.0) is CPX, was SPX." in result["msg"]
+    assert "Could not set back: The GPUs are busy after 6 attempts" in result["msg"]
+    assert "GPU 1 (0000:26:00.0) is CPX, was SPX. Run again" in result["msg"]
     assert result["changed"]
+    assert json.loads((tree.root / JOURNAL).read_text())["step"] == "undo"
     assert tree.modes() == ["SPX", "CPX", *["SPX"] * 6]
 
 
@@ -434,16 +449,16 @@ def test_a_gpu_that_falls_off_the_bus(tree: Tree, module: Any) -> None:
     result, failed = module()
     assert failed
     assert "The list of GPUs changed meanwhile: GPU 0 (0000:05:00.0) is gone." in result["msg"]
-    assert "Nothing was set back." in result["msg"]
+    assert "Could not set back" in result["msg"]
 
 
 def test_a_bug_does_not_leave_gpus_in_between(
     tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ansible.module_utils.instinct import partition as loaded
+    from ansible.module_utils.instinct import partition_checks as loaded
 
     tree.install("rocm-smi")
-    monkeypatch.setattr(loaded, "judge", lambda *_: 1 // 0)
+    monkeypatch.setattr(loaded, "verify", lambda *_: 1 // 0)
     result, failed = module()
     assert failed
     assert "Internal error, please report it: ZeroDivisionError" in result["msg"]
@@ -502,7 +517,7 @@ def gpu(index: int = 0, **changes: Any) -> Gpu:
     ],
 )  # fmt: skip
 def test_expected_partitions(mode: str, xcc: int | None, expected: int | None) -> None:
-    assert partition.expected_partitions(mode, xcc) == expected
+    assert partition_gpus.expected_partitions(mode, xcc) == expected
 
 
 @pytest.mark.parametrize(
@@ -517,11 +532,7 @@ def test_expected_partitions(mode: str, xcc: int | None, expected: int | None) -
     ],
 )
 def test_judge(results: list[SetResult], verdict: str) -> None:
-    assert partition.judge(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
-
-
-def test_judge_believes_the_driver_only() -> None:
-    assert partition.judge([SetResult({0: (REFUSED, "r")})], {0: 0}, []).verdict == DONE
+    assert partition_backends.judge(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
 
 
 def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
@@ -532,11 +543,13 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
             "memory_partition": "NPS1", "available_compute_partitions": ["CPX"], "partitions": parts,
         }  # fmt: skip
 
-    gpus = partition.gpus_of(
-        [entry(0, [1] * 4), entry(1, [1] * 3)], {"/x": True}, frozenset({"renderD128"}), {}
+    gpus = partition_gpus.gpus_of(
+        [entry(0, [1] * 4), entry(1, [1] * 3)], frozenset(), frozenset({"renderD128"}), {}
     )
     assert [found.xcc for found in gpus] == [4, 4]
-    assert "7 of 8 partitions" in str(partition.verify(gpus, {0: "CPX", 1: "CPX"}, False))
+    assert "7 of 8 partitions" in str(
+        partition_checks.verify(gpus, Target(None, {0: "CPX", 1: "CPX"}), False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -549,11 +562,11 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
     ],
 )
 def test_named(indices: list[int], text: str) -> None:
-    assert partition.named([gpu(index) for index in indices]) == text
+    assert partition_gpus.named([gpu(index) for index in indices]) == text
 
 
 def test_select_takes_addresses_in_any_case() -> None:
     gpus = (gpu(0, bdf="0000:a6:00.0"), gpu(1, bdf="0000:c6:00.0"))
-    assert partition.select(gpus, ["0000:C6:00.0", "1"]) == (1,)
+    assert partition_gpus.select(gpus, ["0000:C6:00.0", "1"]) == (1,)
     with pytest.raises(PartitionError, match="no such GPU"):
-        partition.select(gpus, ["-1"])
+        partition_gpus.select(gpus, ["-1"])

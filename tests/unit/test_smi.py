@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instinct import smi
-from instinct.smi import BROKEN, BUSY, DONE, REFUSED, Modes, SmiError
+from instinct import smi, smi_set
+from instinct.smi import Modes, SmiError
+from instinct.smi_set import BROKEN, BUSY, DONE, REFUSED
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
 
@@ -23,7 +24,7 @@ def sample(name: str, suffix: str = ".txt") -> str:
     return path.read_text() if path.exists() else ""
 
 
-def verdicts(result: smi.SetResult) -> dict[int, str]:
+def verdicts(result: smi_set.SetResult) -> dict[int, str]:
     return {index: verdict for index, (verdict, _) in result.verdicts.items()}
 
 
@@ -44,7 +45,7 @@ def verdicts(result: smi.SetResult) -> dict[int, str]:
     ],
 )
 def test_rocm_smi_set(name: str, mode: str, expected: dict[int, str]) -> None:
-    result = smi.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
+    result = smi_set.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
     assert verdicts(result) == expected
     assert result.failure is None
 
@@ -61,7 +62,7 @@ def test_rocm_smi_set(name: str, mode: str, expected: dict[int, str]) -> None:
     ],
 )
 def test_rocm_smi_set_that_did_not_happen(name: str, says: str) -> None:
-    result = smi.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), "CPX")
+    result = smi_set.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), "CPX")
     assert not result.verdicts
     assert result.failure is not None
     assert result.failure[0] == BROKEN
@@ -69,7 +70,7 @@ def test_rocm_smi_set_that_did_not_happen(name: str, says: str) -> None:
 
 
 def test_rocm_smi_success_of_another_mode_is_no_success() -> None:
-    result = smi.rocm_smi_set(sample("rocmsmi_7.0_set_compute_ok"), "", "SPX")
+    result = smi_set.rocm_smi_set(sample("rocmsmi_7.0_set_compute_ok"), "", "SPX")
     assert DONE not in verdicts(result).values()
     assert result.failure is not None
 
@@ -77,7 +78,7 @@ def test_rocm_smi_success_of_another_mode_is_no_success() -> None:
 def test_rocm_smi_contradiction_is_not_understood() -> None:
     text = sample("rocmsmi_7.0_set_compute_busy").replace("GPU[1]", "GPU[0]", 1)
     text = text.replace("Device is currently busy, try again later", "Permission denied", 1)
-    result = smi.rocm_smi_set(text, "", "CPX")
+    result = smi_set.rocm_smi_set(text, "", "CPX")
     assert result.failure == (BROKEN, "rocm-smi said two things about device 0")
 
 
@@ -139,7 +140,7 @@ def test_rocm_smi_modes_that_are_none(text: str) -> None:
     ],
 )
 def test_amd_smi_set(name: str, mode: str, expected: dict[int, str], failure: str | None) -> None:
-    result = smi.amd_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
+    result = smi_set.amd_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
     assert verdicts(result) == expected
     assert (result.failure[0] if result.failure else None) == failure
 
@@ -150,7 +151,7 @@ def test_amd_smi_set_of_7_goes_on_after_a_failing_gpu() -> None:
         "GPU: 1\n    ACCELERATOR_PARTITION: [AMDSMI_STATUS_BUSY] Unable to set accelerator partition to CPX "
         "(profile #3)\n\n\n"
     )
-    result = smi.amd_smi_set(text, "", "CPX")
+    result = smi_set.amd_smi_set(text, "", "CPX")
     assert verdicts(result) == {0: DONE, 1: BUSY}
 
 
@@ -158,7 +159,7 @@ def test_amd_smi_warning_before_success_is_kept() -> None:
     text = "WARNING: User is missing the following required groups: render\n" + sample(
         "amdsmi_6.4_doc_set_compute_cpx"
     )
-    result = smi.amd_smi_set(text, "", "CPX")
+    result = smi_set.amd_smi_set(text, "", "CPX")
     assert set(verdicts(result).values()) == {DONE}
     assert result.failure == (BROKEN, "WARNING: User is missing the following required groups: render")
 
@@ -315,26 +316,26 @@ def test_amd_smi_modes_fuzz(text: str) -> None:
 
 @given(st.text(), st.text())
 def test_random_text_is_no_success(stdout: str, stderr: str) -> None:
-    for judge in (smi.rocm_smi_set, smi.amd_smi_set):
+    for judge in (smi_set.rocm_smi_set, smi_set.amd_smi_set):
         result = judge(stdout, stderr, "CPX")
         assert result.failure is not None or DONE not in verdicts(result).values()
 
 
 @given(damaged([sample("rocmsmi_7.0_set_compute_busy"), sample("rocmsmi_7.0_set_compute_unavailable")]))
 def test_damaged_rocm_smi_failure_is_no_success(text: str) -> None:
-    assert DONE not in verdicts(smi.rocm_smi_set(text, "", "CPX")).values()
+    assert DONE not in verdicts(smi_set.rocm_smi_set(text, "", "CPX")).values()
 
 
 @given(damaged([sample("rocmsmi_7.0_set_compute_ok")]))
 def test_cut_rocm_smi_success_names_no_more_than_it_shows(text: str) -> None:
     done = [
-        index for index, verdict in verdicts(smi.rocm_smi_set(text, "", "CPX")).items() if verdict == DONE
+        index for index, verdict in verdicts(smi_set.rocm_smi_set(text, "", "CPX")).items() if verdict == DONE
     ]
     assert all(f"GPU[{index}]" in text for index in done)
 
 
 @given(damaged([sample("amdsmi_6.3dev_set_compute_busy", ".stderr.txt")]))
 def test_damaged_amd_smi_failure_is_no_success(text: str) -> None:
-    result = smi.amd_smi_set("", text, "CPX")
+    result = smi_set.amd_smi_set("", text, "CPX")
     assert DONE not in verdicts(result).values()
     assert result.failure is not None
