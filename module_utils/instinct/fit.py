@@ -75,7 +75,7 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
     if model.missing:
         size = model.checkpoint.bytes if model.checkpoint else 0
         return (cdiv(size, engine.tp * engine.pp),) * engine.pp
-    element, part, online = engine.element(model), engine.share, engine.online(model)
+    element, part, online = engine.element(model), engine.share(model), engine.online(model)
     sizes: dict[int, int] = {}
     result = []
     parts = stages(model.layers, engine.pp)
@@ -92,8 +92,8 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
             total += matrix_bytes(padded_vocabulary(model.embedding), element, part)
         if last:
             total += sum(matrix_bytes(matrix, element, part) for matrix in model.final)
-            if model.head and not model.tied:
-                total += matrix_bytes(padded_vocabulary(model.head), element, part)
+        if model.head and not model.tied and (last or model.head_everywhere):
+            total += matrix_bytes(padded_vocabulary(model.head), element, part)
         if index == 0:
             total += model.other_bytes
         result.append(int(total * model.factor))
@@ -117,7 +117,7 @@ def fit(model: ModelShape, engine: Engine) -> Fit:
     blocks = _blocks(cache, engine, available)
     needed = cache.request_blocks(length)
     # One block of the pool is never given to a request (the null block).
-    headroom = min(
+    headroom = _overdrawn(engine, weights, reserve) or min(
         room - (needed + 1) * size if size else room
         for room, size in zip(_rooms(cache, engine, available), cache.stage_bytes)
     )
@@ -140,11 +140,15 @@ def fit(model: ModelShape, engine: Engine) -> Fit:
 def _available(engine: Engine, weights: Sequence[int], reserve: int) -> list[int]:
     """Bytes for the KV cache on each stage; negative where weights and reserve are already too much."""
     if engine.kv_cache_memory_bytes is not None:
-        if engine.platform == "cpu":
-            return [engine.kv_cache_memory_bytes] * len(weights)
-        # It is taken as told, and nothing is profiled, but the GPU must hold it all.
-        return [min(engine.kv_cache_memory_bytes, engine.memory_bytes - size - reserve) for size in weights]
+        return [engine.kv_cache_memory_bytes] * len(weights)
     return [engine.requested_bytes - size - reserve for size in weights]
+
+
+def _overdrawn(engine: Engine, weights: Sequence[int], reserve: int) -> int:
+    """What a cache of the told size asks beyond the memory, as a negative number; vLLM does not check it."""
+    if engine.kv_cache_memory_bytes is None or engine.platform == "cpu":
+        return 0
+    return min(0, engine.memory_bytes - max(weights) - reserve - engine.kv_cache_memory_bytes)
 
 
 def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .kvcache import Layout, Rules, rules
+from .kvcache import NO_COPIES, Layout, Rules, rules
 from .modelshape import ModelShape
 from .versions import Release, Timeline
-from .weights import FP8_TENSOR, Scheme, Share, share
+from .weights import FP8_TENSOR, Scheme, Share
 
 GIB = 1 << 30
 _ONLINE = {
@@ -20,6 +20,8 @@ _ONLINE = {
     "fp8_per_block": Scheme("fp8 in blocks of 128x128", 8, 4, (128, 128)),
 }
 _ELEMENTS = {"float32": 4, "float": 4}
+MXFP4_PADDING = 256
+"""gpt-oss on ROCm: vLLM rounds the experts' sizes up (layers/quantization/mxfp4.py; fused_moe/oracle/mxfp4.py)."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,13 @@ class Engine:
         """What its release does its own way."""
         return rules(self.release, self.line)
 
-    @property
-    def share(self) -> Share:
-        """Over how many ranks weights are divided."""
-        return share(self.tp, self.dp, self.expert_parallel)
+    def share(self, model: ModelShape) -> Share:
+        """Over how many ranks weights are divided: experts over tensor and data parallel ranks together."""
+        ranks = self.tp * self.dp
+        padding = MXFP4_PADDING if model.quantization.only_experts and self.platform == "rocm" else 1
+        if self.expert_parallel:
+            return Share(self.tp, 1, ranks, padding)
+        return Share(self.tp, ranks, 1, padding)
 
     def element(self, model: ModelShape) -> int:
         """Bytes of an unquantized weight: "auto" keeps 16 bit, and takes 32 bit to 16."""
@@ -80,6 +85,7 @@ class Engine:
         """How its KV cache is laid out."""
         # Asynchronous scheduling overlaps two steps, a pipeline as many as it has stages (max_concurrent_batches).
         batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
+        batches = batches if self.rules.overlap else 1
         cpu_latent = self.platform == "cpu" and model.latent  # its kernel knows no other block size
         return Layout(
             tp=self.tp,
@@ -89,7 +95,8 @@ class Engine:
             element=self.element(model),
             in_flight=batches * self.max_num_batched_tokens,
             hybrid=self.hybrid_kv_cache and self.rules.hybrid,
-            state_blocks=2 if self.prefix_caching and self.rules.aligned_states else 1,
+            uneven=self.rules.uneven,
+            states=self.rules.states if self.prefix_caching else NO_COPIES,
         )
 
     @property

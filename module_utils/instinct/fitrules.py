@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .fitengine import Engine
 from .modelshape import ModelShape
-from .weights import IN, OUT, Matrix
+from .weights import IN, OUT, Matrix, Share
 
 Refusal = tuple[str, str]
 """Id of the statement, and a text with the numbers."""
@@ -52,20 +52,22 @@ def _heads(model: ModelShape, engine: Engine) -> list[Refusal]:
 
 
 def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
-    """Quantized weights are divided at the edges of the blocks that share a scale."""
+    """Quantized weights are divided at the edges of the blocks that share a scale, unless vLLM pads them."""
+    if model.quantization.only_experts:
+        return []
     seen: dict[str, Refusal] = {}
     for layer in dict.fromkeys(model.layers):
         for matrix in layer.matrices:
-            broken = _broken_slice(matrix, engine)
+            broken = _broken_slice(matrix, engine.share(model))
             if broken:
                 seen.setdefault(broken, ("block-fp8-slices", broken))
     return list(seen.values())[:1]
 
 
-def _broken_slice(matrix: Matrix, engine: Engine) -> str:
+def _broken_slice(matrix: Matrix, part: Share) -> str:
     """Why a matrix cannot be divided; "" when it can."""
     scheme = matrix.scheme
-    parts = engine.share.expert_tp if matrix.experts else engine.share.tp
+    parts = part.expert_tp if matrix.experts else part.tp
     if parts == 1 or not matrix.quantizable or matrix.split not in (IN, OUT):
         return ""
     size = matrix.inputs if matrix.split == IN else matrix.outputs

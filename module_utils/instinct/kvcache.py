@@ -19,37 +19,60 @@ FULL, SLIDING, CHUNKED, STATE = "full", "sliding", "chunked", "state"
 
 
 @dataclass(frozen=True)
+class Copies:
+    """States that a request keeps in each layer: the running one, and those that prefix caching needs beside it."""
+
+    plain: int
+    checkpointed: int
+
+
+NO_COPIES = Copies(1, 1)
+
+
+@dataclass(frozen=True)
 class Rules:
-    """What a vLLM release does differently from others.
+    """What a vLLM release does differently from others; read in the sources of 0.11.0 to 0.33.0.
 
     hybrid: layers of several kinds share the cache in groups; before, all were planned as full attention.
     by_concurrency: the tokens that the log names are concurrency x max_model_len. grouped: they are blocks / groups x
-    block size; else blocks x block size. graphs_counted: graphs are taken from the same budget. aligned_states: with
-    prefix caching, which is then on for state-space models too, a request keeps two states.
+    block size; else blocks x block size. overlap: sliding windows are kept for each step in flight, not for one.
+    uneven: kinds of which none has this many times the layers of another form one group each. graphs_counted: graphs
+    are taken from the same budget, on ROCm. states: with prefix caching, which is on for state-space models too since
+    it copies states.
     """
 
     hybrid: bool
     by_concurrency: bool
     grouped: bool
+    overlap: bool
+    uneven: float
     graphs_counted: bool
-    aligned_states: bool
+    states: Copies
 
 
 def rules(release: Release, line: Timeline) -> Rules:
     """The rules of a release."""
 
     def since(version: str) -> bool:
-        return line.inside(version if version in line.order else None, None, release.index)
+        return release.index >= line.find(version).index
 
-    return Rules(since("0.9.1"), since("0.20.1"), since("0.9.1"), since("0.26.0"), since("0.20.0"))
+    states = Copies(2, 3 if since("0.32.0") else 2) if since("0.28.0") else NO_COPIES
+    return Rules(
+        hybrid=since("0.9.1"),
+        by_concurrency=since("0.20.1"),
+        grouped=since("0.9.1"),
+        overlap=since("0.26.0"),
+        uneven=1.5 if since("0.20.0") else 1.25 if since("0.12.0") else 1.0,
+        graphs_counted=since("0.26.0"),
+        states=states,
+    )
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the cache is to be laid out: parallel sizes, block size in tokens, type and element size in bytes.
 
-    element: of the model's own type. in_flight: tokens scheduled and not yet settled. state_blocks: of one request
-    in each group of states.
+    element: of the model's own type. in_flight: tokens scheduled and not yet settled.
     """
 
     tp: int
@@ -59,12 +82,16 @@ class Layout:
     element: int
     in_flight: int
     hybrid: bool
-    state_blocks: int
+    uneven: float
+    states: Copies
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The cache of one layer: bytes of a block (page) of `block` tokens."""
+    """The cache of one layer: bytes of a block (page) of `block` tokens.
+
+    window: of sliding attention; the chunk of chunked attention; how many states a request keeps.
+    """
 
     kind: str
     page: int
@@ -91,7 +118,7 @@ class Plan:
 
 def _request_blocks(spec: Spec, length: int, how: Layout) -> int:
     if spec.kind == STATE:
-        return how.state_blocks
+        return spec.window
     if spec.kind == SLIDING:
         return cdiv(min(spec.window - 1 + how.in_flight, length), spec.block) + 1
     if spec.kind == CHUNKED:
@@ -172,7 +199,8 @@ def _aligned(caches: Sequence[Placed], how: Layout) -> Layout:
 
 def _spec(cache: Cache | State, how: Layout) -> Spec:
     if isinstance(cache, State):
-        return Spec(STATE, state_bytes(cache, how), how.block_size)
+        copies = how.states.checkpointed if cache.checkpointed else how.states.plain
+        return Spec(STATE, state_bytes(cache, how), how.block_size, copies)
     page = how.block_size * token_bytes(cache, how)
     if cache.window:
         return Spec(SLIDING, page, how.block_size, cache.window)
@@ -199,7 +227,7 @@ def _groups(specs: Sequence[PlacedSpec], how: Layout) -> list[list[PlacedSpec]]:
     for stage, spec in _one_page_size(specs):
         by_spec.setdefault(spec, []).append((stage, spec))
     counts = [len(members) for members in by_spec.values()]
-    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    size = max(counts) if max(counts) < how.uneven * min(counts) else min(counts)
     groups = []
     for members in by_spec.values():
         number = cdiv(len(members), size)

@@ -37,8 +37,8 @@ class Cache:
 class State:
     """What a state-space or linear attention layer keeps for each request.
 
-    channels: of the convolution, without those of the groups, which are groups x group_channels. heads x
-    head_elements: the recurrent state. wide: it is kept in float32.
+    channels: of the convolution, without those of the groups, twice groups x group_channels. heads x head_elements:
+    the recurrent state. wide: it is kept in float32. checkpointed: newer releases keep one more of it.
     """
 
     channels: int
@@ -48,6 +48,7 @@ class State:
     groups: int = 0
     group_channels: int = 0
     wide: bool = False
+    checkpointed: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Numbers:
     def kv_heads(self) -> int:
         if self.flag("multi_query") and not self.flag("new_decoder_architecture"):
             return 1
-        return self.get("num_key_value_heads", "n_head_kv", "num_kv_heads", default=self.heads)
+        return self.get("num_key_value_heads", "n_head_kv", "num_kv_heads") or self.heads
 
     @property
     def head_size(self) -> int:
@@ -274,20 +275,25 @@ def mamba2(n: Numbers) -> tuple[Matrices, State]:
     kernel = n.get("mamba_d_conv", "conv_kernel", default=4)
     inner = n.get("mamba_d_ssm", default=heads * size)
     bias = n.flag("mamba_proj_bias", "use_bias")
-    convolution = inner + 2 * groups * states
+    shared = (
+        2 * groups * states
+    )  # B and C: a rank has those of its heads' groups, and never less than one group
     result = [
-        *linear("mamba.in_proj", inner + convolution + heads, hidden, OUT, bias),
-        Matrix("mamba.conv1d", convolution, kernel, OUT),
+        *linear("mamba.in_proj", 2 * inner + heads, hidden, OUT, bias),
+        *linear("mamba.in_proj", shared, hidden, KV, bias, groups),
+        Matrix("mamba.conv1d", inner, kernel, OUT),
+        Matrix("mamba.conv1d", shared, kernel, KV, kv_heads=groups),
         vector("mamba.A_log, D, dt_bias", 3 * heads, OUT),
         *linear("mamba.out_proj", hidden, inner, IN, bias),
     ]
     if n.flag("mamba_conv_bias", "use_conv_bias", default=True):
-        result.append(vector("mamba.conv1d.bias", convolution, OUT))
+        result += [vector("mamba.conv1d.bias", inner, OUT), vector("mamba.conv1d.bias", shared, KV, groups)]
     if n.flag("mamba_rms_norm", default=True):
         result.append(vector("mamba.norm", inner, OUT))
-    return result, State(
-        inner, kernel, heads, size * states, groups, states, n.config.get("mamba_ssm_dtype") == "float32"
-    )
+    # Nemotron-H's states are in float32 unless it says otherwise (vllm/model_executor/models/config.py).
+    usual = "float32" if str(n.config.get("model_type")).startswith("nemotron_h") else "auto"
+    wide = str(n.config.get("mamba_ssm_cache_dtype") or usual) == "float32"
+    return result, State(inner, kernel, heads, size * states, groups, states, wide, True)
 
 
 def delta_net(n: Numbers) -> tuple[Matrices, State]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from .weights import Matrix, stored_bytes, vocabulary
 
 _TYPES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _TOLERANCE = 0.01
+_NO_TOWERS = ("text_config", "llm_config", "language_config", "quantization_config", "compression_config")
 _WRAPPERS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -38,11 +40,12 @@ class ModelShape:
     """What a model is made of.
 
     known: its architecture is one whose layers are known exactly. missing: numbers that config.json lacks, without
-    which nothing but the files' size can be said. stored_element, element: bytes of an unquantized weight in the
-    checkpoint, and of the type that vLLM keeps by default. ends: embeddings, final norm, output layer; tied: the
-    output layer is the embedding. unloaded: layers of the checkpoint that vLLM leaves (multi-token prediction).
-    other_bytes: weights beyond the language model (vision), whole on each rank. factor: by which the file sizes say
-    the computed weights are off; 1 where they agree.
+    which nothing but the files' size can be said. embedding, final, head: what comes before and after the layers;
+    tied: the head is the embedding; head_everywhere: each pipeline stage has it. unloaded: layers of the checkpoint
+    that vLLM leaves (multi-token prediction). context: the longest sequence. element, stored_element: bytes of an
+    unquantized weight as vLLM keeps it by default, and in the checkpoint. other_bytes: weights beyond the language
+    model (vision), whole on each rank. factor: by which the file sizes say the computed weights are off; 1 where
+    they agree.
     """
 
     model_type: str
@@ -53,6 +56,7 @@ class ModelShape:
     final: tuple[Matrix, ...] = ()
     head: Matrix | None = None
     tied: bool = False
+    head_everywhere: bool = False
     unloaded: tuple[Layer, ...] = ()
     heads: int = 0
     kv_heads: int = 0
@@ -78,6 +82,15 @@ class ModelShape:
         return sum(matrix.parameters for matrix in ends if matrix) + sum(
             matrix.parameters for layer in self.layers for matrix in layer.matrices
         )
+
+    @property
+    def stored_total(self) -> int:
+        """Bytes of all tensors in the checkpoint, as far as they are known."""
+        ends = [self.embedding, *self.final, None if self.tied else self.head]
+        size = stored_bytes((matrix for matrix in ends if matrix), self.stored_element) + self.other_bytes
+        for layer, count in Counter((*self.layers, *self.unloaded)).items():
+            size += count * stored_bytes(layer.matrices, self.stored_element)
+        return size
 
     @property
     def latent(self) -> bool:
@@ -112,6 +125,7 @@ def model_shape(
             ("hidden_size", numbers.hidden),
             ("num_hidden_layers", numbers.layers or len(numbers.items("hybrid_override_pattern"))),
             ("vocab_size", numbers.get("vocab_size")),
+            ("num_attention_heads", numbers.heads or numbers.get("state_size")),
         )
         if not value
     )
@@ -150,8 +164,6 @@ def _build(
     vocab, hidden = n.get("vocab_size"), n.hidden
     tied = _tied(config, text, family)
     final = [vector("norm", hidden * (2 if family.norm_bias else 1))]
-    if family.positions:
-        final.append(Matrix("embed_positions", n.get("max_position_embeddings") + 2, hidden))
     if family.head_bias:
         final.append(vector("lm_head.bias", vocab, "out"))
     extra = n.get("num_nextn_predict_layers", "mtp_num_hidden_layers") if _stores_mtp(model_type) else 0
@@ -167,6 +179,7 @@ def _build(
         final=tuple(final),
         head=vocabulary("lm_head", vocab, hidden),
         tied=tied,
+        head_everywhere=family.head_everywhere,
         unloaded=(_mtp_layer(layers[-1], hidden, vocab),) * extra,
         heads=n.heads,
         kv_heads=n.kv_heads,
@@ -282,41 +295,24 @@ def _vision_bytes(config: Mapping[str, Any], hidden: int) -> int:
 def _calibrated(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
     """Hold the computed size against the checkpoint's; what is beyond it is other weights, what lacks is a factor."""
     assert shape.checkpoint is not None
-    total = shape.checkpoint.bytes
-    language = _stored(shape.layers, shape) + _stored(shape.unloaded, shape)
-    expected = language + shape.other_bytes
-    if abs(total - expected) <= _TOLERANCE * expected and not shape.other_bytes:
-        return shape
-    without = _stored(shape.layers, shape)  # a checkpoint whose prediction layers were left out
-    if not shape.other_bytes and abs(total - without) <= _TOLERANCE * without:
-        return shape
-    if not shape.quantization.scheme and abs(total - 2 * expected) <= 2 * _TOLERANCE * expected:
-        return replace(shape, stored_element=2 * shape.stored_element)
-    multimodal = any(key.endswith("_config") and key not in _WRAPPERS for key in config if "quant" not in key)
-    if total >= language and (multimodal or shape.other_bytes):
+    total, expected = shape.checkpoint.bytes, shape.stored_total
+    if not shape.other_bytes:
+        # Layers for multi-token prediction may have been left out of a checkpoint.
+        for size in (expected, replace(shape, unloaded=()).stored_total):
+            if abs(total - size) <= _TOLERANCE * size:
+                return shape
+        if not shape.quantization.scheme and abs(total - 2 * expected) <= 2 * _TOLERANCE * expected:
+            return replace(shape, stored_element=2 * shape.stored_element)
+    language = replace(shape, other_bytes=0).stored_total
+    if total >= language and any(name.endswith("_config") and name not in _NO_TOWERS for name in config):
         return replace(shape, other_bytes=total - language)
-    percent = 100 * (total / expected - 1)
     return replace(
         shape,
         known=False,
         factor=total / expected,
         notes=(
             *shape.notes,
-            f"The checkpoint's files are {percent:+.1f} % of what config.json gives ({total:,} against "
-            f"{expected:,} bytes); weights are scaled to the files",
+            f"The checkpoint's files are {100 * (total / expected - 1):+.1f} % off what config.json gives ({total:,} "
+            f"against {expected:,} bytes); weights are scaled to the files",
         ),
     )
-
-
-def _stored(layers: Sequence[Layer], shape: ModelShape) -> int:
-    ends = [shape.embedding, *shape.final, None if shape.tied else shape.head]
-    size = stored_bytes((matrix for matrix in ends if matrix), shape.stored_element) if layers else 0
-    if layers is shape.unloaded:
-        size = 0
-    known: dict[int, int] = {}
-    for layer in layers:
-        key = id(layer)
-        if key not in known:
-            known[key] = stored_bytes(layer.matrices, shape.stored_element)
-        size += known[key]
-    return size

@@ -48,9 +48,14 @@ class Quantization:
     plain: frozenset[str] = frozenset()
     patterns: tuple[re.Pattern[str], ...] = ()
 
+    @property
+    def only_experts(self) -> bool:
+        """The method quantizes experts and nothing else, and pads what does not divide."""
+        return self.method in _ONLY_EXPERTS
+
     def of(self, name: str, expert: bool) -> Scheme | None:
         """The format of a module such as layers.3.self_attn.q_proj; None when it is not quantized."""
-        if self.scheme is None or (self.method in _ONLY_EXPERTS and not expert):
+        if self.scheme is None or (self.only_experts and not expert):
             return None
         for spelling in _spellings(name):
             if self._ignored(spelling):

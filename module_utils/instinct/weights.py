@@ -77,19 +77,16 @@ class Share:
     """Over how many ranks weights are divided.
 
     tp: attention and dense layers. expert_tp: each expert's inner dimension. expert_ranks: the experts as wholes.
+    expert_padding: what the sizes of a rank's quantized experts are rounded up to.
     """
 
     tp: int = 1
     expert_tp: int = 1
     expert_ranks: int = 1
+    expert_padding: int = 1
 
 
 ALL = Share()
-
-
-def share(tp: int, dp: int, expert_parallel: bool) -> Share:
-    """Experts are divided over tensor and data parallel ranks together, as slices or as whole experts."""
-    return Share(tp, 1, tp * dp) if expert_parallel else Share(tp, tp * dp, 1)
 
 
 def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme | None = None) -> int:
@@ -108,6 +105,10 @@ def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme
     elif matrix.split == KV:
         outputs = max(1, matrix.kv_heads // tp) * (outputs // matrix.kv_heads)
     scheme = matrix.scheme or (online if matrix.quantizable else None)
+    if matrix.experts and scheme and part.expert_padding > 1 and matrix.inputs > 1:
+        outputs, inputs = (
+            cdiv(size, part.expert_padding) * part.expert_padding for size in (outputs, inputs)
+        )
     one = scheme.bytes(outputs, inputs) if scheme else outputs * inputs * element
     return one * count
 
