@@ -41,6 +41,7 @@ class Model:
     idle_power: int
     max_clock: int = 2100
     memory_clock: int = 1300
+    apu: bool = False  # CPU and GPU in one package: its own PCI domain and NUMA node, no board firmware
 
     @property
     def vram(self) -> int:
@@ -101,5 +102,8 @@ MODELS: dict[str, Model] = {
         Model("MI308X", 0x74A2, "gfx942", 90402, 4, 20, 196592, 650, ("NPS1",),
               (("SPX", ("NPS1",)), ("DPX", ("NPS1", "NPS2")), ("CPX", ("NPS1", "NPS4"))),
               "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130),
+        Model("MI300A", 0x74A0, "gfx942", 90402, 6, 38, 131072, 550, ("NPS1",),
+              (("SPX", ("NPS1",)), ("TPX", ("NPS1",)), ("CPX", ("NPS1",))),
+              "Aqua Vanjaram [Instinct MI300A]", "HBM3", 5325, 120, apu=True),
     )
 }  # fmt: skip

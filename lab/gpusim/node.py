@@ -30,7 +30,7 @@ from . import faults, holders, kernel, rocm_smi
 from .host import NIC_BDFS
 from .mounts import cover, covered, link, run, uncover
 from .paths import Paths
-from .state import BDFS, Holder, Node, StateError, from_json
+from .state import APU_BDFS, BDFS, Holder, Node, StateError, from_json
 from .store import FileStore
 from .topology import drm_devices, partitions
 
@@ -86,7 +86,7 @@ def sync_sysfs(paths: Paths, node: Node) -> None:
         link(paths.sys / name, paths.tree / name if loaded else None)
     link(paths.sys / "class/infiniband", paths.tree / "class/infiniband" if node.host.nics else None)
     devices = {gpu.bdf for gpu in node.gpus} | {nic.bdf for nic in node.host.nics}
-    for bdf in {*BDFS, *NIC_BDFS, *devices}:
+    for bdf in {*BDFS, *APU_BDFS, *NIC_BDFS, *devices}:
         name = f"bus/pci/devices/{bdf}"
         link(paths.sys / name, paths.tree / name if bdf in devices else None)
 

@@ -218,7 +218,15 @@ class RocmSmi62(RocmSmi63):
         self._reset(devices, "memory", lambda d: boot, self.lib.memory_get, self.lib.memory_set)
 
 
-class RocmSmi60(RocmSmi62):
+class RocmSmi61(RocmSmi62):
+    """rocm-smi 6.1: other names and addresses of devices."""
+
+    library = "7.2.0"
+    pci_names = True
+    functions = False
+
+
+class RocmSmi60(RocmSmi61):
     """rocm-smi 6.0."""
 
     version = "2.0.0+8e78352"
@@ -227,6 +235,7 @@ class RocmSmi60(RocmSmi62):
 
 _RELEASES: tuple[tuple[tuple[int, int], type[RocmSmi70]], ...] = (
     ((6, 0), RocmSmi60),
+    ((6, 1), RocmSmi61),
     ((6, 2), RocmSmi62),
     ((6, 3), RocmSmi63),
     ((6, 4), RocmSmi64),

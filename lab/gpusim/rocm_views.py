@@ -18,6 +18,9 @@ from .topology import Partition, bus_of
 class RocmViews(RocmBase):
     """Read-only options."""
 
+    pci_names = False  # devices have the names of pci.ids, not those of the market
+    functions = True  # a partition's number is the function of its PCI address
+
     def actions(self) -> list[Action]:
         return [
             ("showhw", self._show_hardware),
@@ -45,15 +48,17 @@ class RocmViews(RocmBase):
         did = f"0x{spec.device_id:x}" if self.lib.first(device) else "N/A"
         domain, bus, slot, _ = bus_of(gpu.bdf)
         return {
-            "name": spec.market_name if self.lib.first(device) else "N/A",
+            "name": (spec.pci_name if self.pci_names else spec.market_name)
+            if self.lib.first(device)
+            else "N/A",
             "did": did,
             "rev": "0x00" if self.lib.first(device) else "N/A",
             "subsystem": f"0x{spec.device_id:x}" if self.lib.first(device) else "N/A",
             "guid": str(device.gpu_id),
             "node": str(device.kfd_node),
             "gfx": spec.gfx,
-            "bus": f"{domain:04X}:{bus:02X}:{slot:02X}.{device.part:X}",
-            "vbios": node.vbios if self.lib.first(device) else "N/A",
+            "bus": f"{domain:04X}:{bus:02X}:{slot:02X}.{device.part if self.functions else 0:X}",
+            "vbios": node.vbios if self.lib.first(device) and not spec.apu else "N/A",
             "unique": hex(gpu.unique_id),
             "memory": self.lib.memory_get(device)[1] or "N/A",
             "compute": self.lib.compute_get(device)[1] or "N/A",
@@ -104,7 +109,8 @@ class RocmViews(RocmBase):
         rows = []
         for device in devices:
             r = self._rows(device)
-            ras = ["ENABLED", "ENABLED", "ENABLED"] if self.lib.first(device) else ["N/A"] * 3
+            memory = "DISABLED" if self.lib.node.spec.apu else "ENABLED"
+            ras = ["ENABLED", "ENABLED", memory] if self.lib.first(device) else ["N/A"] * 3
             rows.append(
                 [str(device.index), r["node"], r["did"], r["guid"], r["gfx"], *ras, r["vbios"], r["bus"],
                  str(device.part)]

@@ -12,7 +12,7 @@ from .models import MEMORY_MODES, MODELS
 from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, make_node, nearest
 
 RELEASES = (
-    "6.0.0", "6.2.2", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0",
+    "6.0.0", "6.1.1", "6.2.2", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0",
 )  # fmt: skip
 
 
@@ -76,20 +76,23 @@ def _busy(node: Node, value: str) -> Node:
 
 
 def _model(node: Node, value: str) -> Node:
-    """Other GPUs in the same node, as they come from the factory."""
-    fresh = make_node(len(node.gpus), _choice("model", value, MODELS))
+    """Other GPUs in the node, as they come from the factory, four of an APU."""
+    model = MODELS[_choice("model", value, MODELS)]
+    count = 4 if model.apu else 8 if node.spec.apu else len(node.gpus)
+    fresh = make_node(count, model.name)
     return replace(
-        node, model=fresh.model, gpus=fresh.gpus, memory=fresh.memory, boot_memory=fresh.memory,
-        memory_requested=None, memory_modes=(), generation=node.generation + 2,
+        node, model=fresh.model, gpus=fresh.gpus, cpu_nodes=fresh.cpu_nodes, memory=fresh.memory,
+        boot_memory=fresh.memory, memory_requested=None, memory_modes=(), generation=node.generation + 2,
     )  # fmt: skip
 
 
 def _gpus(node: Node, value: str) -> Node:
     """Fewer or more of the same GPUs, as after a start with these."""
-    fresh = make_node(int(_choice("gpus", value, [str(n) for n in range(1, 9)])), node.model)
+    most = 4 if node.spec.apu else 8
+    fresh = make_node(int(_choice("gpus", value, [str(n) for n in range(1, most + 1)])), node.model)
     mode = node.spec.auto_compute(node.memory)
     gpus = tuple(replace(gpu, compute=mode, boot_compute=mode) for gpu in fresh.gpus)
-    return replace(node, gpus=gpus, generation=node.generation + 2)
+    return replace(node, gpus=gpus, cpu_nodes=fresh.cpu_nodes, generation=node.generation + 2)
 
 
 def _memory_at_boot(node: Node, value: str) -> Node:

@@ -29,6 +29,7 @@ UNIQUE_IDS = (
     16404946649897475633, 2472748907779728154, 15565237874008425757, 12035684874187068538,
     15304831566906821053, 13644590235195043050, 13326531576914550249, 15931900197903628278,
 )  # fmt: skip
+APU_BDFS = ("0000:01:00.0", "0001:01:00.0", "0002:01:00.0", "0003:01:00.0")
 SPX_KFD_IDS = (28851, 23018, 29122, 22683, 53458, 63883, 53667, 63738)
 OAM_IDS = (7, 6, 5, 4, 3, 2, 1, 0)
 PLATFORMS = ("baremetal", "guest", "passthrough")
@@ -175,21 +176,23 @@ def make_node(count: int = 8, model: str = "MI300X", **settings: Any) -> Node:
     """A node as it comes up: `count` GPUs, the driver loaded, SPX/NPS1, nothing running."""
     if model not in MODELS:
         raise StateError(f"model {model!r} is not simulated; known: {', '.join(MODELS)}")
-    if not 0 < count <= len(BDFS):
-        raise StateError(f"gpus must be 1 to {len(BDFS)}, not {count}")
     spec = MODELS[model]
+    addresses = APU_BDFS if spec.apu else BDFS
+    if not 0 < count <= len(addresses):
+        raise StateError(f"gpus must be 1 to {len(addresses)}, not {count}")
     gpus = tuple(
         Gpu(
-            bdf=BDFS[i],
+            bdf=addresses[i],
             unique_id=UNIQUE_IDS[i],
             oam=OAM_IDS[i],
-            numa_node=0 if i < 4 else 1,
+            numa_node=i if spec.apu else i // 4,
             kfd_ids=(SPX_KFD_IDS[i],),
             sensors=Sensors(power=spec.idle_power),
         )
         for i in range(count)
     )
-    return replace(Node(gpus=gpus, model=model), **settings)
+    made = Node(gpus=gpus, model=model, cpu_nodes=count if spec.apu else 2)
+    return replace(made, **settings)
 
 
 # ---------------------------------------------------------------- JSON

@@ -131,7 +131,7 @@ def test_memory_allocation_mode_of_partitions() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_node_can_have_other_gpus(model: str) -> None:
     made = kernel.set_memory(node("memory_modes=NPS1,NPS2"), 0, "NPS2").node
-    made = settings.apply(made, {"model": model, "gpus": "4"})
+    made = settings.apply(settings.apply(made, {"model": "MI300A"}), {"model": model, "gpus": "4"})
     assert (len(made.gpus), made.offered_memory) == (4, MODELS[model].memory_modes)
     assert {gpu.compute for gpu in made.gpus} == {"SPX"}
     assert made.memory_requested is None

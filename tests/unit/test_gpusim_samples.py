@@ -24,8 +24,6 @@ from lab.gpusim.store import MemoryStore
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
 OTHER_TOOL = "output of a tool that is not simulated"
 NOT_REPRODUCED = {
-    "rocmsmi_6.1.1_showhw_mi300a_tpx.txt": "rocm-smi 6.1 and the MI300A are not simulated",
-    "rocmsmi_6.1.1_showid_mi300a.txt": "rocm-smi 6.1 and the MI300A are not simulated",
     "lspci_mi300x_8gpu.txt": OTHER_TOOL,
     "rvs_g_mi300x_8gpu.txt": OTHER_TOOL,
 }
@@ -97,6 +95,13 @@ def doc_in_nps4() -> Node:
     return replace(in_cpx(doc()), memory="NPS4")
 
 
+def mi300a(mode: str, *guids: int) -> Node:
+    """The four APUs of the 6.1.1 notes; guids of all logical GPUs, in order."""
+    made, parts = replace(make_node(4, "MI300A"), release="6.1.1"), len(guids) // 4
+    ids = [guids[k * parts : (k + 1) * parts] for k in range(4)]
+    return named(made, *({"compute": mode, "kfd_ids": own} for own in ids))
+
+
 def without_profiles(made: Node) -> Node:
     return replace(made, driver=replace(made.driver, partition_config=False))
 
@@ -138,6 +143,18 @@ CLI_CASES: dict[str, Case] = {
     "rocmsmi_6.0_reset_compute_ok": rsmi("--resetcomputepartition", lambda: node(2, "6.0.0")),
     "rocmsmi_6.0_reset_mem_ok": rsmi("--resetmemorypartition", lambda: node(2, "6.0.0")),
     "rocmsmi_6.0_set_mem_ok": rsmi(SET_NPS4, lambda: node(2, "6.0.0")),
+    "rocmsmi_6.1.1_showhw_mi300a_tpx": replace(
+        rsmi(
+            "--showhw",
+            lambda: mi300a(
+                "TPX", 3877, 54196, 36891, 28397, 45692, 61907, 52404, 4133, 21386, 10876, 63213, 46402
+            ),
+        ),
+        compare="words",
+    ),
+    "rocmsmi_6.1.1_showid_mi300a": replace(
+        rsmi("-i", lambda: mi300a("SPX", 60294, 35406, 10263, 52959)), compare="words"
+    ),
     "rocmsmi_7.0_show_compute": rsmi("--showcomputepartition", lambda: node(8)),
     "rocmsmi_7.0_show_compute_cpx_secondaries_notsupported": rsmi(
         "--showcomputepartition", lambda: named(replace(node(1), model="MI308X"), {"compute": "CPX"})
@@ -323,7 +340,7 @@ def run(case: Case) -> tuple[str, str, int]:
 def as_recorded(text: str, case: Case) -> str:
     """What a recording of this kind keeps of the output."""
     if case.compare == "words":
-        return "\n".join(" ".join(line.split()) for line in text.splitlines())
+        return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
     if case.compare == "without-resources":
         return re.sub(r"\nACCELERATOR_PARTITION_RESOURCES:\n(.+\n)+", "", text)
     if case.compare == "terminal":  # a terminal shows what was typed
