@@ -10,7 +10,7 @@ mode is only noted, for all GPUs of the hive, and takes effect when the driver i
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -130,8 +130,8 @@ def load(node: Node) -> Outcome:
         replace(gpu, compute=mode, boot_compute=mode, mem_alloc="CAPPING", reset=False, stranded=0)
         for gpu in node.gpus
     )
-    driver = replace(node.driver, loaded=True)
-    return Outcome(replace(node, gpus=gpus, driver=driver, boot_memory=node.memory, generation=2), 0)
+    node = replace(node, gpus=gpus, driver=replace(node.driver, loaded=True), first_minor=int(node.ast))
+    return Outcome(replace(node, boot_memory=node.memory, generation=2), 0)
 
 
 def linger(node: Node, held: bool) -> Outcome:
@@ -141,9 +141,10 @@ def linger(node: Node, held: bool) -> Outcome:
     return Outcome(replace(node, driver=replace(node.driver, lingers=held)), 0)
 
 
-def reboot(node: Node) -> Node:
+def reboot(node: Node, blacklist: Collection[str] = ()) -> Node:
     """The node after a reboot: the driver loaded anew, the host's settings those it boots with.
 
+    Modules of the blacklist are not loaded.
     The GPUs keep the memory mode they have (or get `memory_at_boot`): firmware holds it. One that was only
     requested is lost: the driver hands it over when it is removed, not when the machine goes down.
     """
@@ -155,7 +156,8 @@ def reboot(node: Node) -> Node:
         memory_requested=None,
         holders=(),
         host=node.boot_host,
+        ast=node.bmc and "ast" not in blacklist,
         driver=replace(node.driver, loaded=False, lingers=False),
         log=(),
     )
-    return load(down).node
+    return down if "amdgpu" in blacklist else load(down).node

@@ -177,10 +177,25 @@ def open_store(paths: Paths) -> FileStore:
 # ---------------------------------------------------------------- serving
 
 
+def blacklist(paths: Paths) -> set[str]:
+    """Modules that are not loaded at a boot: of modprobe.d and of the kernel command line."""
+    lines = [
+        line.split()
+        for path in (paths.root / "etc/modprobe.d").glob("*.conf")
+        for line in path.read_text().splitlines()
+    ]
+    found = {words[1] for words in lines if len(words) == 2 and words[0] == "blacklist"}
+    with contextlib.suppress(OSError):
+        for word in (paths.root / "proc/cmdline").read_text().split():
+            if word.startswith("modprobe.blacklist="):
+                found |= set(word.partition("=")[2].split(","))
+    return found
+
+
 def boot(paths: Paths, fresh: Node) -> Node:
     """The state to start with: what is there, as after a reboot, or `fresh`."""
     try:
-        return kernel.reboot(from_json(paths.state.read_text()))
+        return kernel.reboot(from_json(paths.state.read_text()), blacklist(paths))
     except FileNotFoundError:
         return fresh
 

@@ -61,7 +61,9 @@ def _platform(node: Node, value: str) -> Node:
 
 
 def _ast(node: Node, value: str) -> Node:
-    return replace(node, ast=_choice("ast", value, ("0", "1")) == "1")
+    """A BMC whose VGA driver is loaded before amdgpu, in each boot."""
+    there = _choice("ast", value, ("0", "1")) == "1"
+    return replace(node, bmc=there, ast=there, first_minor=int(there))
 
 
 def _memory_modes(node: Node, value: str) -> Node:

@@ -137,7 +137,9 @@ class Node:
     memory_at_boot: str | None = None  # the memory mode after a reboot, None for the one before
     host: Host = field(default_factory=Host)
     boot_host: Host = field(default_factory=Host)  # what it is after a reboot
-    ast: bool = False  # a BMC's VGA driver took the first DRM minor
+    bmc: bool = False  # the board has a BMC with VGA, so each boot loads ast, its driver
+    ast: bool = False  # ast is loaded
+    first_minor: int = 0  # amdgpu's first DRM minor: 1 when ast had taken one as amdgpu was loaded
     cpu_nodes: int = 2
     cores_per_cpu: int = 96
     cpu_memory: int = 1082331758592  # bytes per CPU node

@@ -56,11 +56,10 @@ def drm_devices(node: Node) -> list[DrmDevice]:
     """DRM devices of all GPUs, whatever the mode; empty while the driver is not loaded."""
     if not node.driver.loaded:
         return []
-    shift = 1 if node.ast else 0
     found = []
     for gpu in range(len(node.gpus)):
         for xcp in range(MAX_XCP):
-            card = gpu * MAX_XCP + xcp + shift
+            card = gpu * MAX_XCP + xcp + node.first_minor
             if card >= DRM_MINORS:
                 continue
             platform = gpu * (MAX_XCP - 1) + xcp - 1 if xcp else None

@@ -16,7 +16,7 @@ import yaml
 from lab.gpusim import faults, kernel, kernel_log, runc, settings
 from lab.gpusim.entries import Dir, File
 from lab.gpusim.models import MODELS
-from lab.gpusim.node import sync_tools
+from lab.gpusim.node import blacklist, sync_tools
 from lab.gpusim.paths import Paths
 from lab.gpusim.smi import Terminal
 from lab.gpusim.state import Holder, Node, StateError, from_json, make_node, to_json
@@ -210,6 +210,21 @@ def test_a_reboot_ends_what_lives_in_memory_and_keeps_what_is_built_in() -> None
     assert after.gpus[5].link_width == 8
     assert read(after, f"{CPU}/cpufreq/scaling_governor") == "powersave"
     assert read(after, f"{THP}/enabled") == "[always] madvise never"
+
+
+def test_a_bmc_takes_its_minor_in_each_boot_unless_its_driver_is_on_the_blacklist() -> None:
+    made = replace(node("ast=1"), ast=False)
+    assert (kernel.reboot(made).ast, kernel.reboot(made).first_minor) == (True, 1)
+    assert (kernel.reboot(made, {"ast"}).ast, kernel.reboot(made, {"ast"}).first_minor) == (False, 0)
+    assert not kernel.reboot(made, {"amdgpu"}).driver.loaded
+
+
+def test_the_blacklist_is_read_where_a_boot_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "etc/modprobe.d").mkdir(parents=True)
+    (tmp_path / "etc/modprobe.d/bmc.conf").write_text("# VGA of the BMC\nblacklist ast\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("ro modprobe.blacklist=amdgpu,nouveau quiet\n")
+    assert blacklist(Paths(tmp_path)) == {"ast", "amdgpu", "nouveau"}
 
 
 def test_a_driver_that_cannot_be_loaded_is_not_loaded_after_a_reboot() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import amd_smi, faults, kernel, modprobe, rocm_smi, settings
+from lab.gpusim import amd_smi, faults, kernel, modprobe, rocm_smi, settings, topology
 from lab.gpusim.models import MIB
 from lab.gpusim.smi import Lib, Terminal
 from lab.gpusim.state import Holder, Node, make_node
@@ -346,6 +346,11 @@ def test_modprobe_tells_what_it_does() -> None:
 
 
 def test_removing_ast_brings_the_last_partition_back() -> None:
-    made = Run(node("ast=1"), "modprobe -r ast").node
-    assert not made.ast
-    assert Run(made, "modprobe ast").node.ast
+    """Once amdgpu is loaded again: until then it has the minors that it got."""
+    made = cpx(node("ast=1", count=8))
+    assert len(topology.partitions(made)) == 63
+    made = Run(made, "modprobe -r ast").node
+    assert (made.ast, len(topology.partitions(made))) == (False, 63)
+    made = cpx(Run(Run(made, "modprobe -r amdgpu").node, "modprobe amdgpu").node)
+    assert len(topology.partitions(made)) == 64
+    assert len(topology.partitions(Run(made, "modprobe ast").node)) == 64
