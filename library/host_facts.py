@@ -60,7 +60,7 @@ host_facts:
   returned: success
   type: dict
   contains:
-    cmdline: {description: Words of the kernel command line, now and as C(file) gives them to the next boot., type: dict}
+    cmdline: {description: Words of the kernel command line now and at the next boot by C(file)., type: dict}
     sysctls: {description: Value now and at boot with the file and line that set it, by key., type: dict}
     cpu: {description: "Vendor, CPUs by governor, idle states with the CPUs that may enter them, SMT.", type: dict}
     huge_pages: {description: How transparent huge pages are given out., type: str, sample: madvise}

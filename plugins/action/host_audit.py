@@ -124,7 +124,7 @@ class Judge:
         found = audit(self.items, view, own.get("host_prep_skip") or (), own.get("host_prep_also") or ())
         models = " and ".join(model.name for model in view.models) or "GPU"
         system = view.state["os"]["pretty_name"] or "unknown system"
-        gpus = f"{len(view.gpus)} × {models}" if view.gpus else "no GPU"
+        gpus = f"{len(view.gpus)} {models}" if view.gpus else "no GPU"
         return Audited(name, f"{gpus}, {system}", found)
 
 

@@ -84,7 +84,8 @@ def state() -> dict[str, Any]:
         "memory_bytes": 2_300_000_000_000,
         "cpu": {"model": "AMD EPYC 9654", "sockets": 2, "threads": 384},
         "numa_nodes": [{"id": 0, "cpus": "0-95", "memory_bytes": 1}, {"id": 1, "cpus": "96-191", "memory_bytes": 1}],
-        "docker": {"installed": True, "available": True, "version": "27.1.1", "root_dir": "/var/lib/docker", "error": None},
+        "docker": {"installed": True, "available": True, "version": "27.1.1", "root_dir": "/var/lib/docker",
+                   "error": None},
         "disk": [{"path": "/var/lib/docker", "free_bytes": 2_000_000_000_000, "device": 1}],
         "images": [],
     }  # fmt: skip

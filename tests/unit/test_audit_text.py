@@ -15,7 +15,7 @@ LOST = {"cmdline/now": ["iommu=pt"], "cmdline/next": ["iommu=pt"]}
 
 
 def host(name: str, changes: dict[str, Any] | None = None, **options: Any) -> Audited:
-    return Audited(name, "8 × MI300X, Ubuntu 24.04.2 LTS", audit(items(), view(changes), **options))
+    return Audited(name, "8 MI300X, Ubuntu 24.04.2 LTS", audit(items(), view(changes), **options))
 
 
 def report(*hosts: Audited) -> Report:
