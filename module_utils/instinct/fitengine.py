@@ -94,7 +94,7 @@ class Engine:
             kv_dtype=self.kv_cache_dtype,
             element=self.element(model),
             in_flight=batches * self.max_num_batched_tokens,
-            hybrid=self.hybrid_kv_cache and self.rules.hybrid,
+            hybrid=self.hybrid_kv_cache and self.rules.hybrid and (self.rules.chunked or not model.chunked),
             uneven=self.rules.uneven,
             states=self.rules.states if self.prefix_caching else NO_COPIES,
         )
@@ -122,7 +122,7 @@ def reserve_bytes(model: ModelShape, engine: Engine) -> int:
     )
     step = tokens * size * (residual + max(dense, routed))
     logits = engine.max_num_seqs * model.vocab * _LOGIT_BYTES
-    libraries = GIB // 2 + (GIB if engine.tp * engine.pp * engine.dp > 1 else 0)
+    libraries = GIB + (3 * GIB // 2 if engine.tp * engine.pp * engine.dp > 1 else 0)
     return step + logits + libraries + (graph_bytes(engine) if engine.rules.graphs_counted else 0)
 
 

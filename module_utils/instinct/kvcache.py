@@ -33,7 +33,8 @@ NO_COPIES = Copies(1, 1)
 class Rules:
     """What a vLLM release does differently from others; read in the sources of 0.11.0 to 0.33.0.
 
-    hybrid: layers of several kinds share the cache in groups; before, all were planned as full attention.
+    hybrid: layers of several kinds share the cache in groups; before, all were planned as full attention. chunked: also
+    those of chunked attention, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 0.
     by_concurrency: the tokens that the log names are concurrency x max_model_len. grouped: they are blocks / groups x
     block size; else blocks x block size. overlap: sliding windows are kept for each step in flight, not for one.
     uneven: kinds of which none has this many times the layers of another form one group each. graphs_counted: graphs
@@ -42,6 +43,7 @@ class Rules:
     """
 
     hybrid: bool
+    chunked: bool
     by_concurrency: bool
     grouped: bool
     overlap: bool
@@ -59,6 +61,7 @@ def rules(release: Release, line: Timeline) -> Rules:
     states = Copies(2, 3 if since("0.32.0") else 2) if since("0.28.0") else NO_COPIES
     return Rules(
         hybrid=since("0.9.1"),
+        chunked=since("0.14.0"),
         by_concurrency=since("0.20.1"),
         grouped=since("0.9.1"),
         overlap=since("0.26.0"),

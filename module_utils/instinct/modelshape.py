@@ -16,7 +16,6 @@ from .modellayers import (
     Layer,
     Matrices,
     Numbers,
-    State,
     attention,
     delta_net,
     latent_attention,
@@ -100,9 +99,11 @@ class ModelShape:
         )
 
     @property
-    def hybrid(self) -> bool:
-        """It has state-space or linear attention layers."""
-        return any(isinstance(cache, State) for layer in self.layers for cache in layer.caches)
+    def chunked(self) -> bool:
+        """Some of its attention is chunked."""
+        return any(
+            isinstance(cache, Cache) and cache.chunk for layer in self.layers for cache in layer.caches
+        )
 
 
 def model_shape(

@@ -371,6 +371,36 @@ def test_tokens_as_each_release_logs_them() -> None:
     assert overlapped == 2586544
 
 
+def test_chunked_attention_is_cached_whole_before_0_14() -> None:
+    shape = model_shape(case("llama4", 1)["config"])
+    before, since = (
+        fit(shape, engine(v, max_num_batched_tokens=512)).max_concurrency for v in ("0.13.0", "0.14.0")
+    )
+    assert since > before
+    whole = engine("0.14.0", max_num_batched_tokens=512, hybrid_kv_cache=False)
+    assert fit(shape, whole).max_concurrency == before
+
+
+def test_states_are_copied_for_prefix_caching_since_0_28() -> None:
+    shape = model_shape(case("nemotron_h", 1)["config"])
+    blocks = [
+        fit(shape, engine(v, max_model_len=128)).max_concurrency for v in ("0.27.1", "0.28.0", "0.32.0")
+    ]
+    groups = 4
+    assert blocks[0] / blocks[1] == pytest.approx((1 + 2 * groups) / (1 + groups))
+    assert blocks[0] / blocks[2] == pytest.approx((1 + 3 * groups) / (1 + groups))
+    assert fit(shape, engine(max_model_len=128, prefix_caching=False)).max_concurrency == blocks[0]
+
+
+def test_the_reserve_is_near_what_was_measured() -> None:
+    """Llama 3 8B, 256 sequences: 1.26 GiB of activations (vllm pull 10511); the constants come on top."""
+    step = fit(model(LLAMA_8B), engine("0.20.0")).reserve_bytes - GIB
+    assert step / GIB == pytest.approx(1.26, rel=0.05)
+    for name in (LLAMA_70B, LLAMA_405B, DEEPSEEK):
+        asked = engine(tp=8, max_num_seqs=1024, max_num_batched_tokens=16384)
+        assert 2 * GIB < fit(model(name), asked).reserve_bytes < 14 * GIB
+
+
 def test_fp8_kv_cache_holds_twice_the_tokens() -> None:
     plain, eight = (fit(model(LLAMA_8B), engine(kv_cache_dtype=dtype)) for dtype in ("auto", "fp8"))
     assert eight.kv_cache_tokens == pytest.approx(2 * plain.kv_cache_tokens, rel=0.001)
