@@ -232,6 +232,17 @@ def test_check_mode_predicts_the_same_actions_and_touches_nothing(
     assert run_module(hf_model.main, args)[0]["changed"] is False
 
 
+def test_check_mode_without_an_engine_predicts_what_a_bare_one_gets(
+    docker: FakeDocker, args: dict[str, Any], run_module: Any
+) -> None:
+    bare, _ = run_module(hf_model.main, args, check=True)
+    socket = f"{docker.path}.not"
+    none, failed = run_module(hf_model.main, {**args, "docker_socket": socket}, check=True)
+    assert not failed
+    assert none["actions"] == bare["actions"]
+    assert run_module(hf_model.main, {**args, "docker_socket": socket})[1]
+
+
 def test_a_cut_off_file_is_fetched_anew(args: dict[str, Any], docker: FakeDocker, run_module: Any) -> None:
     prepare_cut_off_file(args, docker)
     run_module(hf_model.main, args)

@@ -16,7 +16,7 @@ from ansible.module_utils.instinct import alone, places
 from ansible.module_utils.instinct import ask as ask_of_the_module
 from ansible.modules import vllm_image
 from instinct.ask import container_of
-from instinct.build import build_plan, decisive
+from instinct.build import _buildkit, build_plan, decisive
 from instinct.image import explain_pull, wanted
 from instinct.nodemodule import NodeError
 
@@ -448,6 +448,18 @@ def test_builds_with_the_documents_commands(
     assert again["image_id"] == result["image_id"]
 
 
+@pytest.mark.parametrize(
+    ("buildx", "version", "used"),
+    [(0, "27.5.1", "1"), (1, "20.10.24", "1"), (1, "27.5.1", "0"), (1, "18.09.1", "0")],
+)
+def test_buildkit_is_used_where_the_client_has_it(
+    buildx: int, version: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'case "$1" in buildx) exit {buildx};; --version) echo "Docker version {version}, build 297e128";; esac'
+    tools(tmp_path, monkeypatch, docker=script)
+    assert _buildkit() == used
+
+
 def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module: Any) -> None:
     plan = build_plan(BUILD, None)
     image = docker.add_image("other:tag", Config={"Labels": {"instinct-fleet.build": plan.hash}})
@@ -479,6 +491,14 @@ def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module:
             "(exit code 1): ERROR: no pip",
         ),
         ({"git": GIT, "docker": 'case "$1" in build) sleep 20;; esac'}, "not done after 1 s"),
+        (
+            {
+                "git": GIT,
+                "docker": 'case "$1" in buildx) exit 1;; --version) echo "Docker version 27.5.1, build x";;'
+                ' build) echo "the --mount option requires BuildKit, not $DOCKER_BUILDKIT"; exit 1;; esac',
+            },
+            "requires BuildKit, not 0 It was built without BuildKit, which vLLM's Dockerfiles need: install ",
+        ),
     ],
 )
 def test_a_build_that_fails_says_why(

@@ -252,6 +252,18 @@ def test_a_change_takes_these_requests_and_check_mode_predicts_them(
     assert run_module(vllm_server.main, args(docker, server))[0]["changed"] is False
 
 
+def test_check_mode_without_an_engine_predicts_what_a_bare_one_gets(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    wanted = {**args(docker, spec()), "remove": ["old-0"]}
+    bare, _ = run_module(vllm_server.main, wanted, check=True, diff=True)
+    socket = f"{docker.path}.not"
+    none, failed = run_module(vllm_server.main, {**wanted, "docker_socket": socket}, check=True, diff=True)
+    assert not failed
+    assert none["actions"] == bare["actions"] != []
+    assert run_module(vllm_server.main, {**wanted, "docker_socket": socket})[1]
+
+
 def test_the_diff_shows_states_and_texts_and_masks_secrets(docker: FakeDocker, run_module: Any) -> None:
     server = deployed(docker, run_module)
     server["spec_hash"] = "2" * 64
