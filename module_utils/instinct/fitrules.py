@@ -56,7 +56,7 @@ def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
     if model.quantization.only_experts:
         return []
     seen: dict[str, Refusal] = {}
-    for layer in dict.fromkeys(model.layers):
+    for layer in {id(layer): layer for layer in model.layers}.values():
         for matrix in layer.matrices:
             broken = _broken_slice(matrix, engine.share(model))
             if broken:

@@ -7,7 +7,7 @@ Source: the model classes and config defaults of transformers and vllm/model_exe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Family:
     norm_bias each has a bias. sliding: sliding attention is used although the config's own switch is absent; every
     period-th layer is a full one. expert_bias: experts and router have biases. shared_gate: of the shared experts.
     shared_is_intermediate: a shared expert of intermediate_size.
-    head_everywhere: vLLM's class makes the output layer on every pipeline stage.
+    head_everywhere: vLLM's class makes the output layer on every pipeline stage. defaults: of keys that published
+    configs leave out.
     """
 
     tied: bool = False
@@ -39,9 +40,25 @@ class Family:
     period: int = 0
     head_bias: bool = False
     head_everywhere: bool = False
+    defaults: Mapping[str, int] = field(default_factory=dict)
 
 
 _LLAMA = Family()
+_GEMMA3 = Family(
+    tied=True,
+    norms=4,
+    qk_norm="head",
+    sliding=True,
+    period=6,
+    defaults={
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+    },
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(output_bias=True),
@@ -69,8 +86,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma": Family(tied=True),
     "gemma2": Family(tied=True, norms=4, sliding=True, period=2),
-    "gemma3": Family(tied=True, norms=4, qk_norm="head", sliding=True, period=6),
-    "gemma3_text": Family(tied=True, norms=4, qk_norm="head", sliding=True, period=6),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
     "cohere": Family(tied=True, norms=1, qk_norm="heads"),
     "cohere2": Family(tied=True, norms=1, sliding=True, period=4),
     "olmo2": Family(qk_norm="all"),

@@ -111,8 +111,9 @@ def _has_experts(n: Numbers, model_type: str, index: int) -> bool:
         return False
     if n.items("moe_layers"):
         return index in n.items("moe_layers")
-    step = n.get("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1)
-    return step <= 1 or (index + 1) % step == 0 or (model_type.startswith("deepseek") and index % step == 0)
+    if n.get("moe_layer_freq"):
+        return index % n.get("moe_layer_freq") == 0
+    return (index + 1) % max(1, n.get("interleave_moe_layer_step", "decoder_sparse_step", default=1)) == 0
 
 
 def _inner(n: Numbers, model_type: str, index: int) -> int:

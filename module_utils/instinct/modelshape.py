@@ -116,9 +116,10 @@ def model_shape(
     An architecture that is not known is read by the keys that most models share, and `known` is False.
     """
     text = _text(config)
-    numbers = Numbers(text)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     family = FAMILIES.get(model_type)
+    given = {name: value for name, value in text.items() if value is not None}
+    numbers = Numbers({**(family.defaults if family else {}), **given})
     size = checkpoint_size(files, index_total)
     missing = tuple(
         name
@@ -270,7 +271,9 @@ def _context(n: Numbers, text: Mapping[str, Any], model_type: str) -> int:
         "max_sequence_length",
         default=2048,
     )
-    scaling = text.get("rope_scaling") or {}
+    scaling = text.get("rope_scaling") or text.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        return found
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")
     if not isinstance(factor, (int, float)) or "gemma3" in model_type:

@@ -157,7 +157,7 @@ def _tensors(weights: Mapping[str, Any]) -> Scheme | None:
         return _NVFP4 if group == 16 else Scheme("mxfp4", 4, 1, (1, 32))
     if kind == "float" and bits == 8:
         if strategy == "block":
-            return _fp8_block(weights.get("block_structure") or (128, 128))
+            return _fp8_block((128, 128))
         return FP8_TENSOR if strategy == "tensor" else Scheme("fp8 per channel", 8, 4, (1, 0))
     if kind == "int" and bits == 8 and strategy != "group":
         return Scheme("int8 per channel", 8, 4, (1, 0))
@@ -203,7 +203,8 @@ def _exceptions(found: Mapping[str, Any]) -> tuple[frozenset[str], tuple[re.Patt
         else:
             start = _LAYER.search(item)
             plain.add(item[start.start() :] if start else item)
-    for item in found.get("dynamic") or {}:  # GPTQModel: "-:" leaves out what the pattern finds
+    rules = found.get("dynamic")  # of GPTQModel: "-:" leaves out what the pattern finds
+    for item in rules if isinstance(rules, Mapping) else ():
         if item.startswith("-:"):
             patterns.append(re.compile(".*" + item[2:]))
     return frozenset(plain), tuple(patterns)
