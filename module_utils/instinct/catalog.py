@@ -29,12 +29,17 @@ class GpuModel:
     gfx: str
     memory_bytes: int
     partitions: tuple[tuple[str, int], ...]
+    memory: tuple[tuple[str, tuple[str, ...]], ...]
     validated: tuple[Validated, ...]
     source: str
 
     def count(self, compute: str) -> int | None:
         """Partitions of one GPU in a compute mode; None for a mode that it does not have."""
         return dict(self.partitions).get(compute)
+
+    def memory_for(self, compute: str) -> tuple[str, ...]:
+        """Memory modes that a compute mode goes with."""
+        return dict(self.memory).get(compute, ())
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -69,6 +74,11 @@ class GpuCatalog:
         counts = {mode: count for model in self.models for mode, count in model.partitions}
         return tuple(sorted(counts, key=lambda mode: (counts[mode], mode)))
 
+    @property
+    def memory_modes(self) -> tuple[str, ...]:
+        """Every memory mode that goes with some mode of some model."""
+        return tuple(sorted({name for model in self.models for _, names in model.memory for name in names}))
+
 
 def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
     """Build the catalogue from gpus.yml; its schema is checked by the tests, not at every run."""
@@ -83,6 +93,7 @@ def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
                 gfx=item["gfx"],
                 memory_bytes=vram * MIB if vram else item["hbm_gib"] * GIB,
                 partitions=tuple((mode, entry["count"]) for mode, entry in partitions.items()),
+                memory=tuple((mode, tuple(entry["memory"])) for mode, entry in partitions.items()),
                 validated=tuple(
                     Validated(entry["compute"], entry["memory"], entry["rocm"]) for entry in item["validated"]
                 ),

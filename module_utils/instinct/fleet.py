@@ -10,6 +10,7 @@ from typing import Any
 from .catalog import GpuCatalog
 from .deployment import Deployment, parse_deployments
 from .errors import FleetError, Problem, natural, suggest
+from .gpu_clean import aside
 from .hashing import canonical
 from .inventory import ADDRESS, HostSettings, parse_address, parse_settings
 from .observed import NodeState
@@ -106,6 +107,10 @@ def build_fleet(
                 what = f"its node_state cannot be read: {error!r}."
                 fix = "Another version of this toolkit made it, or it is damaged: observe again."
                 problems.append(Problem((), what, fix, (name,)))
+                continue
+            why = aside(state, settings.clean)
+            if why:
+                unreachable.append((name, why))
                 continue
         hosts.append(Host(name, settings, selected, value is not None, state, address))
     if problems:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .catalog import GpuCatalog
+from .catalog import GpuCatalog, GpuModel
 from .errors import Problem
 from .fleet import Host
+from .gpu_clean import needs_reload
 from .topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
 
 
@@ -44,7 +45,7 @@ def _mode(host: Host) -> str:
 def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool, list[str], list[Problem]]:
     if host.state is None:
         return _declared(host, catalog)
-    gpus, compute = host.state.gpus, host.settings.compute
+    gpus, compute, memory = host.state.gpus, host.settings.compute, host.settings.memory
     warnings: list[str] = []
     problems: list[Problem] = []
     if host.settings.gpu_count and len(gpus) != host.settings.gpu_count:
@@ -53,25 +54,55 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
             "look for the missing ones with lspci -d 1002: and dmesg"
         )
     if not gpus:
-        if host.deployments or compute:
+        if host.deployments or compute or memory:
             what = "the amdgpu driver shows no GPU." if host.state.driver_loaded else "amdgpu is not loaded."
             fix = "Look at dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
             problems.append(Problem((), what, fix))
         return (), False, warnings, problems
-    repartition = compute is not None and any(gpu.compute != compute for gpu in gpus)
+    reload = memory is not None and any(gpu.memory != memory for gpu in gpus)
+    repartition = reload or (compute is not None and any(gpu.compute != compute for gpu in gpus))
+    if host.state.partition_change and not (compute or memory):
+        what = f"an earlier change of partition modes was cut off (step {host.state.partition_change})."
+        fix = "Set gpu_partition_compute to the mode that is wanted, and it is finished."
+        problems.append(Problem(("gpu_partition_compute",), what, fix))
+    if memory is not None:
+        problems.extend(_memory_refusal(host, memory, catalog))
     if compute is not None:
         for gpu in gpus:
             # A GPU in the wanted mode is proof enough that the mode exists.
             if gpu.compute == compute or problems:
                 continue
-            problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
+            if not reload:  # what is offered depends on the memory mode
+                problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
             if not problems and not partition_count(gpu, compute, catalog):
                 what = f"GPU {gpu.index} ({gpu.pci_id}) is not in the catalogue with {compute}."
                 problems.append(Problem(("gpu_partition_compute",), what, "Add it to catalog/gpus.yml."))
         warnings.extend(_validation(host, catalog))
     if problems:
         return (), repartition, warnings, problems
+    repartition = repartition or bool(host.state.partition_change)
+    repartition = repartition or (host.settings.clean and needs_reload(host.state))
     return observed_gpus(gpus, compute, catalog), repartition, warnings, []
+
+
+def _memory_refusal(host: Host, memory: str, catalog: GpuCatalog) -> list[Problem]:
+    """Why a memory mode cannot be; at most one reason."""
+    path = ("gpu_partition_memory",)
+    for gpu in host.state.gpus if host.state else ():
+        if gpu.memory != memory and memory not in gpu.available_memory:
+            offered = ", ".join(gpu.available_memory) or gpu.memory or "none"
+            return [Problem(path, f"GPU {gpu.index} does not offer {memory}.", f"It offers {offered}.")]
+        model, compute = catalog.by_pci_id(gpu.pci_id), host.settings.compute or gpu.compute or ""
+        if model and memory not in model.memory_for(compute):
+            return [_mismatch(model, compute, memory)]
+    return []
+
+
+def _mismatch(model: GpuModel, compute: str, memory: str) -> Problem:
+    fitting = [mode for mode in model.modes if memory in model.memory_for(mode)]
+    what = f"{model.name} in {compute or 'no compute mode'} does not go with {memory}."
+    fix = f"Set gpu_partition_compute to {' or '.join(fitting)}." if fitting else "No compute mode does."
+    return Problem(("gpu_partition_memory",), what, fix)
 
 
 def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> list[Problem]:
@@ -96,12 +127,13 @@ def _validation(host: Host, catalog: GpuCatalog) -> list[str]:
     compute = host.settings.compute
     gpu = host.state.gpus[0] if host.state else None
     model = catalog.by_pci_id(gpu.pci_id) if gpu else None
-    if compute is None or gpu is None or model is None or gpu.memory is None:
+    memory = host.settings.memory or (gpu.memory if gpu else None)
+    if compute is None or model is None or memory is None:
         return []
-    if not model.validated or model.is_validated(compute, gpu.memory):
+    if not model.validated or model.is_validated(compute, memory):
         return []
     pairs = ", ".join(f"{item.compute} with {item.memory}" for item in model.validated)
-    return [f"{compute} with {gpu.memory} works, but AMD lists only {pairs} as validated for {model.name}"]
+    return [f"{compute} with {memory} works, but AMD lists only {pairs} as validated for {model.name}"]
 
 
 def _declared(
@@ -121,6 +153,9 @@ def _declared(
         what = f"{model.name} has no {settings.compute}."
         fix = f"It has {', '.join(model.modes)}."
         return (), False, [], [Problem(("gpu_partition_compute",), what, fix)]
+    mode = settings.compute or model.modes[0]
+    if settings.memory is not None and settings.memory not in model.memory_for(mode):
+        return (), False, [], [_mismatch(model, mode, settings.memory)]
     gpus = declared_gpus(model, settings.gpu_count, settings.compute, catalog)
     repartition = settings.compute is not None and settings.compute != model.modes[0]
     return gpus, repartition, [], []

@@ -20,10 +20,12 @@ VARIABLES = (
     "hf_model_endpoint",
     "hf_model_cache_dir",
     "gpu_partition_compute",
+    "gpu_partition_memory",
     "gpu_partition_backend",
     "host_prep_numa_balancing",
     "vllm_image_registries",
     "instinct_gpus",
+    "gpu_clean",
     *ADDRESS,
 )
 
@@ -40,16 +42,21 @@ class Registry:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Validated variables of a host; compute and numa_balancing None: leave as they are."""
+    """Validated variables of a host; compute, memory and numa_balancing None: leave as they are.
+
+    clean: the driver may be reloaded to free VRAM that no process holds.
+    """
 
     endpoint: str = ""
     cache_dir: str = HF_CACHE
     compute: str | None = None
+    memory: str | None = None
     backend: str = "auto"
     numa_balancing: bool | None = False
     registries: tuple[Registry, ...] = ()
     gpu_model: str | None = None
     gpu_count: int = 0
+    clean: bool = False
 
 
 def parse_settings(
@@ -70,6 +77,11 @@ def parse_settings(
     compute = None
     if "gpu_partition_compute" in values:
         compute = check.choice(values["gpu_partition_compute"], ("gpu_partition_compute",), "", catalog.modes)
+    memory = None
+    if "gpu_partition_memory" in values:
+        memory = check.choice(
+            values["gpu_partition_memory"], ("gpu_partition_memory",), "", catalog.memory_modes
+        )
     numa: bool | None = False
     if "host_prep_numa_balancing" in values:
         numa = check.boolean(values["host_prep_numa_balancing"], ("host_prep_numa_balancing",), False)
@@ -78,6 +90,7 @@ def parse_settings(
         endpoint=endpoint.rstrip("/"),
         cache_dir=cache.rstrip("/"),
         compute=compute or None,
+        memory=memory or None,
         backend=check.choice(
             values.get("gpu_partition_backend", "auto"), ("gpu_partition_backend",), "auto", BACKENDS
         ),
@@ -85,8 +98,14 @@ def parse_settings(
         registries=_registries(check, values.get("vllm_image_registries", {})),
         gpu_model=model,
         gpu_count=count,
+        clean=check.boolean(_switch(values.get("gpu_clean", False)), ("gpu_clean",), False),
     )
     return settings, tuple(check.problems)
+
+
+def _switch(value: Any) -> Any:
+    """A variable of the command line: -e gpu_clean=true gives a text."""
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[Problem, ...]]:

@@ -10,6 +10,7 @@ from .catalog import GpuCatalog
 from .deployment import Deployment
 from .errors import Problem
 from .fleet import Fleet, Host
+from .gpu_clean import needs_reload
 from .hostgpus import HostGpus, host_gpus
 from .observed import NumaNode
 from .placement import Gpus, island, pack
@@ -89,10 +90,12 @@ def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]
 def _kind(host: Host) -> tuple[object, ...]:
     """All that a host's layout follows from. Deployments are parsed once per distinct list."""
     settings, state = host.settings, host.state
-    wanted = (*map(id, host.deployments), settings.compute, settings.gpu_model, settings.gpu_count)
+    modes = settings.compute, settings.memory, settings.clean and needs_reload(state)
+    wanted = (*map(id, host.deployments), *modes, settings.gpu_model, settings.gpu_count)
     if state is None:
         return wanted
-    return (*wanted, state.gpus, state.numa_nodes, state.driver_loaded, state.virtual_machine)
+    known = state.gpus, state.numa_nodes, state.driver_loaded, state.virtual_machine, state.partition_change
+    return (*wanted, *known)
 
 
 def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]]:

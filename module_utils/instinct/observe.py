@@ -145,6 +145,9 @@ node_state:
         available_memory_partitions: {description: Modes offered., type: list, elements: str}
         link_speed: {description: Speed of the PCIe link., type: str, sample: 32.0 GT/s PCIe}
         link_width: {description: Lanes of the PCIe link., type: int, sample: 16}
+        in_reset: {description: Whether the GPU is being reset now., type: bool}
+        ecc_uncorrectable: {description: Uncorrectable memory errors since the boot; null where not counted., type: int}
+        users: {description: Processes that KFD counts on it., type: list, elements: int}
         partitions:
           description: Logical GPUs (KFD nodes) of this GPU.
           type: list
@@ -159,6 +162,11 @@ node_state:
             num_xcc: {description: Accelerator dies in the partition., type: int}
             memory_bytes: {description: Memory of the partition., type: int}
     kfd_processes: {description: Processes that have C(/dev/kfd) open., type: list, elements: int}
+    kfd_zombies: {description: Those of them that have ended and were not looked after., type: list, elements: int}
+    partition_change:
+      description: The step at which a change of partition modes was cut off, or is now; null when there is none.
+      type: str
+      sample: set
     device_gids:
       description: Numeric groups of C(/dev/kfd), the render nodes and the video devices.
       type: dict
@@ -395,6 +403,10 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
             parts = sorted(parts, key=lambda part: part["render_minor"] or 0)
             for number, part in enumerate(parts):
                 part["id"] = number
+        mode_file = f"{device}/current_compute_partition"
+        problems = len(source.problems)
+        compute = mode(source.text(mode_file))
+        in_reset = any("being reset" in problem["error"] for problem in source.problems[problems:])
         versions = [part.pop("gfx_target_version") for part in parts] or [None]
         serials = [part.pop("unique_id") for part in parts] or [None]
         numa = source.number(f"{device}/numa_node")
@@ -408,12 +420,14 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
             "vram_total": source.number(f"{device}/mem_info_vram_total"),
             "vram_used": source.number(f"{device}/mem_info_vram_used"),
             "numa_node": numa if numa is not None and numa >= 0 else None,
-            "compute_partition": mode(source.text(f"{device}/current_compute_partition")),
+            "compute_partition": compute,
             "available_compute_partitions": modes(source.text(f"{device}/available_compute_partition")),
             "memory_partition": mode(source.text(f"{device}/current_memory_partition")),
             "available_memory_partitions": modes(source.text(f"{device}/available_memory_partition")),
             "link_speed": source.text(f"{device}/current_link_speed"),
             "link_width": source.number(f"{device}/current_link_width"),
+            "in_reset": in_reset,
+            "ecc_uncorrectable": integer(pairs(source.text(f"{device}/ras/umc_err_count"), ":").get("ue")),
             "partitions": parts,
         }
     return [{"index": index, **gpus[place]} for index, place in enumerate(sorted(gpus))]
@@ -422,6 +436,36 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
 def kfd_processes(source: Source) -> list[int]:
     """Processes that KFD knows: any of them makes the driver refuse a change as busy."""
     return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())
+
+
+def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
+    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
+    known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
+    for gpu in gpus:
+        gpu["users"] = []
+    zombies = []
+    for pid in pids:
+        for name in source.names(f"/sys/class/kfd/kfd/proc/{pid}"):
+            users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
+            if users is not None and pid not in users:
+                users.append(pid)
+        # The program's name is in parentheses and may hold anything.
+        if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
+            zombies.append(pid)
+    return zombies
+
+
+def partition_change(source: Source, data_dir: str) -> str | None:
+    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
+    path = os.path.join(data_dir, "partition.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.load(file)["step"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        source.problem(path, f"broken journal: {error}")
+        return "unknown"
 
 
 # --- host ----------------------------------------------------------------------------------------------
@@ -856,9 +900,13 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         "rocm": read_rocm(source),
         "gpus": part("gpus", [], read_gpus, source),
         "kfd_processes": kfd_processes(source),
+        "partition_change": partition_change(source, args["data_dir"]),
         "device_gids": part("device_gids", {"kfd": None, "render": None, "video": None},
                             read_device_gids, source),
     }  # fmt: skip
+    state["kfd_zombies"] = part(
+        "users of GPUs", [], read_users, source, state["gpus"], state["kfd_processes"]
+    )
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker

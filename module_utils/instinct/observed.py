@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .lock import ImageSoftware
@@ -31,6 +31,12 @@ class Gpu:
     memory: str | None
     partitions: tuple[Partition, ...]
     numa_node: int | None = None
+    available_memory: tuple[str, ...] = ()
+    # Of the moment: hosts that differ in nothing else are alike to the planner.
+    vram_used: int = field(default=0, compare=False)
+    users: tuple[int, ...] = field(default=(), compare=False)
+    in_reset: bool = field(default=False, compare=False)
+    ecc_uncorrectable: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ class NodeState:
     docker_community: bool = False  # Docker's own packages, not the distribution's
     buildx: bool = False
     git: bool = False
+    kfd_zombies: tuple[int, ...] = ()
+    partition_change: str = ""  # the step at which a change of modes was cut off
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
@@ -180,6 +188,8 @@ class NodeState:
             docker_community=bool(docker.get("community")),
             buildx=bool(docker.get("buildx")),
             git=bool(state.get("git")),
+            kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
+            partition_change=str(state.get("partition_change") or ""),
         )
 
 
@@ -194,6 +204,11 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
         available_compute=tuple(item.get("available_compute_partitions") or ()),
         memory=item.get("memory_partition"),
         numa_node=item.get("numa_node"),
+        available_memory=tuple(item.get("available_memory_partitions") or ()),
+        vram_used=int(item.get("vram_used") or 0),
+        users=tuple(int(pid) for pid in item.get("users") or ()),
+        in_reset=bool(item.get("in_reset")),
+        ecc_uncorrectable=int(item.get("ecc_uncorrectable") or 0),
         partitions=tuple(
             Partition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
             for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))

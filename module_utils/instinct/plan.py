@@ -73,10 +73,12 @@ class HostPlan:
             "numa_balancing": settings.numa_balancing if "numa_balancing" in kinds else None,
             "partition": {
                 "compute": settings.compute,
+                "memory": settings.memory,
+                "clean": "gpu_clean" in kinds,
                 "backend": settings.backend,
                 "stop_servers": [servers.get(name) or _stop_only(name) for name in self.stop],
             }
-            if "compute_partition" in kinds
+            if kinds & steps.PARTITION_KINDS
             else None,
             "images": [image.to_json() for image in self.images],
             "models": [model.to_json() for model in self.models],
@@ -204,7 +206,7 @@ def plan_host(
     if layout.repartition:
         running = steps.stop_servers(host)
         stop = tuple(item.name for item in running)
-        actions += [*(steps.stop_action(item) for item in running), steps.compute_partition(host)]
+        actions += [*(steps.stop_action(item) for item in running), *steps.partition(host)]
     instances, wrong = workshop.instances(host, layout, catalog)
     servers, remove = _servers(host, layout, instances)
     actions += [*remove, *servers]

@@ -11,6 +11,7 @@ from .deployment import Deployment
 from .deployment_parts import Build
 from .errors import Problem
 from .fleet import Host
+from .gpu_clean import needs_reload
 from .lock import Lock, ModelPin, parse_ref
 from .observed import NodeState, Running
 
@@ -22,6 +23,7 @@ RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-doc
 PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
 HUB = "huggingface_hub documentation: guides/download"
 PROBED = "catalog/images.yml"
+PARTITION_KINDS = frozenset(("memory_partition", "compute_partition", "partition_change", "gpu_clean"))
 
 
 @dataclass(frozen=True)
@@ -146,21 +148,45 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def compute_partition(host: Host) -> Action:
-    """The change of mode; only called when some GPU is not in the wanted one."""
-    modes = [gpu.compute or "none" for gpu in host.state.gpus] if host.state else ["unknown"]
-    counts = {mode: modes.count(mode) for mode in sorted(set(modes))}
-    before = ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
+def partition(host: Host) -> tuple[Action, ...]:
+    """The changes of the host's partition modes; only called when there is one, or a reload to be done."""
+    settings, state = host.settings, host.state
+    gpus = state.gpus if state else ()
+    found = []
+    if settings.memory and any(gpu.memory != settings.memory for gpu in gpus):
+        before = _modes(gpu.memory for gpu in gpus)
+        after = f"{settings.memory}, reloads the driver"
+        found.append(
+            _partition(host, "memory_partition", before, after, "gpu_partition_memory", settings.memory)
+        )
+    if settings.compute and (state is None or any(gpu.compute != settings.compute for gpu in gpus)):
+        before = _modes(gpu.compute for gpu in gpus) or "unknown"
+        wanted = settings.compute
+        found.append(_partition(host, "compute_partition", before, wanted, "gpu_partition_compute", wanted))
+    if state is not None and state.partition_change and not found:
+        reason = "an earlier change of partition modes did not come to its end"
+        before = f"cut off at step {state.partition_change}"
+        found.append(_gpu_action(host, "partition_change", before, "finished", reason))
+    if settings.clean and needs_reload(state):
+        reason = "gpu_clean is true"
+        before = "VRAM in use that no process holds"
+        found.append(_gpu_action(host, "gpu_clean", before, "free, the driver reloaded", reason))
+    return tuple(found)
+
+
+def _partition(host: Host, kind: str, before: str, after: str, variable: str, wanted: str) -> Action:
+    return _gpu_action(host, kind, before, after, f"{variable} is {wanted}")
+
+
+def _gpu_action(host: Host, kind: str, before: str, after: str, reason: str) -> Action:
     count = len(host.state.gpus) if host.state else host.settings.gpu_count
-    return Action(
-        "compute_partition",
-        "gpu_partition",
-        f"{count} GPUs",
-        before,
-        host.settings.compute or "",
-        f"gpu_partition_compute is {host.settings.compute}",
-        PARTITIONING,
-    )
+    return Action(kind, "gpu_partition", f"{count} GPUs", before, after, reason, PARTITIONING)
+
+
+def _modes(values: Iterable[str | None]) -> str:
+    modes = [mode or "none" for mode in values]
+    counts = {mode: modes.count(mode) for mode in sorted(set(modes))}
+    return ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
 
 
 def stop_servers(host: Host) -> tuple[Running, ...]:

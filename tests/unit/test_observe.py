@@ -19,7 +19,7 @@ from instinct.lock import ImageSoftware
 from instinct.observed import NodeState
 
 from tests.unit.fake_docker import FakeDocker
-from tests.unit.gpu_tree import SAMPLES, VRAM, Tree
+from tests.unit.gpu_tree import SAMPLES, VRAM, Tree, write
 from tests.unit.plan_world import state as state_of_plan
 
 
@@ -183,6 +183,7 @@ def test_gpus(tree: Tree) -> None:
         "vram_used": 283 << 20, "numa_node": 1, "compute_partition": "SPX",
         "available_compute_partitions": ["SPX", "DPX", "QPX", "CPX"], "memory_partition": "NPS1",
         "available_memory_partitions": ["NPS1", "NPS4"], "link_speed": "32.0 GT/s PCIe", "link_width": 16,
+        "in_reset": False, "ecc_uncorrectable": None, "users": [],
         "partitions": [{
             "id": 0, "render_node": "renderD160", "render_minor": 160, "kfd_node": 50, "gpu_id": 30040,
             "simd_count": 1216, "num_xcc": 8, "memory_bytes": VRAM,
@@ -295,6 +296,29 @@ def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch:
         "mem_info_vram_used": "Input/output error",
         "current_compute_partition": "Operation not permitted: the GPU is being reset",
     }
+
+
+def test_what_is_wrong_with_gpus(tree: Tree) -> None:
+    """VRAM is told with the processes that KFD counts on the GPU, so that what nobody holds can be seen."""
+    kfd = tree.root / "sys/class/kfd/kfd/proc"
+    write(kfd / "77/vram_30010", "4096\n")
+    write(kfd / "77/vram_30020", "4096\n")
+    write(kfd / "78/vram_30010", "0\n")
+    write(tree.root / "proc/78/stat", "78 (a ) b) Z 1 78 78 0 -1\n")
+    write(tree.root / "proc/77/stat", "77 (vllm) S 1 77 77 0 -1\n")
+    write(tree.device(3) / "ras/umc_err_count", "ue: 2\nce: 7\n")
+    state = observed(tree.root)
+    assert [gpu["users"] for gpu in state["gpus"]][:3] == [[], [77, 78], [77]]
+    assert state["kfd_zombies"] == [78]
+    assert [gpu["ecc_uncorrectable"] for gpu in state["gpus"]][2:4] == [None, 2]
+    assert state["partition_change"] is None
+
+
+@pytest.mark.parametrize(("text", "step"), [('{"step": "set"}', "set"), ("{", "unknown"), ("[]", "unknown")])
+def test_a_change_of_partitions_that_was_cut_off(tree: Tree, text: str, step: str) -> None:
+    data = tree.root / "data"
+    write(data / "partition.json", text)
+    assert observed(tree.root, data_dir=str(data))["partition_change"] == step
 
 
 def test_kfd_processes_and_tools(tree: Tree) -> None:

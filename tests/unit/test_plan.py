@@ -66,7 +66,9 @@ def test_a_bare_host() -> None:
     assert host["todo"] == ["host_prep", "vllm_image", "hf_model", "gpu_partition", "vllm_serve"]
     assert host["packages"] == ["docker.io"]
     assert host["numa_balancing"] is False
-    assert host["partition"] == {"compute": "CPX", "backend": "auto", "stop_servers": []}
+    assert host["partition"] == {
+        "compute": "CPX", "memory": None, "clean": False, "backend": "auto", "stop_servers": [],
+    }  # fmt: skip
     assert host["images"] == [
         {
             "ref": IMAGE,
