@@ -134,9 +134,11 @@ def _plain(value: Any) -> Any:
 
 
 def _plan(hosts: Iterable[Mapping[str, Any]]) -> Any:
-    """The plan that fleet_plan registered for any of the hosts."""
+    """The last plan that fleet_plan registered: hosts that were not planned again have the first, a partial one."""
     plans = (own["fleet_plan_result"].get("plan") for own in hosts if own.get("fleet_plan_result"))
-    return next((plan for plan in plans if plan), None)
+    return min(
+        (plan for plan in plans if plan), key=lambda plan: len(plan.get("partial") or ()), default=None
+    )
 
 
 def _secrets(hosts: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -203,3 +203,14 @@ def test_in_a_real_play(tmp_path: Path) -> None:
     assert [row["host"] for row in summary["benchmarks"]] == ["mi300x-01", "mi300x-02"]
     assert [item["host"] for item in summary["failures"]] == ["mi300x-03"]
     assert (tmp_path / "results/latest/report.html").stat().st_size > 10_000
+
+
+def test_the_last_plan_is_kept() -> None:
+    """Hosts that were complete at the first plan keep that one; it lacks what was asked meanwhile."""
+    first, last = {"partial": ["r:1"], "hosts": {}}, {"partial": [], "hosts": {"n1": {}}}
+    results = [{"plan": first}, None, {"plan": last}, {"plan": first}]
+    hosts = [{"fleet_plan_result": result} for result in results]
+    from plugins.action.bench_report import _plan
+
+    assert _plan(hosts) == last
+    assert _plan([{}]) is None
