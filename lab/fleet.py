@@ -100,6 +100,7 @@ def node(client: docker.DockerClient, config: Config, image: str, index: int) ->
             "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
             "devices": ["/dev/fuse:/dev/fuse:rwm"],
             "shm_size": "8g",
+            "restart_policy": {"Name": "on-failure"},  # a node that reboots itself comes back
             "mounts": [Mount("/var/lib/docker", None)],
             "binds": [
                 "/sys/fs/cgroup:/sys/fs/cgroup:rw",

@@ -61,6 +61,11 @@ failing:
   returned: success
   type: dict
   sample: {n3: "1 required item wrong: iommu-pt"}
+waiting:
+  description: Items that take a reboot, by host.
+  returned: success
+  type: dict
+  sample: {n3: [iommu-pt]}
 todo:
   description: Hosts on which prepare.yml has something to do, as M(ansible.builtin.add_host) wants them.
   returned: success

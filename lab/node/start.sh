@@ -13,7 +13,11 @@ balancing=1
 case " $arguments " in *" numa_balancing=disable "*) balancing=0 ;; esac
 echo "$balancing" > /run/lab/numa_balancing
 mount --bind /run/lab/numa_balancing /proc/sys/kernel/numa_balancing
-sysctl -q --system --pattern '^kernel\.numa_balancing$' 2> /dev/null
+sysctl -q --system --pattern '^(kernel\.numa_balancing|net\.ipv4\.conf\..*)$' 2> /dev/null
+cat /proc/sys/kernel/random/uuid > /run/lab/boot_id
+mount --bind /run/lab/boot_id /proc/sys/kernel/random/boot_id
+# What timesyncd leaves once it has reached its servers.
+mkdir -p /run/systemd/timesync && touch /run/systemd/timesync/synchronized
 
 PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 &
 

@@ -94,14 +94,19 @@ def result(findings: Collection[Finding]) -> str:
 class Todo:
     """What prepare.yml does on a host, as the modules kernel_cmdline and host_settings take it.
 
-    `reboot` says that some item waits for a reboot, be it after these changes or after earlier ones.
+    `waiting` are ids of items that take a reboot.
     """
 
     cmdline: tuple[str, ...] = ()
     sysctl: Mapping[str, str] = field(default_factory=dict)
     sysfs: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
-    reboot: bool = False
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def reboot(self) -> bool:
+        """Whether some item waits for a reboot, be it after these changes or after earlier ones."""
+        return bool(self.waiting)
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
@@ -116,24 +121,24 @@ class Todo:
 
     def to_json(self) -> dict[str, Any]:
         """For add_host."""
-        return {"cmdline": list(self.cmdline), "settings": self.settings, "reboot": self.reboot}
+        return {"cmdline": list(self.cmdline), "settings": self.settings, "waiting": list(self.waiting)}
 
 
 def todo(findings: Iterable[Finding]) -> Todo:
     """Fixes of required and recommended items that are wrong, and of advisory ones that were asked for."""
     words: list[str] = []
     settings: dict[str, dict[str, str]] = {"sysctl": {}, "sysfs": {}, "limits": {}}
-    reboot = False
+    waiting = []
     for finding in findings:
         if finding.status != WRONG or finding.item.level == ADVISORY:
             continue
         how, what = next(iter(finding.fix.items()))
         if how == "kernel_cmdline":
-            reboot = reboot or finding.reboot
+            waiting += [finding.item.id] if finding.reboot else []
             words += [] if finding.verdict.pending else [what]
         elif how in settings:
             settings[how].update(what)
-    return Todo(tuple(words), **settings, reboot=reboot)
+    return Todo(tuple(words), **settings, waiting=tuple(waiting))
 
 
 def by_prepare(finding: Finding) -> bool:

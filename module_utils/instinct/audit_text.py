@@ -211,8 +211,8 @@ def _next(hosts: Sequence[Audited]) -> list[str]:
     )
     if len(limit) > 60:
         limit = ""  # prepare.yml leaves hosts with nothing to do alone
-    lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}"]
-    if boot:
+    lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
+    if boot and change:
         told = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
         lines += textwrap.wrap(told, WIDTH, initial_indent="      ", subsequent_indent="      ")
     return lines

@@ -25,6 +25,8 @@ from instinct.errors import suggest
 from instinct.hostitems import REQUIRED, View, parse_items
 from instinct.images import look_up
 from instinct.knowledge import read_yaml
+from instinct.places import container_name
+from instinct.steps import ALIVE
 
 GROUP = "instinct"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,7 +34,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "explain": {"type": "bool", "default": False},
     "audit_file": {"type": "path"},
 }
-VARIABLES = ("instinct_gpus", "vllm_deployments", "host_prep_skip", "host_prep_also")
+VARIABLES = (
+    "instinct_gpus",
+    "vllm_deployments",
+    "host_prep_skip",
+    "host_prep_also",
+    "host_prep_numa_balancing",
+)
 
 
 class ActionModule(ActionBase):
@@ -70,7 +78,10 @@ class ActionModule(ActionBase):
             "changed": False,
             "hosts": data["hosts"],
             "failing": {host.name: _wrong(host) for host in hosts if counted(host.findings, REQUIRED)},
-            "todo": [item for host in hosts for item in _todo(host)],
+            "waiting": {
+                host.name: todo(host.findings).waiting for host in hosts if todo(host.findings).waiting
+            },
+            "todo": [item for host in hosts for item in _todo(host, views)],
             "text": told,
         }
 
@@ -121,7 +132,12 @@ class Judge:
                 raise AnsibleActionFail(
                     f"{key} (host {name}): no item is called {unknown}. {suggest(unknown, known)}"
                 )
-        found = audit(self.items, view, own.get("host_prep_skip") or (), own.get("host_prep_also") or ())
+        # Who wants NUMA balancing on has said so in a variable that is older than host_prep_skip.
+        skip = [
+            *(own.get("host_prep_skip") or ()),
+            *(["numa-balancing"] if own.get("host_prep_numa_balancing") else []),
+        ]
+        found = audit(self.items, view, skip, own.get("host_prep_also") or ())
         models = " and ".join(model.name for model in view.models) or "GPU"
         system = view.state["os"]["pretty_name"] or "unknown system"
         gpus = f"{len(view.gpus)} {models}" if view.gpus else "no GPU"
@@ -133,12 +149,22 @@ def _wrong(host: Audited) -> str:
     return f"{len(ids)} required item{'s' if len(ids) > 1 else ''} wrong: {', '.join(ids)}"
 
 
-def _todo(host: Audited) -> list[dict[str, Any]]:
+def _todo(host: Audited, views: Mapping[str, View]) -> list[dict[str, Any]]:
+    """For add_host. The instances are for vllm_server to stop, which needs no more of them than names."""
     work = todo(host.findings)
+    found = views[host.name].state["instances"] if host.name in views else ()
+    running = [item["name"] for item in found if item["state"] in ALIVE]
+    instances = [
+        {"name": name, "container_name": container_name(name), "stop_timeout": 120} for name in running
+    ]
     groups = [
         name for name, wanted in (("todo_prepare", work.anything), ("todo_reboot", work.reboot)) if wanted
     ]
-    return [{"name": host.name, "groups": groups, "todo": work.to_json()}] if groups else []
+    return (
+        [{"name": host.name, "groups": groups, "todo": {**work.to_json(), "instances": instances}}]
+        if groups
+        else []
+    )
 
 
 def _hosts(given: Iterable[str] | None, facts: Mapping[str, Any]) -> list[str]:

@@ -84,6 +84,6 @@ def test_json() -> None:
     assert data["hosts"]["n1"]["todo"] == {
         "cmdline": ["pci=realloc=off", "pci=bfsort"],
         "settings": {},
-        "reboot": True,
+        "waiting": ["pci-realloc", "pci-bfsort"],
     }
     assert {finding["id"] for finding in data["hosts"]["n1"]["findings"]} == {item.id for item in items()}
