@@ -58,6 +58,7 @@ class HostPlan:
         settings, state = self.host.settings, self.host.state
         servers = {item.instance.name: item.server for item in self.instances}
         kinds = {action.kind for action in self.actions}
+        spanning = {slot.name for slot in self.layout.slots if slot.deployment.nodes > 1}
         return {
             "status": "observed" if state else "declared",
             "gpus": {
@@ -77,6 +78,7 @@ class HostPlan:
                 "clean": "gpu_clean" in kinds,
                 "backend": settings.backend,
                 "stop_servers": [servers.get(name) or _stop_only(name) for name in self.stop],
+                "serve": [name for name in self.start if name not in spanning],
             }
             if kinds & steps.PARTITION_KINDS
             else None,

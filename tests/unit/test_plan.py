@@ -68,6 +68,7 @@ def test_a_bare_host() -> None:
     assert host["numa_balancing"] is False
     assert host["partition"] == {
         "compute": "CPX", "memory": None, "clean": False, "backend": "auto", "stop_servers": [],
+        "serve": ["llama-0", "llama-1"],
     }  # fmt: skip
     assert host["images"] == [
         {
