@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that is wrong in many ways is named right, prepared, and stays so; the commands are those of the runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import ROOT, Lab, Run
+from .helpers import completion, deployment, node_state
+
+RUNBOOK = (ROOT / "docs/runbooks/host.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ ansible-playbook -i inventory/mine playbooks/(.+)$", RUNBOOK, re.MULTILINE)
+ON_HOST = re.findall(
+    r"^# (.+)$", "".join(re.findall(r"```console\n(.+?)```", RUNBOOK, re.DOTALL)), re.MULTILINE
+)
+BREAK = """
+set -e
+sed -i 's/ pci=bfsort iommu=pt//' /etc/default/grub && update-grub 2> /dev/null
+gpusim config governor=powersave c2=on huge_pages=madvise
+"""
+SPOIL = """
+set -e
+echo 'kernel.numa_balancing = 1' > /etc/sysctl.d/99-tuning.conf
+echo 1 > /proc/sys/kernel/numa_balancing
+gpusim fault link-speed=16.0@3 kernel-error=2 nic-down=5
+"""
+# Files that prepare.yml writes, and the values that it sets.
+SETTINGS = r"""
+cat /etc/default/grub.d/* /boot/grub/grub.cfg /etc/sysctl.d/*.conf 2> /dev/null
+cat /etc/tmpfiles.d/* /etc/security/limits.d/* 2> /dev/null
+cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor /sys/devices/system/cpu/cpu*/cpuidle/state2/disable
+cat /proc/sys/kernel/numa_balancing /sys/kernel/mm/transparent_hugepage/enabled
+ls -l /etc/systemd/system/multi-user.target.wants 2> /dev/null | grep -o 'instinct.*'
+"""
+
+
+class Book:
+    """Runs the runbook's commands, and knows which were run."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.ran: set[str] = set()
+
+    def play(self, command: str) -> Run:
+        assert command in COMMANDS, f"not in the runbook: {command}"
+        self.ran.add(command)
+        playbook, *args = shlex.split(command.replace("=audit.json", f"={self.lab.tmp}/audit.json"))
+        return self.lab.play(playbook.removesuffix(".yml"), *args)
+
+    def audit(self) -> tuple[Run, dict[str, Any]]:
+        run = self.play("audit.yml -e audit_file=audit.json")
+        return run, json.loads((self.lab.tmp / "audit.json").read_text())
+
+
+def wrong(audit: dict[str, Any], host: str, *levels: str) -> set[str]:
+    """Ids of what is wrong on a host."""
+    return {
+        finding["id"]
+        for finding in audit["hosts"][host]["findings"]
+        if finding["status"] == "wrong" and finding["level"] in (levels or ("required", "recommended"))
+    }
+
+
+def note(audit: dict[str, Any], host: str, item: str) -> str:
+    return next(finding["note"] for finding in audit["hosts"][host]["findings"] if finding["id"] == item)
+
+
+def settings(lab: Lab) -> dict[str, str]:
+    return {host: lab.on(host, SETTINGS, check=False) for host in lab.hosts}
+
+
+def table(run: Run) -> list[str]:
+    """Lines of the audit in a run's output."""
+    return run.out[run.out.index("Audit: ") :].partition("\n\nTASK")[0].splitlines()
+
+
+DRIFT = """
+echo 1 > /proc/sys/kernel/numa_balancing
+mkdir -p /run/tuned /etc/tuned && echo balanced > /etc/tuned/active_profile
+"""
+BY_HAND = {"gpu-link", "kernel-log", "rdma-ports"}
+LIMITS = {"limit-memlock", "limit-nofile"}
+
+
+def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
+    lab, book = fresh_lab, Book(fresh_lab)
+    n1, n2 = lab.hosts[:2]
+    lab.write_vars(vllm_deployments=[deployment()])
+    lab.on(n1, BREAK)
+    lab.reboot(n1)
+    deployed = lab.play("site", "--skip-tags", "benchmark")
+    assert deployed.rc == 0, deployed.out
+    lab.on(n1, SPOIL)
+    before = {**node_state(lab), **settings(lab)}
+
+    # Looking: everything is named, nothing is changed.
+    run, audit = book.audit()
+    assert run.rc == 2, run.out
+    assert wrong(audit, n1) == {
+        "pci-bfsort", "iommu-pt", "numa-balancing", "cpu-governor", "cpu-c2", *LIMITS, *BY_HAND,
+    }  # fmt: skip
+    assert wrong(audit, n2) == LIMITS
+    assert "huge-pages" in wrong(audit, n1, "advisory")
+    assert "/etc/sysctl.d/99-tuning.conf, line 1, sets 1" in note(audit, n1, "numa-balancing")
+    assert audit["results"] == {"fails": [n1], "could be better": [n2], "fine": [], "not reached": []}
+    assert {**node_state(lab), **settings(lab)} == before
+    assert max(map(len, table(run))) <= 100
+    assert f"Failed: {n1}" in run.out
+    assert book.play("audit.yml").rc == 2
+    explained = book.play("audit.yml -e explain=true")
+    assert "cTDP" in explained.out
+    assert "source: amd-acceptance#kernel-parameters" in explained.out
+
+    # Check mode tells what the run does, and does nothing.
+    predicted = book.play("prepare.yml --check --diff")
+    assert predicted.rc == 0, predicted.out
+    assert {**node_state(lab), **settings(lab)} == before
+    assert "+GRUB" in predicted.out or "+root=" in predicted.out
+    done = book.play("prepare.yml")
+    assert done.actions() == predicted.actions()
+    assert done.rc == 2  # the link is still slow, and the command line waits for a reboot
+    run, audit = book.audit()
+    assert wrong(audit, n1) == {"pci-bfsort", "iommu-pt", *BY_HAND}
+    assert "a reboot brings it" in note(audit, n1, "iommu-pt")
+    assert wrong(audit, n2) == set()
+    assert completion(lab, n1, 8000)["usage"]["completion_tokens"] == 4
+
+    # Again: nothing to change.
+    again = book.play("prepare.yml")
+    assert again.changed() == []
+
+    # A reboot, when it is asked for; the instance serves again.
+    booted = lab.on(n1, "cat /proc/sys/kernel/random/boot_id")
+    other = lab.on(n2, "cat /proc/sys/kernel/random/boot_id")
+    run = book.play("prepare.yml -e reboot=true")
+    assert lab.on(n1, "cat /proc/sys/kernel/random/boot_id") != booted, run.out
+    assert lab.on(n2, "cat /proc/sys/kernel/random/boot_id") == other
+    assert completion(lab, n1, 8000)["usage"]["completion_tokens"] == 4
+    stops = [action for action in run.actions()[n1] if "/stop" in action]
+    assert stops, "the instance was not stopped before the reboot"
+    lab.on(n1, "gpusim fault clear")
+    run, audit = book.audit()
+    assert run.rc == 0, run.out
+    assert wrong(audit, n1) == wrong(audit, n2) == set()
+    assert book.play("prepare.yml -e reboot=true -e reboot_at_once=4").changed() == []
+
+    # A reboot by somebody else keeps all of it; drift is named with what set it.
+    lab.reboot(n1)
+    assert book.audit()[0].rc == 0
+    lab.on(n1, DRIFT)
+    run, audit = book.audit()
+    assert run.rc == 2
+    assert note(audit, n1, "numa-balancing") == (
+        "/etc/sysctl.d/60-instinct-fleet.conf, line 2, sets 0 at boot: changed since; "
+        "tuned applies its profile balanced"
+    )
+    assert book.play("prepare.yml").rc == 0
+
+    # The way back.
+    for command in ON_HOST:
+        lab.on(n1, command)
+    lab.reboot(n1)
+    _, audit = book.audit()
+    assert wrong(audit, n1) >= {"pci-bfsort", "iommu-pt", "cpu-governor", "cpu-c2", *LIMITS}
+    assert book.ran == set(COMMANDS), "commands of the runbook that no test runs"
+
+
+def test_a_host_that_cannot_be_reached_is_told(lab: Lab) -> None:
+    path = lab.inventory / "hosts.yml"
+    inventory = yaml.safe_load(path.read_text())
+    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": "172.30.77.250"}
+    path.write_text(yaml.safe_dump(inventory))
+    run = lab.play("audit", "-e", "ansible_timeout=3", "-e", f"audit_file={lab.tmp}/audit.json")
+    audit = json.loads(Path(f"{lab.tmp}/audit.json").read_text())
+    assert audit["results"]["not reached"] == ["lab-gone"]
+    assert run.rc in (4, 6), run.out
+
+
+@pytest.mark.parametrize("variable", ["host_prep_skip", "host_prep_also"])
+def test_an_id_that_does_not_exist_is_named(lab: Lab, variable: str) -> None:
+    lab.write_vars(**{variable: ["huge-page"]})
+    run = lab.play("audit")
+    assert run.rc == 2
+    assert "no item is called huge-page. Did you mean huge-pages?" in run.out
