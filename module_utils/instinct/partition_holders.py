@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from .observe import Source, kfd_processes, pairs
@@ -53,7 +53,7 @@ class Service:
 
     kind: str
     name: str
-    seconds: int = STOP_SECONDS
+    seconds: int = field(default=STOP_SECONDS, compare=False)
 
     @property
     def text(self) -> str:

@@ -196,8 +196,8 @@ def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
         way = plan.backends[0]
         actions += expected_steps(way, plan.tools.get(way), plan.release, plan.gpus, plan.target)
         earlier = plan.journal.stopped if plan.journal else ()
-        restored = dict.fromkeys((*earlier, *stops))
-        actions += [f"start {item.text}" for item in restored if item.kind != "instance"]
+        restored = [item for item in dict.fromkeys((*earlier, *stops)) if item.kind != "instance"]
+        actions += [f"start {item.text}" for item in reversed(restored)]
     else:
         error = checks.verify(plan.gpus, plan.target, node.loaded("ast"))
     return Outcome(

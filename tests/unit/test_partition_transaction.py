@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transaction: whatever goes wrong, and wherever it is cut off, the node ends in the new modes or in the old."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from instinct.nodemodule import NodeError
+from instinct.partition import change, services_of
+from instinct.partition_holders import Holder, Service
+from instinct.partition_transaction import Outcome, Request
+
+from tests.unit.partition_world import GIB, Crash, World, journal_of, served
+
+INSTANCES = services_of([{"name": "llama-0", "stop_timeout": 5}, {"name": "llama-1"}])
+CPX4 = Request("CPX", "NPS4", backend="sysfs", retries=2, timeout=100.0, servers=INSTANCES)
+ALL = {"instinct-llama-0", "instinct-llama-1", "exporter", "gpuagent.service", "amd-metrics-exporter.service"}
+MONITORS = {"exporter", "gpuagent.service", "amd-metrics-exporter.service"}
+NEW = ("NPS4", ["CPX", "CPX"])
+OLD = ("NPS1", ["SPX", "SPX"])
+
+
+def modes(world: World) -> tuple[str, list[str]]:
+    return world.memory, world.modes
+
+
+def ended_well(world: World, outcome: Outcome | None) -> None:
+    """The new modes with the monitors (instances start by the plan), or the old ones with everything."""
+    assert world.driver
+    assert world.text is None
+    if outcome is not None and outcome.error is None:
+        assert modes(world) == NEW
+        assert world.up() >= MONITORS
+    else:
+        assert modes(world) == OLD
+        assert world.up() == ALL
+
+
+def test_all_steps() -> None:
+    world = served(World())
+    foreseen = change(world, CPX4, check=True)
+    assert world.operations == []
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None
+    assert outcome.changed
+    ended_well(world, outcome)
+    assert world.up() == MONITORS
+    assert foreseen.actions == outcome.actions
+    assert foreseen.after == outcome.after
+    assert outcome.actions[:4] == [
+        "stop container instinct-llama-0",
+        "stop container instinct-llama-1",
+        "stop container exporter",
+        "stop gpuagent.service",
+    ]
+    assert "modprobe -r amdgpu" in outcome.actions
+    # What goes with a unit that is stopped is started again as well, when it does not run.
+    assert outcome.actions[-2:] == ["start gpuagent.service", "start container exporter"]
+    steps = [text for text in world.operations if "journal" in text]
+    assert list(dict.fromkeys(steps)) == [
+        "journal drain", "journal wait", "journal set", "journal verify", "journal restore", "no journal",
+    ]  # fmt: skip
+
+    world.again()
+    assert not change(world, CPX4, check=False).changed
+    assert world.operations == []
+
+
+def test_instances_stop_before_monitors_and_names_are_on_disk_before() -> None:
+    world = served(World())
+    change(world, CPX4, check=False)
+    first_stop = next(number for number, text in enumerate(world.operations) if text.startswith("stop"))
+    assert world.operations[:first_stop] == ["journal drain", "journal drain"]
+
+
+def test_back_from_partitions() -> None:
+    world = served(World(memory="NPS4", mode="CPX"))
+    outcome = change(world, replace(CPX4, compute="SPX", memory="NPS1"), check=False)
+    assert outcome.error is None, outcome
+    assert modes(world) == OLD
+
+
+def test_a_compute_mode_that_the_reload_does_not_give() -> None:
+    world = World()
+    outcome = change(world, Request("QPX", "NPS4", backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert modes(world) == ("NPS4", ["QPX", "QPX"])
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        ({"refused"}, "modprobe -r amdgpu: modprobe: FATAL: Module amdgpu is in use."),
+        ({"refused"}, "The driver keeps the request for NPS4"),
+        ({"pinned"}, "amdgpu cannot be unloaded: 1 users, and no process that has a device open."),
+        ({"hang"}, "modprobe did not end within"),
+        ({"hang"}, "the driver is still loaded. If that happens again, reboot the node."),
+        ({"kept"}, "did not change to NPS4; look at dmesg | grep 'NPS mode'"),
+        ({"lost"}, "15 of 16 partitions are visible: GPU 0 (0000:00:00.0) shows 7 of 8 partitions."),
+        ({"lost"}, "Set back to the earlier modes: SPX/NPS1. Started again: "),
+    ],
+)
+def test_what_goes_wrong_is_undone(faults: set[str], says: str) -> None:
+    world = served(World())
+    world.faults = faults
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is not None
+    assert says in outcome.error
+    world.faults = set()
+    ended_well(world, outcome)
+
+
+def test_one_gpu_refuses() -> None:
+    world = served(World())
+    world.faults = {"einval 1"}
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    assert "GPU 1 (0000:01:00.0): Invalid argument" in str(outcome.error)
+    assert "Set back to the earlier mode: GPU 0 (0000:00:00.0)." in str(outcome.error)
+    ended_well(world, outcome)
+
+
+def test_a_driver_that_loads_at_the_second_try() -> None:
+    world = served(World())
+    world.faults = {"broken once"}
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None
+    ended_well(world, outcome)
+
+
+def test_a_driver_that_does_not_load_leaves_a_journal_for_the_next_run() -> None:
+    world = served(World())
+    world.faults = {"broken"}
+    outcome = change(world, CPX4, check=False)
+    assert "The amdgpu driver does not load" in str(outcome.error)
+    assert "Still stopped: container instinct-llama-0" in str(outcome.error)
+    assert journal_of(world)["step"] == "undo"
+    assert journal_of(world)["before"]["compute"] == {"0000:00:00.0": "SPX", "0000:01:00.0": "SPX"}
+    world.reboot()
+    world.faults = set()
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None
+    ended_well(world, outcome)
+
+
+def test_busy_for_a_while() -> None:
+    world = served(World())
+    world.busy = 3
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    assert outcome.error is None
+    assert world.modes == ["CPX", "CPX"]
+
+
+STRANGER = Holder(77, "/usr/bin/train")
+
+
+def test_a_stranger_ends_it_before_anything_is_touched() -> None:
+    world = served(World())
+    world.strangers = [STRANGER]
+    with pytest.raises(NodeError, match=r"held by what this toolkit does not stop: pid 77 /usr/bin/train"):
+        change(world, CPX4, check=False)
+    assert world.operations == []
+    assert world.up() == ALL
+
+
+def test_a_stranger_that_only_looks_is_waited_for() -> None:
+    class Brief(World):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            self.strangers = []
+
+    world = served(Brief())
+    world.strangers = [STRANGER]
+    assert change(world, CPX4, check=False).error is None
+
+
+def test_a_stranger_that_comes_later_is_named_and_all_undone() -> None:
+    class Late(World):
+        def stop(self, wanted: Any) -> list[str]:
+            self.strangers = [STRANGER]
+            return super().stop(wanted)
+
+    world = served(Late())
+    outcome = change(world, CPX4, check=False)
+    assert "pid 77 /usr/bin/train" in str(outcome.error)
+    ended_well(world, outcome)
+
+
+def test_a_zombie_is_named() -> None:
+    class Late(World):
+        def stop(self, wanted: Any) -> list[str]:
+            self.strangers = [Holder(9, "vllm", zombie=True)]
+            return super().stop(wanted)
+
+    world = served(Late())
+    outcome = change(world, CPX4, check=False)
+    assert "pid 9 vllm (a zombie: its parent has to be stopped)" in str(outcome.error)
+    ended_well(world, outcome)
+
+
+def test_an_exporter_that_comes_back_is_stopped_once_more() -> None:
+    class Stubborn(World):
+        again_at = 2
+
+        def holders(self) -> list[Holder]:
+            self.again_at -= 1
+            if self.again_at == 0:
+                self.stopped_by_hand.discard(Service("unit", "gpuagent.service"))
+            return super().holders()
+
+    world = served(Stubborn())
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None, outcome
+    assert outcome.actions.count("stop gpuagent.service") == 2
+
+
+def test_a_full_disk_changes_nothing() -> None:
+    world = served(World())
+    world.faults = {"full"}
+    with pytest.raises(NodeError, match="No space left"):
+        change(world, CPX4, check=False)
+    assert modes(world) == OLD
+    assert world.up() == ALL
+
+
+def test_a_service_that_does_not_start_is_a_warning() -> None:
+    world = served(World())
+    world.faults = {"dead gpuagent.service"}
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None
+    assert any(
+        "gpuagent.service was stopped for this and does not start" in text for text in outcome.warnings
+    )
+    assert world.text is None
+
+
+# --- cut off -----------------------------------------------------------------------------------------------
+
+
+def crashed(at: int, request: Request = CPX4, world: World | None = None) -> World:
+    """A world in which the change was cut off before its operation number `at`."""
+    world = world or served(World())
+    world.crash_at = at
+    with pytest.raises(Crash):
+        change(world, request, check=False)
+    world.again()
+    return world
+
+
+def operations(request: Request = CPX4) -> int:
+    world = served(World())
+    change(world, request, check=False)
+    return len(world.operations)
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+@pytest.mark.parametrize("at", range(operations()))
+def test_cut_off_anywhere_the_next_run_finishes(at: int, reboot: bool) -> None:
+    world = crashed(at)
+    if reboot:
+        world.reboot()
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None, outcome
+    ended_well(world, outcome)
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+@pytest.mark.parametrize("at", range(operations()))
+def test_cut_off_anywhere_it_can_be_taken_back(at: int, reboot: bool) -> None:
+    world = crashed(at)
+    if reboot:
+        world.reboot()
+    cut_off = world.text is not None
+    outcome = change(world, Request(), check=False)
+    assert outcome.error is None, outcome
+    assert outcome.changed == cut_off
+    if cut_off:
+        assert modes(world) == OLD
+        assert world.up() == ALL
+        assert world.text is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=4))
+def test_cut_off_again_and_again(cuts: list[tuple[int, bool]]) -> None:
+    world = served(World())
+    for at, reboot in cuts:
+        world.crash_at = at
+        with contextlib.suppress(Crash):
+            change(world, CPX4, check=False)
+        world.again()
+        if reboot:
+            world.reboot()
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None, outcome
+    ended_well(world, outcome)
+
+
+@pytest.mark.parametrize("at", range(0, operations(), 3))
+def test_cut_off_and_then_refused_it_is_taken_back(at: int) -> None:
+    """The operator wants something that cannot be: what was stopped must not stay so."""
+    world = crashed(at)
+    cut_off = world.text is not None
+    if not cut_off:
+        return
+    outcome = change(world, Request("SPX", "NPS4", backend="sysfs"), check=False)
+    assert "SPX" in str(outcome.error)
+    assert "The change that was cut off earlier was taken back." in str(outcome.error)
+    assert modes(world) == OLD
+    assert world.up() == ALL
+
+
+def test_an_unloaded_driver_is_loaded_by_the_next_run() -> None:
+    unload = served(World())
+    change(unload, CPX4, check=False)
+    world = crashed(unload.operations.index("modprobe -r amdgpu") + 1)
+    assert not world.driver
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None, outcome
+    ended_well(world, outcome)
+
+
+# --- reloads that free VRAM --------------------------------------------------------------------------------
+
+
+def test_stranded_vram() -> None:
+    world = World()
+    world.running[Service("unit", "amd-metrics-exporter.service")] = 0
+    world.stranded = 46 * GIB
+    assert not change(world, Request(), check=False).changed
+    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert outcome.actions == ["modprobe -r amdgpu", "modprobe amdgpu"]
+    assert world.stranded == 0
+    assert modes(world) == OLD
+    assert not change(world, Request(clean=True), check=False).changed
+
+
+def test_a_reload_puts_the_compute_modes_back() -> None:
+    world = World(mode="CPX")
+    world.stranded = 46 * GIB
+    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert modes(world) == ("NPS1", ["CPX", "CPX"])
+
+
+def test_vram_in_use_by_a_process_is_not_stranded() -> None:
+    world = served(World())
+    world.stranded = 46 * GIB
+    assert not change(world, Request(clean=True), check=False).changed
+
+
+# --- refused early -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (
+            Request("SPX", "NPS4"),
+            "SPX does not go with NPS4: 1 compute partition cannot use 4 memory partitions",
+        ),
+        (Request("DPX", "NPS4"), "Choose a compute mode with at least 4: QPX, CPX."),
+        (Request(memory="NPS4"), "SPX does not go with NPS4"),
+        (Request("CPX", "NPS4", gpus=("0",)), "memory: NPS4 is a mode of the whole node"),
+        (Request("TPX"), "mode TPX is not offered in memory partition mode NPS1"),
+    ],
+)
+def test_refused(request_: Request, says: str) -> None:
+    world = served(World())
+    with pytest.raises(NodeError, match=says.replace("(", r"\(")):
+        change(world, request_, check=False)
+    assert world.operations == []
