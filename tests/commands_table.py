@@ -122,6 +122,8 @@ def _difference(item: Any) -> str:
 def _said(name: str, value: Any) -> str:
     if value is True:
         return name
+    if name in ("program", "model", "docker image"):
+        return _text(value)
     sign = " " if name.startswith("-") or not name.isupper() else "="
     return f"{name}{sign}{_text(value)}"
 
@@ -141,12 +143,18 @@ def _variables(entry: Entry) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """A command line on several lines, broken between its words; words with blanks inside stay whole."""
-    lines = [""]
+    """A command line on several lines; a flag stays with its value, and what is in quotes is one word."""
+    parts = [""]
     for word in re.findall(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+", text):
-        if lines[-1] and len(lines[-1]) + len(word) > WIDTH - 3:
+        if parts[-1].startswith("-") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = [""]
+    for part in parts[1:]:
+        if lines[-1] and len(lines[-1]) + len(part) > WIDTH - 3:
             lines.append("   ")
-        lines[-1] += (" " if lines[-1] else "") + word
+        lines[-1] += (" " if lines[-1] else "") + part
     return " \\\n".join(lines)
 
 
