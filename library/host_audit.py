@@ -71,6 +71,10 @@ todo:
   returned: success
   type: list
   elements: dict
+spanning:
+  description: Instances of deployments over several hosts of which one takes a reboot, by host, for M(vllm_server).
+  returned: success
+  type: dict
 text:
   description: The audit for people, as printed.
   returned: success

@@ -57,31 +57,35 @@ class ActionModule(ActionBase):
         _, options = self.validate_argument_spec(argument_spec=OPTIONS)
         facts = task_vars or {}
         judge = Judge()
-        views: dict[str, View] = {}
-        hosts = []
-        for name in _hosts(options["hosts"], facts):
-            own = _variables(facts["hostvars"], name)
-            if "host_facts" in own["seen"]:
-                views[name] = view = judge.view(own)
-                hosts.append(judge.audited(name, view, own))
-            else:
-                why = str(own["seen"].get("msg") or "it could not be reached").strip()
-                hosts.append(Audited(name, why=why.partition("\n")[0]))
-        report = Report(tuple(hosts), differences(views), judge.bios)
+        owns = {name: _variables(facts["hostvars"], name) for name in _hosts(options["hosts"], facts)}
+        views = {name: judge.view(own) for name, own in owns.items() if "host_facts" in own["seen"]}
+        hosts = tuple(judge.audited(name, views.get(name), own) for name, own in owns.items())
+        report = Report(hosts, differences(views), judge.bios)
         told = text(report, options["explain"])
         self._display.display(f"\n{told}")
         data = report.to_json()
         if options["audit_file"]:
             _write(Path(options["audit_file"]), data)
+        waiting = {
+            name: host["todo"]["waiting"] for name, host in data["hosts"].items() if host["todo"]["waiting"]
+        }
+        running = {name: _running(view) for name, view in views.items()}
+        spanning = spans(running, owns, waiting)
         return {
             **result,
             "changed": False,
             "hosts": data["hosts"],
             "failing": {host.name: _wrong(host) for host in hosts if counted(host.findings, REQUIRED)},
-            "waiting": {
-                host.name: todo(host.findings).waiting for host in hosts if todo(host.findings).waiting
-            },
-            "todo": [item for host in hosts for item in _todo(host, views)],
+            "waiting": waiting,
+            "spanning": {name: stops(names) for name, names in spanning.items() if names},
+            "todo": [
+                item
+                for host in hosts
+                if host.name in views
+                for item in _todo(
+                    host, [name for name in running[host.name] if name not in spanning[host.name]]
+                )
+            ],
             "text": told,
         }
 
@@ -124,8 +128,11 @@ class Judge:
         found = {ref: asked.get(ref) or look_up(self.images, ref).rocm for ref in refs if ref}
         return {ref: rocm for ref, rocm in found.items() if rocm}
 
-    def audited(self, name: str, view: View, own: Mapping[str, Any]) -> Audited:
+    def audited(self, name: str, view: View | None, own: Mapping[str, Any]) -> Audited:
         """The host's findings. Raises AnsibleActionFail for an id that no item has."""
+        if view is None:
+            why = str(own["seen"].get("msg") or "it could not be reached").strip()
+            return Audited(name, why=why.partition("\n")[0])
         known = [item.id for item in self.items]
         for key in ("host_prep_skip", "host_prep_also"):
             for unknown in set(own.get(key) or ()) - set(known):
@@ -149,22 +156,41 @@ def _wrong(host: Audited) -> str:
     return f"{len(ids)} required item{'s' if len(ids) > 1 else ''} wrong: {', '.join(ids)}"
 
 
-def _todo(host: Audited, views: Mapping[str, View]) -> list[dict[str, Any]]:
-    """For add_host. The instances are for vllm_server to stop, which needs no more of them than names."""
+def _running(view: View) -> dict[str, str]:
+    """Deployments of the host's live instances, by instance."""
+    return {item["name"]: item["deployment"] for item in view.state["instances"] if item["state"] in ALIVE}
+
+
+def spans(
+    running: Mapping[str, Mapping[str, str]], owns: Mapping[str, Mapping[str, Any]], reboot: Iterable[str]
+) -> dict[str, list[str]]:
+    """Live instances of deployments that span hosts of which one reboots, by host: all of their parts stop."""
+    wide = {
+        item["name"]
+        for own in owns.values()
+        for item in own.get("vllm_deployments") or ()
+        if isinstance(item, Mapping) and item.get("nodes", 1) != 1
+    }
+    touched = wide & {deployment for name in reboot for deployment in running[name].values()}
+    return {
+        host: [name for name, deployment in found.items() if deployment in touched]
+        for host, found in running.items()
+    }
+
+
+def stops(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Servers for vllm_server to stop, which needs no more of them than names."""
+    return [{"name": name, "container_name": container_name(name), "stop_timeout": 120} for name in names]
+
+
+def _todo(host: Audited, instances: Iterable[str]) -> list[dict[str, Any]]:
+    """For add_host; `instances` run on this host alone."""
     work = todo(host.findings)
-    found = views[host.name].state["instances"] if host.name in views else ()
-    running = [item["name"] for item in found if item["state"] in ALIVE]
-    instances = [
-        {"name": name, "container_name": container_name(name), "stop_timeout": 120} for name in running
-    ]
     groups = [
         name for name, wanted in (("todo_prepare", work.anything), ("todo_reboot", work.reboot)) if wanted
     ]
-    return (
-        [{"name": host.name, "groups": groups, "todo": {**work.to_json(), "instances": instances}}]
-        if groups
-        else []
-    )
+    told = {**work.to_json(), "instances": stops(instances)}
+    return [{"name": host.name, "groups": groups, "todo": told}] if groups else []
 
 
 def _hosts(given: Iterable[str] | None, facts: Mapping[str, Any]) -> list[str]:

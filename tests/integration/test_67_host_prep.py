@@ -149,7 +149,7 @@ def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     run, audit = book.audit()
     assert run.rc == 0, run.out
     assert wrong(audit, n1) == wrong(audit, n2) == set()
-    assert book.play("prepare.yml -e reboot=true -e reboot_at_once=4").changed() == []
+    assert book.play("prepare.yml -e reboot=true -e host_prep_serial=4").changed() == []
 
     # A reboot by somebody else keeps all of it; drift is named with what set it.
     lab.reboot(n1)
