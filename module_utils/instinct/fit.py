@@ -14,7 +14,7 @@ from typing import Any
 from .fitengine import GIB, Engine, graph_bytes, reserve_bytes
 from .fitrules import refusals
 from .fitsimple import Simple, simple_formula
-from .kvcache import Plan, plan
+from .kvcache import Plan, element_bytes, plan
 from .modellayers import Layer
 from .modelshape import ModelShape
 from .weights import cdiv, matrix_bytes, padded_vocabulary
@@ -101,7 +101,7 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
 
 
 def fit(model: ModelShape, engine: Engine) -> Fit:
-    """Whether it fits, and what the KV cache then holds. ValueError for a KV cache type that is not known."""
+    """Whether it fits, and what the KV cache then holds."""
     weights = stage_weights(model, engine)
     reserve = reserve_bytes(model, engine)
     available = _available(engine, weights, reserve)
@@ -187,6 +187,10 @@ def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
         notes.append("Each tensor parallel rank keeps the whole latent KV cache")
     if model.unloaded:
         notes.append("The checkpoint's multi-token prediction layers are not loaded without speculation")
+    if engine.kv_cache_dtype != "auto" and element_bytes(engine.kv_cache_dtype) is None:
+        notes.append(
+            f"KV cache type {engine.kv_cache_dtype} is counted with the size of the model's own type"
+        )
     outside = engine.memory_bytes - engine.requested_bytes
     if engine.platform != "cpu" and not engine.rules.graphs_counted and outside < graph_bytes(engine):
         notes.append(
@@ -209,11 +213,17 @@ def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 
 
 
 def longest(model: ModelShape, engine: Engine) -> int:
-    """The largest max_model_len of which one request fits; 0 when none does."""
+    """The largest max_model_len of which one request fits; 0 when none does, or nothing is known of the cache."""
+    weights, reserve = stage_weights(model, engine), reserve_bytes(model, engine)
+    if model.missing or _overdrawn(engine, weights, reserve):
+        return 0
+    cache = plan(stages(model.layers, engine.pp), engine.layout(model))
+    rooms = _rooms(cache, engine, _available(engine, weights, reserve))
+    usable = min((room // size - 1 for room, size in zip(rooms, cache.stage_bytes) if size), default=0)
     low, high = 0, engine.length(model)
     while low < high:
         middle = (low + high + 1) // 2
-        if fit(model, replace(engine, max_model_len=middle)).fits:
+        if cache.request_blocks(middle) <= usable:
             low = middle
         else:
             high = middle - 1

@@ -129,21 +129,12 @@ def _request_blocks(spec: Spec, length: int, how: Layout) -> int:
     return cdiv(cdiv(length, how.dcp), spec.block)
 
 
-def element_bytes(kv_dtype: str, element: int) -> int:
-    """Bytes of one cached number; ValueError for a type that this does not know."""
-    if kv_dtype == "auto":
-        return element
-    for prefix, size in (
-        ("fp8", 1),
-        ("int8", 1),
-        ("bfloat16", 2),
-        ("float16", 2),
-        ("half", 2),
-        ("float32", 4),
-    ):
-        if kv_dtype.startswith(prefix):
-            return size
-    raise ValueError(f"the size of KV cache type {kv_dtype} is not known")
+_ELEMENTS = (("fp8", 1), ("int8", 1), ("bfloat16", 2), ("float16", 2), ("half", 2), ("float32", 4))
+
+
+def element_bytes(kv_dtype: str) -> int | None:
+    """Bytes of one number of this type; None for the model's own type and for one that is not known here."""
+    return next((size for prefix, size in _ELEMENTS if kv_dtype.startswith(prefix)), None)
 
 
 def token_bytes(cache: Cache, how: Layout) -> int:
@@ -152,7 +143,7 @@ def token_bytes(cache: Cache, how: Layout) -> int:
         return cache.raw
     if cache.latent and how.kv_dtype == "fp8_ds_mla":
         return 656
-    size = element_bytes(how.kv_dtype, how.element)
+    size = element_bytes(how.kv_dtype) or how.element
     heads = 1 if cache.latent else max(1, cache.heads // how.tp)
     scales = 8 if how.kv_dtype.endswith("_per_token_head") else 0
     return heads * ((cache.key + cache.value) * size + scales)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instinct.checkpoint import weight_files
-from instinct.fit import Engine, fit, refusals, remedies, simple_formula, smallest_tp, stages
+from instinct.fit import Engine, fit, longest, refusals, remedies, simple_formula, smallest_tp, stages
 from instinct.modelshape import ModelShape, model_shape
 from instinct.recipes import statement
 
@@ -404,8 +404,9 @@ def test_the_reserve_is_near_what_was_measured() -> None:
 def test_fp8_kv_cache_holds_twice_the_tokens() -> None:
     plain, eight = (fit(model(LLAMA_8B), engine(kv_cache_dtype=dtype)) for dtype in ("auto", "fp8"))
     assert eight.kv_cache_tokens == pytest.approx(2 * plain.kv_cache_tokens, rel=0.001)
-    with pytest.raises(ValueError, match="of-tomorrow"):
-        fit(model(LLAMA_8B), engine(kv_cache_dtype="of-tomorrow"))
+    unknown = fit(model(LLAMA_8B), engine(kv_cache_dtype="of-tomorrow"))
+    assert unknown.kv_cache_tokens == plain.kv_cache_tokens
+    assert "of-tomorrow" in unknown.notes[0]
 
 
 def test_given_cache_sizes() -> None:
@@ -482,6 +483,17 @@ def test_remedies_are_enough() -> None:
     assert tensor == "Set tensor_parallel_size to 2, the smallest that fits"
     assert "FP8" in fp8
     assert f"{-found.headroom_bytes / GIB:.1f} GiB are missing" in larger
+
+
+@pytest.mark.parametrize("version", ["0.9.0.1", "0.11.0", "0.26.0", "0.33.0"])
+@pytest.mark.parametrize("name", [LLAMA_70B, GPT_OSS, GEMMA, DEEPSEEK, "ai21labs/Jamba-v0.1"])
+def test_the_longest_length_is_the_longest(name: str, version: str) -> None:
+    shape, asked = model(name), engine(version, tp=4, memory_bytes=200 * GIB, max_num_batched_tokens=2048)
+    asked = replace(asked, memory_bytes=int((fit(shape, asked).weights_bytes_per_gpu + 7 * GIB) / 0.9))
+    found = longest(shape, asked)
+    assert found > 0
+    assert fit(shape, replace(asked, max_model_len=found)).fits
+    assert found == shape.context or not fit(shape, replace(asked, max_model_len=found + 1)).fits
 
 
 def test_nothing_to_remedy() -> None:
