@@ -54,7 +54,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint types unit lab-test docs bench
+.PHONY: test lint types unit lab-test parsers docs bench
 test: lint types unit lab-test ## everything
 
 lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
@@ -73,6 +73,16 @@ unit: venv-dev ## fast tests, no Docker
 
 lab-test: venv-dev ## tests on the lab (starts it, about ten minutes)
 	$(BIN)/pytest tests/integration -v
+
+# The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.
+PARSERS := .cache/parsers
+$(PARSERS)/.installed: lab/vllm-requirements.lock
+	test -x $(PARSERS)/venv/bin/pip || $(PYTHON) -m venv --clear $(PARSERS)/venv
+	$(PARSERS)/venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(LAB_PIP_ARGS) -r lab/vllm-requirements.lock
+	touch $@
+
+parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the parsers of eight vLLM releases (fetches them)
+	$(BIN)/python -m tests.real_parsers --python $(PARSERS)/venv/bin/python --wheels $(PARSERS)
 
 docs: venv-dev ## write docs/commands.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md

