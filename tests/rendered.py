@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from instinct.deployment import Deployment, parse_deployments
+from instinct.envvars import check_env
 from instinct.feasible import Verdict
 from instinct.images import ImageFacts
 from instinct.knownmodels import known_config
@@ -70,11 +71,16 @@ def shaped(repository: str, objective: str, shape: int) -> Deployment:
 
 
 def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: str) -> Iterator[Line]:
-    """The command line of every server of an engine; nothing when the release cannot serve it."""
+    """The command line of every server of an engine; nothing when the release cannot serve it.
+
+    AssertionError when a variable has a text that stops vLLM.
+    """
     software = ImageFacts(wanted.image, "declared", vllm=version, platform="rocm")
     tuned = tune(wanted, machine, software, model, knowledge())
     if tuned.problems or problems(wanted, tuned.table):
         return
+    env = knowledge().env(version)
+    assert not [item for item in tuned.env.items() if check_env(env, *item).is_error]
     gpus = tuple(
         LogicalGpu(index, index, 0, 128 + 8 * index, machine.memory_bytes)
         for index in range(wanted.gpus_per_node)
