@@ -24,6 +24,8 @@ GIB = 1 << 30
 FEW_REQUESTS = 4.0
 """Fewer requests of the full length at once than this is a KV cache that starves the GPU; a judgement."""
 AUTO = ("auto", -1)
+CPU_BLOCK = 128
+"""The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def engine_of(
     tokens = _number(value("max_num_batched_tokens"), max(2048, sequences))
     scheduling = value("async_scheduling")
     platform = "cpu" if software.platform in OTHER_PLATFORMS else "rocm"
+    usual = CPU_BLOCK if platform == "cpu" else value("block_size")
     reserved = tuned.args.get("--kv-cache-memory-bytes")
     kv_bytes = None if reserved is None else size(str(reserved))
     if platform == "cpu" and kv_bytes is None:
@@ -110,7 +113,7 @@ def engine_of(
         max_model_len=None if length is None or length in AUTO else int(length),
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,
-        block_size=_number(value("block_size"), 16),
+        block_size=_number(tuned.args.get("--block-size", usual), 16),
         dtype=str(tuned.args.get("--dtype", "auto")),
         kv_cache_dtype=str(tuned.args.get("--kv-cache-dtype", "auto")),
         quantization=None if quantization is None else str(quantization),

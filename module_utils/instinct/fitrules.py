@@ -60,24 +60,25 @@ def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
         for matrix in layer.matrices:
             broken = _broken_slice(matrix, engine.share(model))
             if broken:
-                seen.setdefault(broken, ("block-fp8-slices", broken))
+                seen.setdefault(broken[1], broken)
     return list(seen.values())[:1]
 
 
-def _broken_slice(matrix: Matrix, part: Share) -> str:
-    """Why a matrix cannot be divided; "" when it can."""
+def _broken_slice(matrix: Matrix, part: Share) -> Refusal | None:
+    """Why a matrix cannot be divided; None when it can."""
     scheme = matrix.scheme
     parts = part.expert_tp if matrix.experts else part.tp
     if parts == 1 or not matrix.quantizable or matrix.split not in (IN, OUT):
-        return ""
+        return None
     size = matrix.inputs if matrix.split == IN else matrix.outputs
     what = "the experts' intermediate size" if matrix.experts else f"{matrix.name.rpartition('.')[2]}'s size"
     if size % parts:
-        return f"{what} {size} cannot be divided by {parts}"
+        return "tensor-parallel-slices", f"{what} {size} cannot be divided by {parts}"
     block = 0 if scheme is None else scheme.block[1] if matrix.split == IN else scheme.block[0]
     if scheme is None or block <= 1 or (size // parts) % block == 0:
-        return ""
-    return f"{what} {size} on {parts} GPUs is {size // parts} each, no multiple of {block} ({scheme.name})"
+        return None
+    text = f"{what} {size} on {parts} GPUs is {size // parts} each, no multiple of {block} ({scheme.name})"
+    return "block-fp8-slices", text
 
 
 def _pipeline(model: ModelShape, engine: Engine) -> list[Refusal]:
