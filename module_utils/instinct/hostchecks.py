@@ -52,17 +52,16 @@ def sysctl(rule: Rule, view: View) -> Verdict:
     if boot is None and rule.get("word") in words:
         boot, place = value, f"{rule['word']} on the kernel command line"
     right_now, right_boot = same(found["now"], value), boot is not None and same(boot, value)
+    now = f"{key.rpartition('.')[2]} = {found['now']}"
     if right_now and right_boot:
-        return Verdict(OK, found["now"], wanted)
+        return Verdict(OK, now, wanted)
     if right_now and boot is None:
-        return Verdict(WRONG, f"{found['now']}, not kept at boot", wanted, "no file sets it at boot")
+        return Verdict(WRONG, f"{now}, not kept at boot", wanted, "no file sets it at boot")
     if right_now:
-        return Verdict(
-            WRONG, f"{found['now']}, {boot} after a boot", wanted, f"{place}, sets {boot} at every boot"
-        )
+        return Verdict(WRONG, f"{now}, {boot} after a boot", wanted, f"{place}, sets {boot} at every boot")
     if right_boot:
         note = f"{place}, sets {value} at boot: changed since" + _tuned(view)
-        return Verdict(WRONG, f"{found['now']}, {value} after a boot", wanted, note)
+        return Verdict(WRONG, f"{now}, {value} after a boot", wanted, note)
     return Verdict(
         WRONG, found["now"], wanted, f"{place}, sets {boot}" if boot is not None else _tuned(view)[2:]
     )
@@ -142,9 +141,7 @@ def limit(rule: Rule, view: View) -> Verdict:
         return Verdict(UNKNOWN, "limits.conf was not read", rule["value"])
     file, value = limits.get(rule["name"], (None, None))
     if value is None:
-        return Verdict(
-            WRONG, "the system's default", rule["value"], "limits.conf and limits.d do not set it for all"
-        )
+        return Verdict(WRONG, "not set for all users", rule["value"])
     if value in ("unlimited", "infinity", "-1"):
         return Verdict(OK, value, rule["value"])
     enough = rule["value"].isdigit() and value.isdigit() and int(value) >= int(rule["value"])

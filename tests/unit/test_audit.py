@@ -86,7 +86,7 @@ NUMA = "sysctls/kernel.numa_balancing"
         ("huge-pages", {"huge_pages": "never", "cmdline/now": ["transparent_hugepage=never"]}, WRONG, "never",
          "transparent_hugepage=never is on the kernel command line"),
         ("limit-nofile", {"limits/nofile": ["/etc/limits.conf", "65536"]}, WRONG, "65536", "limits.conf sets it"),
-        ("limit-nofile", {"limits": {}}, WRONG, "the system's default", ""),
+        ("limit-nofile", {"limits": {}}, WRONG, "not set for all users", ""),
         ("limit-memlock", {"limits/memlock": ["f", "infinity"]}, OK, "infinity", ""),
         ("gpu-count", {"pci_gpus": [gpu(n) for n in range(7)]}, WRONG, "7 of 8", ""),
         ("gpu-count", {"pci_gpus": []}, WRONG, "no AMD accelerator", ""),

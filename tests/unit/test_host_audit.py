@@ -16,6 +16,7 @@ from plugins.action.host_audit import spans, stops
 from tests.unit.host_world import facts, spoiled, state
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 RUNNING = {
     "n1": {"wide-0": "wide", "own-0": "own"},
     "n2": {"wide-0": "wide"},
@@ -59,7 +60,7 @@ def play(
     plays = [{"name": "Audit", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")],
+        [PLAYBOOK, "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")],
         cwd=ROOT, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
                        "HOME": str(tmp_path)},
         capture_output=True, text=True, check=False,
