@@ -161,7 +161,8 @@ def _explained(findings: Iterable[Finding]) -> list[str]:
         lines += textwrap.wrap(head, WIDTH, initial_indent="    ", subsequent_indent="      ")
         if finding.status in (ELSEWHERE, SKIPPED):
             continue
-        said = f"{finding.item.why}; see: {finding.item.see}; source: {finding.item.source}"
+        kept = f"; kept by {finding.item.kept}" if finding.item.kept else ""
+        said = f"{finding.item.why}{kept}; see: {finding.item.see}; source: {finding.item.source}"
         lines += textwrap.wrap(said, WIDTH, initial_indent="      ", subsequent_indent="      ")
     return lines
 

@@ -62,9 +62,7 @@ def sysctl(rule: Rule, view: View) -> Verdict:
     if right_boot:
         note = f"{place}, sets {value} at boot: changed since" + _tuned(view)
         return Verdict(WRONG, f"{now}, {value} after a boot", wanted, note)
-    return Verdict(
-        WRONG, found["now"], wanted, f"{place}, sets {boot}" if boot is not None else _tuned(view)[2:]
-    )
+    return Verdict(WRONG, now, wanted, f"{place}, sets {boot}" if boot is not None else _tuned(view)[2:])
 
 
 def _tuned(view: View) -> str:

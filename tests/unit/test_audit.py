@@ -143,6 +143,7 @@ def test_facts(item: str, changes: dict[str, Any], status: str, found: str, note
         ("bios-numa", {"numa_nodes": [{"id": 0, "cpus": "0", "memory_bytes": 1}]}, WRONG, "NPS0"),
         ("cpu-governor", {"virtual_machine": True}, ELSEWHERE, ""),
         ("acs", {"virtual_machine": True}, ELSEWHERE, ""),
+        ("iommu-pt", {"virtual_machine": True}, ELSEWHERE, ""),
     ],
 )
 def test_state(item: str, changes: dict[str, Any], status: str, found: str) -> None:
