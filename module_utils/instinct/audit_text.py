@@ -126,7 +126,7 @@ def _finding(finding: Finding) -> list[str]:
     if wrong and not by_prepare(finding):
         notes.append(f"→ {next(iter(finding.fix.values()))}")
     for note in notes:
-        rows += textwrap.wrap(note, WIDTH, initial_indent=" " * 14, subsequent_indent=" " * 16)
+        rows += _wrap(note, WIDTH, " " * 14, " " * 16)
     return rows
 
 
@@ -144,7 +144,7 @@ def fix_word(finding: Finding) -> str:
 
 def _row(cells: Sequence[str]) -> list[str]:
     """A row of the table; a cell that is too long goes on below."""
-    wrapped = [textwrap.wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
+    wrapped = [_wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
     rows = []
     for index in range(max(len(cell) for cell in wrapped)):
         parts = (cell[index] if index < len(cell) else "" for cell in wrapped)
@@ -158,20 +158,24 @@ def _explained(findings: Iterable[Finding]) -> list[str]:
     for finding in findings:
         head = f"{finding.item.title} ({finding.item.id}, {finding.item.level}): {finding.status}"
         head += f", {finding.verdict.found}" if finding.verdict.found and finding.status != SKIPPED else ""
-        lines += textwrap.wrap(head, WIDTH, initial_indent="    ", subsequent_indent="      ")
+        lines += _wrap(head, WIDTH, "    ", "      ")
         if finding.status in (ELSEWHERE, SKIPPED):
             continue
         kept = f"; kept by {finding.item.kept}" if finding.item.kept else ""
         said = f"{finding.item.why}{kept}; see: {finding.item.see}; source: {finding.item.source}"
-        lines += textwrap.wrap(said, WIDTH, initial_indent="      ", subsequent_indent="      ")
+        lines += _wrap(said, WIDTH, "      ", "      ")
     return lines
 
 
 def _differences(report: Report) -> list[str]:
     lines = []
     for what, versions in report.differences.items():
-        told = "; ".join(f"{value} ({listed(names)})" for value, names in versions.items())
-        lines += textwrap.wrap(f"{what}: {told}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        shown = {
+            value: listed(names) if len(names) <= MANY else f"{len(names)} hosts"
+            for value, names in versions.items()
+        }
+        told = "; ".join(f"{value} ({names})" for value, names in shown.items())
+        lines += _wrap(f"{what}: {told}", WIDTH, "  ", "    ")
     return ["", "Not the same on all hosts", *lines] if lines else []
 
 
@@ -191,7 +195,7 @@ def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
         lines += ["", "To be set in the BIOS; Linux does not show them"]
         for item in report.bios:
             told = f"{item['setting']}: {item['value']} (see: {item['see']})"
-            lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += _wrap(told, WIDTH, "  ", "    ")
     elif report.bios and reached:
         told = f"{len(report.bios)} BIOS settings are not visible from Linux; -e explain=true lists them"
         lines += _wrapped(f"{told}, and the reason and source of every item.")
@@ -215,7 +219,7 @@ def _next(hosts: Sequence[Audited]) -> list[str]:
     lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
         told = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
-        lines += textwrap.wrap(told, WIDTH, initial_indent="      ", subsequent_indent="      ")
+        lines += _wrap(told, WIDTH, "      ", "      ")
     return lines
 
 
@@ -224,7 +228,12 @@ def _ids(findings: Iterable[Finding]) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+    return _wrap(line, WIDTH, "", "  ")
+
+
+def _wrap(line: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines of at most `width`; names with hyphens stay whole."""
+    return textwrap.wrap(line, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def _many(count: int, what: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .hostfacts import CPUS, HUGE_PAGES
@@ -31,7 +32,7 @@ def cmdline(rule: Rule, view: View) -> Verdict:
     if now:
         return Verdict(OK, "set", rule["word"])
     if boot:
-        note = f"{line['file']} has it: a reboot brings it"
+        note = f"{line['file']} has it"
         return Verdict(WRONG, "missing until a reboot", rule["word"], note, pending=True)
     return Verdict(WRONG, "missing", rule["word"])
 
@@ -98,7 +99,8 @@ def idle_state(rule: Rule, view: View) -> Verdict:
         return Verdict(OK, f"the CPUs have no {rule['name']}", f"{rule['name']} off")
     path = f"{CPUS}/cpu*/cpuidle/{found['state']}/disable"
     fix = {"sysfs": {path: "1"}}
-    return _written("1", path, not found["enabled"], f"on for {found['enabled']} CPUs", view, fix)
+    verdict = _written("1", path, not found["enabled"], f"on for {found['enabled']} CPUs", view, fix)
+    return replace(verdict, found="off") if verdict.status == OK else verdict
 
 
 def huge_pages(rule: Rule, view: View) -> Verdict:

@@ -101,7 +101,7 @@ def kernel_log(rule: Rule, view: View) -> Verdict:
     """amdgpu has told of no trouble since the boot."""
     log = view.facts.get("kernel_log")
     if log is None:
-        return Verdict(UNKNOWN, "dmesg could not be read")
+        return Verdict(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
     if log["count"]:
         lines = f"{log['count']} line{'s' if log['count'] > 1 else ''}"
         return Verdict(WRONG, lines, "none", f"last: {log['last'][0]}" if log["last"] else "")
@@ -124,7 +124,7 @@ def acs(rule: Rule, view: View) -> Verdict:
     """No PCI bridge has Access Control Services on."""
     found = view.facts.get("acs")
     if found is None:
-        return Verdict(UNKNOWN, "PCI configuration space could not be read")
+        return Verdict(UNKNOWN, "PCI configuration space could not be read", note=_problem(view, "acs"))
     if found["on"]:
         return Verdict(WRONG, f"on for {len(found['on'])} of {found['able']} bridges", "off")
     return Verdict(OK, "off", "off")
@@ -222,6 +222,11 @@ def smt(rule: Rule, view: View) -> Verdict:
     if found is None:
         return Verdict(ELSEWHERE, "these CPUs have none")
     return Verdict(OK, "off", "off") if found == "0" else Verdict(WRONG, "on", "off")
+
+
+def _problem(view: View, what: str) -> str:
+    """Why something could not be read."""
+    return next((item["error"] for item in view.facts.get("problems") or () if item["what"] == what), "")
 
 
 def _names(names: Iterable[str], limit: int = 3) -> str:

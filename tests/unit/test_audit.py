@@ -53,7 +53,7 @@ NUMA = "sysctls/kernel.numa_balancing"
 @pytest.mark.parametrize(
     ("item", "changes", "status", "found", "note"),
     [
-        ("iommu-pt", {"cmdline/now": ["pci=realloc=off"]}, WRONG, "missing until a reboot", "a reboot brings it"),
+        ("iommu-pt", {"cmdline/now": ["pci=realloc=off"]}, WRONG, "missing until a reboot", "grub.cfg has it"),
         ("iommu-pt", {"cmdline/now": ["quiet"], "cmdline/next": ["quiet"]}, WRONG, "missing", ""),
         ("iommu-pt", {"cmdline/now": ["quiet"], "cmdline/next": None}, WRONG, "missing", ""),
         ("iommu-pt", {"cmdline/next": ["quiet"]}, WRONG, "set until the next boot", "the next boot loses it"),
@@ -102,7 +102,7 @@ NUMA = "sysctls/kernel.numa_balancing"
          "last: amdgpu: GPU reset begin!"),
         ("kernel-log", {"kernel_log": None}, UNKNOWN, "dmesg could not be read", ""),
         ("acs", {"acs": {"able": 40, "on": ["0000:00:01.1"]}}, WRONG, "on for 1 of 40 bridges", ""),
-        ("acs", {"acs": None}, UNKNOWN, "", ""),
+        ("acs", {"acs": None, "problems": [{"what": "acs", "error": "denied"}]}, UNKNOWN, "", "denied"),
         ("rdma-ports", {"nics/5/state": "DOWN"}, WRONG, "mlx5_5 down", ""),
         ("rdma-ports", {"nics": []}, ELSEWHERE, "no RDMA NIC", ""),
         ("rp-filter", {"nics": []}, ELSEWHERE, "", ""),
