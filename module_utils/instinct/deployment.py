@@ -28,7 +28,7 @@ LOCAL = r"/[^\x00-\x1f:]*"
 
 KEYS = (
     "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
-    "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
+    "endpoint", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
     "objective", "workload", "recipes", "settings", "engine_args", "env", "exclude", "include", "runtime",
 )  # fmt: skip
@@ -43,7 +43,7 @@ class Deployment:
 
     instances_per_host 0: as many as the host's GPUs allow ("max"). nodes: hosts of one instance. objective "":
     none, only what serves every purpose is tuned. vllm_version "": what the image is known to hold.
-    model_config: a config.json, or a directory with one, on the control node.
+    model_config: a config.json, or a directory with one, on the control node. endpoint: the load balancer offers it.
     """
 
     index: int
@@ -57,6 +57,7 @@ class Deployment:
     hosts: tuple[str, ...] | None = None
     port: int = 8000
     listen: str = "0.0.0.0"
+    endpoint: bool = True
     instances_per_host: int = 1
     instances_per_gpu: int = 1
     gpus: tuple[int, ...] | None = None
@@ -168,6 +169,7 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
         listen=check.text(
             values.get("listen", "0.0.0.0"), (*path, "listen"), "0.0.0.0", r"[0-9a-zA-Z.:_-]+", "an address"
         ),
+        endpoint=check.boolean(values.get("endpoint", True), (*path, "endpoint"), True),
         instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
         instances_per_gpu=whole("instances_per_gpu", 8),
         gpus=gpu_list(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,

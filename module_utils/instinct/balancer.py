@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the instances of all hosts to a load balancer's configuration, as data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .balancer_settings import AGENT_PORT, BalancerHost, BalancerSettings
+from .errors import Problem, natural
+from .hashing import canonical, text_hash
+from .serve import Instance
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY = ("0.0.0.0", "::")
+# Requests that an instance gets at once when its max_num_seqs is not known: vLLM's default with 70 GiB and more.
+# Source: vllm/engine/arg_utils.py, get_batch_defaults.
+REQUESTS = 1024
+# Bytes of a request in which its model is looked for, where several are behind one address.
+BODY = 1 << 20
+
+
+@dataclass(frozen=True)
+class Member:
+    """An instance behind the balancer; limit: requests that it gets at once."""
+
+    host: str
+    instance: str
+    address: str
+    port: int
+    limit: int
+
+    @property
+    def name(self) -> str:
+        """Its name as HAProxy's server, unique within the backend."""
+        return f"{self.host}.{self.instance}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As balancer.json has it."""
+        return {"name": self.name, **vars(self)}
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Member:
+        """The reverse of to_json."""
+        return cls(
+            str(item["host"]),
+            str(item["instance"]),
+            str(item["address"]),
+            int(item["port"]),
+            int(item["limit"]),
+        )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A deployment: the model names that clients ask for, and its instances on all hosts."""
+
+    name: str
+    models: tuple[str, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def queue(self) -> int:
+        """Requests that may wait: as many as all instances can work on at once."""
+        return sum(member.limit for member in self.members)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a GPU host serves; whole False: only its host is known, and what the balancer has of it stays.
+
+    stopping: instances that run and are going to be stopped by this run.
+    """
+
+    host: str
+    address: str
+    instances: tuple[Instance, ...] = ()
+    stopping: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    whole: bool = True
+
+
+def served(offer: Offer) -> tuple[Instance, ...]:
+    """The host's instances that clients may ask: not those that work for another host's server."""
+    return tuple(item for item in offer.instances if item.deployment.endpoint and not item.headless)
+
+
+def names_twice(offers: Iterable[Offer]) -> Iterable[Problem]:
+    """Model names that two deployments would answer to."""
+    owners: dict[str, Instance] = {}
+    told = set()
+    for offer in offers:
+        for item in served(offer):
+            for model in models_of(item):
+                other = owners.setdefault(model, item).deployment
+                if other.name != item.deployment.name and (model, item.deployment.name) not in told:
+                    told.add((model, item.deployment.name))
+                    path = (*item.deployment.path, "served_model_name")
+                    what = f"deployments {other.name} and {item.deployment.name} both serve {model!r} at one address."
+                    fix = (
+                        "Give one another served_model_name, or endpoint: false, or make them one deployment."
+                    )
+                    yield Problem(path, what, fix, (offer.host,))
+
+
+def models_of(instance: Instance) -> tuple[str, ...]:
+    """The names that clients ask an instance for: the served name and its LoRA adapters."""
+    names = [instance.deployment.served_model_name]
+    modules = dict(instance.deployment.engine_args).get("lora_modules")
+    for item in modules if isinstance(modules, (list, tuple)) else [modules] if modules else []:
+        name = item.get("name") if isinstance(item, Mapping) else str(item).partition("=")[0]
+        if name and name not in names and not str(name).startswith("{"):
+            names.append(str(name))
+    return tuple(names)
+
+
+def backends_of(
+    host: BalancerHost, offers: Sequence[Offer], fleet: frozenset[str]
+) -> tuple[tuple[Backend, ...], list[Problem]]:
+    found: dict[str, tuple[dict[str, None], dict[str, Member]]] = {}
+    problems = []
+    for offer in offers:
+        for item in served(offer):
+            address, wrong = _address(item, offer, host)
+            problems += wrong
+            member = Member(offer.host, item.name, address, item.slot.port, limit_of(item))
+            models, members = found.setdefault(item.deployment.name, ({}, {}))
+            models.update(dict.fromkeys(models_of(item)))
+            members[member.name] = member
+    planned = {offer.host: offer for offer in offers if offer.whole}
+    for backend in (host.seen.config.get("backends") or ()) if host.seen else ():
+        for member in map(Member.from_json, backend["servers"]):
+            offer_of = planned.get(member.host)
+            if member.host in fleet and (offer_of is None or member.instance in offer_of.kept):
+                models, members = found.setdefault(str(backend["name"]), ({}, {}))
+                models.update(dict.fromkeys(backend["models"]) if not models else {})
+                members.setdefault(member.name, member)
+    return tuple(
+        Backend(name, tuple(models), tuple(members[key] for key in sorted(members, key=natural)))
+        for name, (models, members) in sorted(found.items(), key=lambda item: natural(item[0]))
+    ), problems
+
+
+def _address(item: Instance, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
+    """Where the balancer reaches an instance: its own address, or its host's where it listens on all."""
+    listen = item.deployment.listen
+    if offer.host == host.name and listen in (*ANY, *LOOPBACK):
+        return "::1" if listen in ("::", "::1") else "127.0.0.1", []
+    if listen in LOOPBACK:
+        what = f"instances of {offer.host} listen on {listen}, which load balancer {host.name} cannot reach."
+        fix = "Listen on an address of the host that the balancer reaches, or set endpoint: false."
+        return listen, [Problem((*item.deployment.path, "listen"), what, fix, (offer.host,))]
+    return (offer.address if listen in ANY else listen), []
+
+
+def limit_of(item: Instance) -> int:
+    """Requests that an instance can work on at once; more of them wait in the balancer, for whichever is free first."""
+    value = item.tuned.args.get("max_num_seqs")
+    ranks = item.deployment.data_parallel_size if item.deployment.data_parallel_balancing == "internal" else 1
+    return (value if isinstance(value, int) and value > 0 else REQUESTS) * ranks
+
+
+def conflicts(host: BalancerHost, offers: Iterable[Offer]) -> list[Problem]:
+    """Ports of instances on the balancer's own host."""
+    taken = {
+        port: item for o in offers if o.host == host.name for item in o.instances for port in item.slot.ports
+    }
+    return [
+        Problem(
+            (*taken[port].deployment.path, "port"),
+            f"instance {taken[port].name} and the load balancer would both listen on port {port}.",
+            "Choose another port, or set load_balancer_port.",
+            (host.name,),
+        )
+        for port in host.settings.ports
+        if port in taken
+    ]
+
+
+def config_data(settings: BalancerSettings, backends: Sequence[Backend]) -> dict[str, Any]:
+    """All that haproxy.cfg says, decided. `version` names this configuration in the running HAProxy."""
+    data: dict[str, Any] = {
+        "schema": 1,
+        "listen": bracketed(settings.listen),
+        "port": settings.port,
+        "tls": settings.tls,
+        "auth": settings.auth,
+        "metrics": f"{bracketed(settings.metrics_listen)}:{settings.metrics_port}",
+        "timeout": settings.timeout,
+        "queue_timeout": settings.queue_timeout,
+        "agent_port": AGENT_PORT,
+        # With one deployment nothing has to be read of a request to know where it goes.
+        "route_by_model": len(backends) > 1,
+        "buffer": BODY if len(backends) > 1 else 16384,
+        "models": _model_list(backends) if len(backends) > 1 else None,
+        "backends": [backend_json(backend) for backend in backends],
+    }
+    return {**data, "version": text_hash(canonical(data))[:16]}
+
+
+def _model_list(backends: Sequence[Backend]) -> str:
+    """The answer to GET /v1/models."""
+    entries = [
+        {"id": model, "object": "model", "created": 0, "owned_by": "vllm"}
+        for backend in backends
+        for model in backend.models
+    ]
+    return canonical({"object": "list", "data": entries})
+
+
+def backend_json(backend: Backend) -> dict[str, Any]:
+    servers = [member.to_json() for member in backend.members]
+    return {"name": backend.name, "models": list(backend.models), "queue": backend.queue, "servers": servers}
+
+
+def bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

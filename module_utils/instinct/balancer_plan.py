@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a load balancer lacks: desired minus observed, with reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from .balancer import (
+    ANY,
+    LOOPBACK,
+    Backend,
+    Offer,
+    backend_json,
+    backends_of,
+    bracketed,
+    config_data,
+    conflicts,
+    names_twice,
+    served,
+)
+from .balancer_settings import BalancerHost, BalancerSettings, SeenBalancer
+from .errors import Problem, natural
+from .hashing import canonical, spec_hash, text_hash
+from .steps import DEBIAN, Action
+
+ROLE = "load_balancer"
+CONFIG_FILE = "haproxy.cfg"
+DATA_FILE = "balancer.json"
+AGENT_FILE = "agent.py"
+KEYS_FILE = "keys.map"
+CERTIFICATE_FILE = "endpoint.pem"
+OPERATOR = "operator"  # who took a server out: a run takes in again only what a run took out
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the control node holds for a balancer: texts of its files, None when it is yet to be made."""
+
+    keys_map: str | None = None
+    certificate: str | None = None
+    keys_file: str = ""
+    certificate_file: str = ""
+
+
+@dataclass(frozen=True)
+class BalancerPlan:
+    """What one balancer will be, and what is to be done for it."""
+
+    host: BalancerHost
+    backends: tuple[Backend, ...]
+    files: Mapping[str, str]
+    material: Material
+    actions: tuple[Action, ...]
+    packages: tuple[str, ...]
+    drain: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return url_of(self.host)
+
+    def to_json(self) -> dict[str, Any]:
+        """A balancer's part of plan.json. Holds no key."""
+        return {
+            "status": "observed" if self.host.seen else "declared",
+            "url": self.url,
+            "backends": [backend_json(item) for item in self.backends],
+            "actions": [dict(vars(action)) for action in self.actions],
+            "packages": list(self.packages),
+            "files": dict(self.files),
+            "keys_file": self.material.keys_file or None,
+            "certificate_file": self.material.certificate_file or None,
+            "drain": list(self.drain),
+            "warnings": list(self.warnings),
+        }
+
+
+def url_of(host: BalancerHost) -> str:
+    """Where clients reach a host's balancer."""
+    settings = host.settings
+    address = host.address if settings.listen in ANY else settings.listen
+    return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"
+
+
+Draw = Callable[[Mapping[str, Any]], str]
+"""Makes haproxy.cfg of its data."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What balancers are made with: the template, the agent's program, and each host's keys and certificate."""
+
+    draw: Draw
+    agent: str
+    material: Mapping[str, Material] = field(default_factory=dict)
+
+
+def plan_balancers(
+    hosts: Sequence[BalancerHost], offers: Sequence[Offer], fleet: frozenset[str], kit: Kit
+) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
+    """Plans of the balancers that are part of this run, what is wrong, and warnings.
+
+    `fleet`: all GPU hosts of the inventory; a balancer keeps what it has of those that this run does not plan.
+    """
+    if not hosts:
+        return (), (), ()
+    problems = list(names_twice(offers))
+    warnings = [
+        f"load balancer {host.name} keeps what it has: {host.absent}" for host in hosts if host.absent
+    ]
+    open_to_all = sorted(
+        {item.deployment.name for offer in offers for item in served(offer) if item.deployment.listen in ANY}
+    )
+    if open_to_all:
+        warnings.append(
+            f"instances of {', '.join(open_to_all)} listen on all addresses and can be asked past the load balancer "
+            "and its API keys: set listen, or let a firewall admit only the balancer (docs/runbooks/endpoint.md)"
+        )
+    plans = []
+    for host in hosts:
+        if not host.absent:
+            plan, found = _plan(host, offers, fleet, kit)
+            plans.append(plan)
+            problems += found
+    return tuple(plans), tuple(problems), tuple(warnings)
+
+
+def _plan(
+    host: BalancerHost, offers: Sequence[Offer], fleet: frozenset[str], kit: Kit
+) -> tuple[BalancerPlan, list[Problem]]:
+    backends, problems = backends_of(host, offers, fleet)
+    problems += conflicts(host, offers)
+    material = kit.material.get(host.name, Material())
+    data = config_data(host.settings, backends)
+    files = {
+        CONFIG_FILE: kit.draw(data),
+        DATA_FILE: canonical(data) + "\n",
+        AGENT_FILE: kit.agent,
+    }
+    actions, packages, drain = _actions(host, backends, offers, files, material)
+    if host.seen and host.os_id not in DEBIAN and packages:
+        what = (
+            f"has no HAProxy, and {host.os_id or 'its system'} is not one that this toolkit installs it on."
+        )
+        problems.append(Problem((), what, "Install HAProxy 2.4 or newer, and run again.", (host.name,)))
+    return BalancerPlan(
+        host, backends, files, material, actions, packages, drain, tuple(_warnings(host))
+    ), problems
+
+
+def wanted_files(
+    files: Mapping[str, str], settings: BalancerSettings, material: Material
+) -> dict[str, str] | None:
+    """All files of the balancer's directory; None when keys or certificate are yet to be made."""
+    found = dict(files)
+    for name, wanted, text in (
+        (KEYS_FILE, settings.auth, material.keys_map),
+        (CERTIFICATE_FILE, settings.tls, material.certificate),
+    ):
+        if wanted and text is None:
+            return None
+        if wanted and text is not None:
+            found[name] = text
+    return found
+
+
+def _actions(
+    host: BalancerHost,
+    backends: Sequence[Backend],
+    offers: Sequence[Offer],
+    files: Mapping[str, str],
+    material: Material,
+) -> tuple[tuple[Action, ...], tuple[str, ...], tuple[str, ...]]:
+    """Actions, packages to install, and servers to take out before anything stops."""
+    seen, actions = host.seen, []
+    if seen is None or not seen.installed:
+        reason = "it spreads requests over the instances"
+        before = "absent" if seen else "unknown"
+        actions.append(
+            Action("haproxy", ROLE, "haproxy", before, "installed", reason, "the distribution's package")
+        )
+    stopping = {(offer.host, name) for offer in offers for name in offer.stopping}
+    drain = [
+        f"{backend['name']}/{server['name']}"
+        for backend in ((seen.config.get("backends") or ()) if seen and seen.running else ())
+        for server in backend["servers"]
+        if (server["host"], server["instance"]) in stopping
+    ]
+    reason = "it is stopped by this run: new requests go to others, and those that it has may end"
+    actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
+    change = _difference(host, backends, files, material)
+    if change:
+        before = (
+            f"{len(_names(seen))} instances" if seen and seen.running else "absent" if seen else "unknown"
+        )
+        after = (
+            f"{sum(len(backend.members) for backend in backends)} instances of {len(backends)} deployments"
+        )
+        actions.append(Action("balancer", ROLE, url_of(host), before, after, change, "vllm_deployments"))
+    left = [name for name, item in (seen.out if seen else {}).items() if item.get("by") != OPERATOR]
+    wanted = {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
+    reason = "a run that did not end took it out"
+    actions += [
+        Action("undrain", ROLE, name, "out", "in", reason, "the balancer's record")
+        for name in left
+        if name in wanted and name not in drain
+    ]
+    packages = () if seen and seen.installed else ("haproxy",)
+    return tuple(actions), packages, tuple(drain)
+
+
+def _names(seen: SeenBalancer) -> set[str]:
+    return {
+        f"{backend['name']}/{server['name']}"
+        for backend in seen.config.get("backends") or ()
+        for server in backend["servers"]
+    }
+
+
+def _difference(
+    host: BalancerHost, backends: Sequence[Backend], files: Mapping[str, str], material: Material
+) -> str:
+    """Why the balancer has to be told something; "" when it is as wanted."""
+    seen = host.seen
+    if seen is None or not seen.files:
+        return "the group load_balancer has this host"
+    wanted = wanted_files(files, host.settings, material)
+    if wanted is None:
+        return "its API key or certificate is yet to be made"
+    names = {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
+    gone, new = sorted(_names(seen) - names, key=natural), sorted(names - _names(seen), key=natural)
+    if gone or new:
+        return "; ".join(f"{word} {_few(some)}" for word, some in (("new:", new), ("gone:", gone)) if some)
+    other = sorted(
+        name
+        for name in {*wanted, *seen.files}
+        if seen.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
+    )
+    if other:
+        return f"other content of {', '.join(other)}"
+    if seen.applied != spec_hash(wanted):
+        return "its files are as wanted, and HAProxy has not been seen with them"
+    return "" if seen.running else "it does not run"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])}, … ({len(names)})"
+
+
+def _warnings(host: BalancerHost) -> Iterable[str]:
+    settings = host.settings
+    if not settings.auth:
+        yield "load_balancer_auth is false: whoever reaches the load balancer can use the models"
+    if not settings.tls:
+        yield "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
+    if settings.metrics_listen not in LOOPBACK:
+        yield "the load balancer's metrics can be read by whoever reaches its host"
+    for name, item in sorted((host.seen.out if host.seen else {}).items()):
+        if item.get("by") == OPERATOR:
+            since = item.get("since") or "some time"
+            yield f"{name} is out of the load balancer since {since}; playbooks/undrain.yml takes it in again"

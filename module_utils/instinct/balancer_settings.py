@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load balancer's host: its variables, validated, and what was found on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .check import Checker
+from .errors import Problem
+from .inventory import ADDRESS, parse_address
+
+GROUP = "load_balancer"
+"""The inventory's group of hosts that run a load balancer."""
+VARIABLES = (
+    "load_balancer_listen",
+    "load_balancer_port",
+    "load_balancer_tls",
+    "load_balancer_certificate_file",
+    "load_balancer_auth",
+    "load_balancer_api_keys",
+    "load_balancer_metrics_listen",
+    "load_balancer_metrics_port",
+    "load_balancer_timeout",
+    "load_balancer_queue_timeout",
+    *ADDRESS,
+)
+KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+MIN_KEY = 20  # characters
+# Asked on loopback by HAProxy, see balancer_agent.py.
+AGENT_PORT = 8406
+
+
+@dataclass(frozen=True)
+class BalancerSettings:
+    """Validated variables; times in seconds.
+
+    certificate_file "": make a self-signed one. api_keys: name and key; empty: make one. timeout: how long a
+    request may be silent. queue_timeout: how long one may wait for an instance.
+    """
+
+    listen: str = "0.0.0.0"
+    port: int = 8443
+    tls: bool = True
+    certificate_file: str = ""
+    auth: bool = True
+    api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    metrics_listen: str = "127.0.0.1"
+    metrics_port: int = 8405
+    timeout: int = 3600
+    queue_timeout: int = 60
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that the balancer takes on its host."""
+        return (self.port, self.metrics_port, AGENT_PORT)
+
+
+@dataclass(frozen=True)
+class SeenBalancer:
+    """What is on the host. config: its balancer.json. out: servers taken out, by "backend/server".
+
+    applied: the hash of what the running HAProxy was last told to use.
+    """
+
+    installed: bool = False
+    running: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    applied: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SeenBalancer:
+        """From a node_state result. KeyError and TypeError mean that it is not one."""
+        found = state["balancer"]
+        return cls(
+            installed=bool(found["installed"]),
+            running=bool(found["running"]),
+            files=dict(found["files"]),
+            applied=str(found["applied"] or ""),
+            config=dict(found["config"] or {}),
+            out=dict(found["out"] or {}),
+        )
+
+
+@dataclass(frozen=True)
+class BalancerHost:
+    """A host of the group; seen None: it was not looked at. absent: why it is not part of this run."""
+
+    name: str
+    address: str
+    settings: BalancerSettings
+    seen: SeenBalancer | None = None
+    os_id: str = ""
+    absent: str = ""
+
+
+def parse_balancer(
+    variables: Mapping[str, Any], name: str
+) -> tuple[BalancerSettings, str, tuple[Problem, ...]]:
+    """The settings and the address of a host; a variable that is None is not set."""
+    check, base = Checker(), BalancerSettings()
+    given = {key: variables[key] for key in VARIABLES if variables.get(key) is not None}
+
+    def address(key: str, default: str) -> str:
+        return check.text(given.get(key, default), (key,), default, r"[0-9A-Za-z.:_-]+", "an address")
+
+    def whole(key: str, default: int, low: int, high: int) -> int:
+        return check.integer(given.get(key, default), (key,), default, low, high)
+
+    def switch(key: str) -> bool:
+        return check.boolean(given.get(key, True), (key,), True)
+
+    certificate = given.get("load_balancer_certificate_file", "")
+    if certificate != "":
+        certificate = check.text(certificate, ("load_balancer_certificate_file",))
+    settings = BalancerSettings(
+        listen=address("load_balancer_listen", base.listen),
+        port=whole("load_balancer_port", base.port, 1, 65535),
+        tls=switch("load_balancer_tls"),
+        certificate_file=certificate,
+        auth=switch("load_balancer_auth"),
+        api_keys=_api_keys(check, given.get("load_balancer_api_keys", {})),
+        metrics_listen=address("load_balancer_metrics_listen", base.metrics_listen),
+        metrics_port=whole("load_balancer_metrics_port", base.metrics_port, 1, 65535),
+        timeout=whole("load_balancer_timeout", base.timeout, 10, 86400),
+        queue_timeout=whole("load_balancer_queue_timeout", base.queue_timeout, 1, 3600),
+    )
+    if len(set(settings.ports)) < len(settings.ports):
+        ports = ", ".join(map(str, settings.ports))
+        what = f"the balancer cannot use one port twice: requests, metrics and its agent are at {ports}."
+        check.wrong(("load_balancer_port",), what, "Choose another one.")
+    where, odd = parse_address(variables, name)
+    return settings, where, (*check.problems, *odd)
+
+
+def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
+    """Names and keys; a message never holds a key."""
+    found = []
+    for name, key in check.mapping(value, ("load_balancer_api_keys",)).items():
+        wrong = key_problem(name, key)
+        if wrong:
+            check.wrong(("load_balancer_api_keys", name), wrong)
+        else:
+            found.append((name, str(key)))
+    return tuple(sorted(found))
+
+
+def key_problem(name: Any, key: Any) -> str:
+    """What is wrong with an API key and its name; "" when nothing is. Does not repeat the key."""
+    import re
+
+    if not isinstance(name, str) or not re.fullmatch(KEY_NAME, name):
+        return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
+    if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
+        return f"its key must be text of at least {MIN_KEY} visible ASCII characters, without spaces."
+    return ""
