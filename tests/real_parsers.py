@@ -3,7 +3,7 @@
 
     python -m tests.real_parsers --python venv/bin/python                      an installed vLLM
     python -m tests.real_parsers --python venv/bin/python --from-dir wheel/    an unpacked wheel, with venv's libraries
-    python -m tests.real_parsers --python venv/bin/python --wheels DIR         that, and older ones, fetched into DIR
+    python -m tests.real_parsers --python venv/bin/python --wheels DIR         eight such wheels, fetched into DIR
 
 What is rendered (tests/rendered.py; every kind of benchmark) must be accepted; and the catalogue's verdict on made-up
 command lines, good and bad ones, must be the parser's. `make parsers` runs it all. Exit code 1 when anything differs.
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--from-dir", default="", metavar="DIR", help="an unpacked vLLM wheel, put before the libraries"
     )
-    parser.add_argument("--wheels", default="", metavar="DIR", help=f"also {', '.join(VERSIONS)}")
+    parser.add_argument("--wheels", default="", metavar="DIR", help=f"fetch and ask {', '.join(VERSIONS)}")
     parser.add_argument("--seed", type=int, default=1, help="of the made-up command lines")
     options = parser.parse_args(arguments)
     paths = [str(Path(options.from_dir).resolve())] if options.from_dir else [""]
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory = Path(options.wheels).resolve()
         directory.mkdir(parents=True, exist_ok=True)
         more = libraries(directory)
-        paths += [f"{path}:{more}" for path in fetch(directory)]
+        paths = [f"{path}:{more}" for path in fetch(directory)]
     wrong = 0
     for path in paths:
         python = ["env", f"PYTHONPATH={path}", options.python]

