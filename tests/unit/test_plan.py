@@ -552,7 +552,10 @@ def test_every_setting_has_a_reason_and_a_source() -> None:
     (instance,) = planned(state(), wanted)["instances"]
     settings = {reason["setting"] for reason in instance["reasons"]}
     flags = {word for word in instance["argv"] if word.startswith("--")}
-    assert flags | set(instance["env"]) | {"model", "devices", "cpuset", "groups", "ipc", "capabilities"} == settings
+    assert (
+        flags | set(instance["env"]) | {"model", "devices", "cpuset", "groups", "ipc", "capabilities"}
+        == settings
+    )
     text = explain(plan({"n1": state()}, wanted), full=True)
     for reason in instance["reasons"]:
         assert f"{reason['reason']} [{reason['source']}]" in text
