@@ -92,7 +92,8 @@ LIMITS = {"limit-memlock", "limit-nofile"}
 def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     lab, book = fresh_lab, Book(fresh_lab)
     n1, n2 = lab.hosts[:2]
-    lab.write_vars(vllm_deployments=[deployment()])
+    # A reboot brings the GPUs back whole: the mode is set again before the instance serves.
+    lab.write_vars(vllm_deployments=[deployment()], gpu_partition_compute="CPX")
     lab.on(n1, BREAK)
     lab.reboot(n1)
     deployed = lab.play("site", "--skip-tags", "benchmark")
@@ -143,6 +144,8 @@ def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     assert lab.on(n1, "cat /proc/sys/kernel/random/boot_id") != booted, run.out
     assert lab.on(n2, "cat /proc/sys/kernel/random/boot_id") == other
     assert completion(lab, n1, 8000)["usage"]["completion_tokens"] == 4
+    modes = lab.on(n1, "cat /sys/class/drm/renderD128/device/current_compute_partition")
+    assert modes.strip() == "CPX"
     stops = [action for action in run.actions()[n1] if "/stop" in action]
     assert stops, "the instance was not stopped before the reboot"
     lab.on(n1, "gpusim fault clear")
@@ -170,6 +173,26 @@ def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     _, audit = book.audit()
     assert wrong(audit, n1) >= {"pci-bfsort", "iommu-pt", "cpu-governor", "cpu-c2", *LIMITS}
     assert book.ran == set(COMMANDS), "commands of the runbook that no test runs"
+
+
+def test_a_host_that_does_not_come_back_ends_the_reboots(fresh_lab: Lab) -> None:
+    lab = fresh_lab
+    lab.write_vars(vllm_deployments=[])
+    for host in lab.hosts:
+        lab.on(host, BREAK)
+        lab.reboot(host)
+    boots = {host: lab.on(host, "cat /proc/sys/kernel/random/boot_id") for host in lab.hosts}
+    never = ("-e", "host_prep_reboot_test=false", "-e", "host_prep_reboot_timeout=8")
+    run = lab.play("prepare", "-e", "reboot=true", *never)
+    assert run.rc == 2, run.out
+    after = {host: lab.on(host, "cat /proc/sys/kernel/random/boot_id") for host in lab.hosts}
+    assert [host for host in lab.hosts if after[host] != boots[host]] == lab.hosts[:1]
+    assert f"Failed: {lab.hosts[0]}, at: Reboot" in run.out
+    # The same command goes on with the others.
+    run = lab.play("prepare", "-e", "reboot=true")
+    assert run.rc == 0, run.out
+    assert lab.on(lab.hosts[1], "cat /proc/sys/kernel/random/boot_id") != boots[lab.hosts[1]]
+    assert "iommu=pt" in lab.on(lab.hosts[1], "cat /proc/cmdline")
 
 
 def test_a_host_that_cannot_be_reached_is_told(lab: Lab) -> None:
