@@ -163,7 +163,7 @@ from ..module_utils.instinct.partition import change, services_of
 from ..module_utils.instinct.partition_backends import BACKENDS
 from ..module_utils.instinct.partition_gpus import COMPUTE_MODES, MEMORY_MODES, diff_text
 from ..module_utils.instinct.partition_node import Node
-from ..module_utils.instinct.partition_transaction import Request
+from ..module_utils.instinct.partition_plan import Request
 
 
 def argument_spec() -> dict[str, Any]:

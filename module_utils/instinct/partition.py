@@ -10,7 +10,8 @@ from typing import Any
 from .nodemodule import NodeError
 from .partition_gpus import PartitionError
 from .partition_holders import Service
-from .partition_transaction import Machine, Outcome, Request, Transaction, make_plan, predict
+from .partition_plan import Machine, Outcome, Request, make_plan, predict
+from .partition_transaction import Transaction
 from .places import container_name
 from .server import check_name
 

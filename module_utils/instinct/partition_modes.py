@@ -8,7 +8,7 @@ tells why.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,6 +81,8 @@ class Driver(Protocol):
 class Modes:
     """Sets modes on a node. `end`: when it gives up, by the node's clock. `actions`: what was run.
 
+    `make_way` is called while the driver is busy: who opens a GPU now and then was not seen before.
+
     `requested`: a memory mode that the driver was asked for and has not taken on. It cannot be withdrawn
     (kernel, current_memory_partition_store: the present mode is skipped), only be overtaken by a reload.
     """
@@ -94,6 +96,7 @@ class Modes:
     warnings: list[str] = field(default_factory=list)
     backend: str | None = None
     requested: str | None = None
+    make_way: Callable[[], None] = lambda: None
 
     def look(self) -> tuple[Gpu, ...]:
         """The GPUs now. Raises PartitionError when they are not the same ones."""
@@ -154,6 +157,7 @@ class Modes:
                 return judgement
             if attempts > self.retries or self.node.now() + pause >= self.end:
                 return Judgement(BUSY, busy_message(judgement.message, self.node.holders(), attempts))
+            self.make_way()
             self.node.sleep(pause)
             pause = min(pause * 2, PAUSE_MAX)
 

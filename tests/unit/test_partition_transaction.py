@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from instinct.nodemodule import NodeError
 from instinct.partition import change, services_of
 from instinct.partition_holders import Holder, Service
-from instinct.partition_transaction import Outcome, Request
+from instinct.partition_plan import Outcome, Request
 
 from tests.unit.partition_world import GIB, Crash, World, journal_of, served
 
@@ -216,6 +216,25 @@ def test_an_exporter_that_comes_back_is_stopped_once_more() -> None:
     outcome = change(world, CPX4, check=False)
     assert outcome.error is None, outcome
     assert outcome.actions.count("stop gpuagent.service") == 2
+
+
+def test_an_exporter_that_opens_the_gpus_now_and_then() -> None:
+    """Nobody holds a GPU until the driver is asked."""
+    agent = Service("unit", "gpuagent.service")
+
+    class Sampling(World):
+        def write(self, step: Any) -> None:
+            if agent not in self.stopped_by_hand:
+                self.running[agent] = 300
+            super().write(step)
+
+    world = Sampling()
+    world.running[agent] = 0
+    outcome = change(world, replace(CPX4, memory=None, servers=()), check=False)
+    assert outcome.error is None, outcome
+    assert "stop gpuagent.service" in outcome.actions
+    assert world.modes == ["CPX", "CPX"]
+    assert world.up() == {"gpuagent.service"}
 
 
 def test_a_full_disk_changes_nothing() -> None:
