@@ -24,6 +24,7 @@ WITH_SOURCES = [
     *(path for path in VLLM if path.suffix == ".yml" and path.stem not in ONE_SOURCE),
     *RECIPES,
     CATALOG / "images.yml",
+    CATALOG / "host_items.yml",
 ]
 
 
@@ -59,7 +60,7 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-@pytest.mark.parametrize("name", ["images", "models", "sources"])
+@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources"])
 def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
