@@ -65,7 +65,7 @@ def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
 
-@pytest.mark.parametrize("name", ["vllm", "recipe", "images", "models", "baselines", "sources"])
+@pytest.mark.parametrize("name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources"])
 def test_schemas_are_schemas(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
 
