@@ -97,7 +97,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     """Read both parts."""
 
     def run(command: list[str]) -> str:
-        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        # Without this, a program that is not there would end the module.
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"}, handle_exceptions=False)
         if code:
             raise OSError(err.strip() or f"{command[0]} ended with {code}")
         return str(out)

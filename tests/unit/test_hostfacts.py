@@ -124,6 +124,27 @@ def test_acs(tmp_path: Path, space: bytes, expected: int | None) -> None:
     assert acs_control(str(tmp_path / "config")) == expected
 
 
+@pytest.mark.parametrize(
+    "dmesg", ["#!/bin/sh\necho 'amdgpu: probe failed'\n", "#!/bin/sh\necho no >&2; exit 1\n", None]
+)
+def test_module(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch, dmesg: str | None) -> None:
+    from ansible.modules import host_facts
+
+    monkeypatch.setattr(host_facts, "ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    write(tmp_path, {"proc/cmdline": "quiet\n"} | ({"bin/dmesg": dmesg} if dmesg else {}))
+    if dmesg:
+        (tmp_path / "bin/dmesg").chmod(0o755)
+    result, failed = run_module(host_facts.main, {})
+    assert not failed, result
+    assert result["host_facts"]["cmdline"]["now"] == result["node_state"]["cmdline"] == ["quiet"]
+    if dmesg and "failed" in dmesg:
+        assert result["host_facts"]["kernel_log"] == {"count": 1, "last": ["amdgpu: probe failed"]}
+    else:
+        assert result["host_facts"]["kernel_log"] is None
+        assert "kernel log" in {problem["what"] for problem in result["host_facts"]["problems"]}
+
+
 GRUB = """
 menuentry 'Debian' { linux /vmlinuz-6.1 root=UUID=1 ro  pci=bfsort iommu=pt quiet
 }
