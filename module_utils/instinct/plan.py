@@ -59,6 +59,9 @@ class HostPlan:
         servers = {item.instance.name: item.server for item in self.instances}
         kinds = {action.kind for action in self.actions}
         spanning = {slot.name for slot in self.layout.slots if slot.deployment.nodes > 1}
+        partition = bool(kinds & steps.PARTITION_KINDS)
+        there = state.instances if state else ()
+        stopped = {item.name for item in there if item.state not in steps.ALIVE}
         return {
             "status": "observed" if state else "declared",
             "gpus": {
@@ -80,12 +83,13 @@ class HostPlan:
                 "stop_servers": [servers.get(name) or _stop_only(name) for name in self.stop],
                 "serve": [name for name in self.start if name not in spanning],
             }
-            if kinds & steps.PARTITION_KINDS
+            if partition
             else None,
             "images": [image.to_json() for image in self.images],
             "models": [model.to_json() for model in self.models],
             "servers": [servers[name] for name in self.start],
             "remove": list(self.remove),
+            "resume": [name for name in self.start if name in (spanning if partition else stopped)],
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
             "warnings": list(self.warnings),
         }
