@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.plan_world import GIB, actions, deployment, gpus, plan, problems, state
+from tests.unit.plan_world import GIB, actions, apply_to_state, deployment, gpus, plan, problems, state
 
 OFFERED = ["NPS1", "NPS4"]
 
@@ -112,6 +112,19 @@ def test_a_change_that_was_cut_off_wants_to_be_told_the_mode() -> None:
         "gpu_partition_compute (host n1): an earlier change of partition modes was cut off (step set). Set "
         "gpu_partition_compute to the mode that is wanted, and it is finished."
     ]
+
+
+def test_instances_that_a_run_left_stopped_are_resumed() -> None:
+    lone = [deployment()]
+    running = apply_to_state(node(), planned(node(), lone))
+    assert planned(running, lone)["resume"] == []
+    running["instances"][0]["state"] = "exited"
+    host = planned(running, lone)
+    assert host["partition"] is None
+    assert host["resume"] == ["llama-0"]
+    host = planned(running, lone, gpu_partition_compute="CPX")
+    assert host["partition"]["serve"] == ["llama-0"]
+    assert host["resume"] == []
 
 
 # --- clean GPUs --------------------------------------------------------------------------------------------

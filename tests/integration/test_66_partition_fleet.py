@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""partition.yml on the lab: modes change under running instances, which serve again; what fails is contained."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from .conftest import BIN, ROOT, Lab, Run
+from .helpers import completion, deployment, wait_for
+
+SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
+OLD, NEW = "NPS1 SPX", "CPX NPS4"
+LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01"
+JOURNAL = "/var/lib/instinct-fleet/partition.json"
+MODES = {"gpu_partition_compute": "CPX", "gpu_partition_memory": "NPS4"}
+BACK = {"gpu_partition_compute": "SPX", "gpu_partition_memory": "NPS1"}
+RUNBOOK = (ROOT / "docs/runbooks/partition.md").read_text(encoding="utf-8")
+BLOCKS = "".join(re.findall(r"```console\n(.+?)```", RUNBOOK, re.DOTALL))
+COMMANDS = re.findall(r"^[$#] .+$", BLOCKS, re.MULTILINE)
+RAN: set[str] = set()
+SERVED = {"vllm_deployments": [deployment(instances_per_host=2)]}
+
+
+@dataclass
+class Load:
+    """Requests to one instance, one after the other, until it is stopped."""
+
+    lab: Lab
+    host: str
+    answers: int = 0
+    failures: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            try:
+                assert completion(self.lab, self.host, 8000)["usage"]["completion_tokens"] == 4
+                self.answers += 1
+            except Exception as error:
+                self.failures.append(repr(error)[:300])
+
+    def __enter__(self) -> Load:
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+def book(lab: Lab, command: str) -> Run:
+    """Run a command of the runbook; its host is the first node."""
+    assert command in COMMANDS
+    RAN.add(command)
+    text = command[2:].replace("mi300x-01", lab.hosts[0])
+    if command.startswith("# "):
+        return Run(0, lab.on(lab.hosts[0], text), [])
+    words = shlex.split(text.replace("-i inventory/mine ", ""))
+    if words[0] == "ansible-playbook":
+        return lab.play(words[1].removeprefix("playbooks/").removesuffix(".yml"), *words[2:])
+    done = subprocess.run(
+        [str(BIN / "ansible"), "-i", str(lab.inventory), *words[1:]], cwd=ROOT, env=lab.environment()[0], text=True,
+        check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return Run(done.returncode, done.stdout, [])
+
+
+def serving(lab: Lab, host: str) -> bool:
+    """Both instances of a host answer."""
+    return all(completion(lab, host, port)["usage"]["completion_tokens"] == 4 for port in (8000, 8001))
+
+
+@pytest.fixture(scope="module")
+def deployed(lab_up: list[str]) -> set[str]:
+    """Filled when the instances run."""
+    return set()
+
+
+@pytest.fixture
+def fleet(lab: Lab, deployed: set[str]) -> Iterator[Lab]:
+    """The lab with two instances per node, in SPX/NPS1."""
+    for host in lab.hosts:
+        lab.on(host, f"gpusim fault clear; gpusim config release=7.0.0; rm -f {JOURNAL}")
+    lab.write_vars(**SERVED, **BACK)
+    if not deployed:
+        run = lab.play("site", "--skip-tags", "benchmark")
+        assert run.rc == 0, run.out
+        deployed.add("yes")
+    yield lab
+    for host in lab.hosts:
+        lab.on(host, "gpusim fault clear")
+    lab.write_vars(**SERVED, **BACK)
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out
+
+
+def test_there_and_back_while_the_other_node_serves(fleet: Lab) -> None:
+    first, second = fleet.hosts[:2]
+    fleet.write_vars(**SERVED, **MODES)
+    foreseen = book(fleet, "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff")
+    assert foreseen.rc == 0, foreseen.out
+    assert "CPX/NPS4 x 8" in foreseen.out
+    assert fleet.on(first, SHOW).strip() == OLD
+    with Load(fleet, second) as load:
+        run = book(fleet, LIMITED)
+    assert run.rc == 0, run.out
+    assert load.failures == []
+    assert load.answers > 5
+    assert [fleet.on(host, SHOW).strip() for host in (first, second)] == [NEW, OLD]
+    assert serving(fleet, first)
+    shown = fleet.on(first, "docker inspect -f '{{json .HostConfig.Devices}}' instinct-llama-1")
+    assert "/dev/dri/renderD129" in shown
+
+    run = book(fleet, "$ ansible-playbook -i inventory/mine playbooks/partition.yml")
+    assert run.rc == 0, run.out
+    assert set(run.actions()) == {second}
+    again = fleet.play("partition")
+    assert again.changed() == []
+    assert "nothing to do" in again.out
+
+    fleet.write_vars(**SERVED, **BACK)
+    run = fleet.play("partition")
+    assert run.rc == 0, run.out
+    assert [fleet.on(host, SHOW).strip() for host in fleet.hosts] == [OLD, OLD]
+    assert all(serving(fleet, host) for host in fleet.hosts)
+
+
+def test_the_first_failure_ends_the_change_for_the_others(fleet: Lab) -> None:
+    first, second = fleet.hosts[:2]
+    fleet.on(first, "gpusim fault nps-change-fails")
+    fleet.write_vars(**SERVED, **MODES)
+    before = fleet.on(second, "docker inspect -f '{{.State.StartedAt}}' instinct-llama-0")
+    run = fleet.play("partition")
+    assert run.rc != 0
+    assert "did not change to NPS4; look at dmesg | grep 'NPS mode'" in run.out
+    assert "Started again: instinct-llama-" in run.out
+    assert [fleet.on(host, SHOW).strip() for host in (first, second)] == [OLD, OLD]
+    assert fleet.on(second, "docker inspect -f '{{.State.StartedAt}}' instinct-llama-0") == before
+    wait_for("the instances to serve again", lambda: _answers(fleet, first), 60)
+
+
+def _answers(lab: Lab, host: str) -> bool:
+    try:
+        return serving(lab, host)
+    except (AssertionError, ValueError):
+        return False
+
+
+def cut_off(fleet: Lab) -> None:
+    """Start a change on the first node, and kill the controller and the module in the middle of it."""
+    first = fleet.hosts[0]
+    fleet.on(first, "gpusim fault slow-reload=5")
+    victim = fleet.start("partition", "--limit", first)
+    try:
+        set_step = f'grep -q \'"step": "set"\' {JOURNAL} && echo yes'
+        wait_for("the change", lambda: "yes" in fleet.on(first, set_step, check=False), 60)
+    finally:
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.communicate()
+    fleet.on(
+        first, "pkill -9 -f 'rocm[_-]partition|setmemorypartition|modprobe'; gpusim fault clear", check=False
+    )
+    wait_for(
+        "the module's end", lambda: "1" not in fleet.on(first, "pgrep -fc rocm_partition", check=False), 20
+    )
+
+
+def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
+    first = fleet.hosts[0]
+    fleet.write_vars(**SERVED, **MODES)
+    cut_off(fleet)
+    assert '"SPX"' in book(fleet, f"# cat {JOURNAL}").out
+    book(fleet, "# dmesg | grep amdgpu | tail -n 20")
+    book(fleet, "# modprobe amdgpu")
+    run = book(fleet, LIMITED)
+    assert run.rc == 0, run.out
+    assert fleet.on(first, SHOW).strip() == NEW
+    assert "No such file" in fleet.on(first, f"ls {JOURNAL}", check=False)
+    assert serving(fleet, first)
+    book(fleet, "# ls /sys/class/kfd/kfd/proc")
+
+
+def test_what_was_cut_off_is_taken_back(fleet: Lab) -> None:
+    first = fleet.hosts[0]
+    fleet.write_vars(**SERVED, **MODES)
+    cut_off(fleet)
+    fleet.on(first, "modprobe amdgpu")
+    run = book(fleet, "$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition")
+    assert run.rc == 0, run.out
+    assert fleet.on(first, SHOW).strip() == OLD
+    wait_for("the instances to serve again", lambda: _answers(fleet, first), 60)
+
+
+def test_back_in_a_hurry(fleet: Lab) -> None:
+    first = fleet.hosts[0]
+    fleet.write_vars(**SERVED, **MODES)
+    assert fleet.play("partition", "--limit", first).rc == 0
+    hurry = '$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition -a "compute=SPX memory=NPS1"'
+    run = book(fleet, hurry)
+    assert run.rc == 0, run.out
+    assert fleet.on(first, SHOW).strip() == OLD
+
+
+def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(fleet: Lab) -> None:
+    first, second = fleet.hosts[:2]
+    fleet.on(first, "docker stop instinct-llama-0 instinct-llama-1; gpusim fault stranded=46111@3")
+    run = fleet.play("plan")
+    assert run.rc == 0, run.out
+    assert "GPU 3: VRAM in use that no process holds, up to 45 GiB" in " ".join(run.out.split())
+    assert "Run again with -e gpu_clean=true" in " ".join(run.out.split())
+    assert set(run.plan()["hosts"]) == {second}
+    run = book(
+        fleet,
+        "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01",
+    )
+    assert run.rc == 0, run.out
+    assert "modprobe -r amdgpu" in run.actions()[first]
+    assert serving(fleet, first)
+    used = fleet.on(first, "cat /sys/class/drm/card24/device/mem_info_vram_used")
+    assert int(used) < 1 << 30
+
+
+def test_every_command_of_the_runbook_was_run() -> None:
+    assert set(COMMANDS) == RAN
