@@ -151,7 +151,10 @@ class Workshop:
         except ValueError as error:
             key = "vllm_version" if deployment.vllm_version else "image"
             what = f"{error}." if software.vllm else "has no vLLM that could be found in it."
-            problem = Problem((*deployment.path, key), what, "Use an image with vLLM 0.6.3 or newer.")
+            fix = "Use an image with vLLM 0.6.3 or newer."
+            if not software.vllm:
+                fix += ' If it has one: vllm_version: "0.11.1" in the deployment says which.'
+            problem = Problem((*deployment.path, key), what, fix)
             return Decision(None, Verdict(), (problem,))
         verdict = judge(deployment, machine, software, tuned, facts, config, files, self.knowledge)
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
