@@ -33,12 +33,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Its name as HAProxy's server, unique within the backend."""
-        return f"{self.host}.{self.instance}"
+        """Its name as HAProxy's server: with the port, as an instance that moves to another one is another server."""
+        return f"{self.host}.{self.instance}:{self.port}"
 
     def to_json(self) -> dict[str, Any]:
         """As balancer.json has it."""
-        return {"name": self.name, **vars(self)}
+        return {"name": self.name, **vars(self), "target": f"{bracketed(self.address)}:{self.port}"}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Member:
@@ -142,6 +142,25 @@ def backends_of(
     ), problems
 
 
+def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tuple[Backend, ...]:
+    """What the balancer is to have while instances change: what comes, and what goes until it has gone.
+
+    `seen`: its present balancer.json. A deployment that goes comes first, and keeps a name that another one takes over.
+    """
+    wanted = {backend.name: backend for backend in backends}
+    going: dict[str, Backend] = {}
+    for backend in seen.get("backends") or ():
+        name = str(backend["name"])
+        there = {member.name for member in wanted[name].members} if name in wanted else set()
+        gone = tuple(m for m in map(Member.from_json, backend["servers"]) if m.name not in there)
+        if name in wanted:
+            models = tuple(dict.fromkeys((*wanted[name].models, *backend["models"])))
+            wanted[name] = Backend(name, models, (*wanted[name].members, *gone))
+        elif gone:
+            going[name] = Backend(name, tuple(backend["models"]), gone)
+    return (*going.values(), *wanted.values())
+
+
 def _address(item: Instance, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
     """Where the balancer reaches an instance: its own address, or its host's where it listens on all."""
     listen = item.deployment.listen
@@ -203,8 +222,7 @@ def _model_list(backends: Sequence[Backend]) -> str:
     """The answer to GET /v1/models."""
     entries = [
         {"id": model, "object": "model", "created": 0, "owned_by": "vllm"}
-        for backend in backends
-        for model in backend.models
+        for model in dict.fromkeys(model for backend in backends for model in backend.models)
     ]
     return canonical({"object": "list", "data": entries})
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -14,13 +14,14 @@ from .balancer import (
     Offer,
     backend_json,
     backends_of,
+    before_it_goes,
     bracketed,
     config_data,
     conflicts,
     names_twice,
     served,
 )
-from .balancer_settings import BalancerHost, BalancerSettings, SeenBalancer
+from .balancer_settings import OPERATOR, BalancerHost, BalancerSettings, SeenBalancer
 from .errors import Problem, natural
 from .hashing import canonical, spec_hash, text_hash
 from .steps import DEBIAN, Action
@@ -31,7 +32,6 @@ DATA_FILE = "balancer.json"
 AGENT_FILE = "agent.py"
 KEYS_FILE = "keys.map"
 CERTIFICATE_FILE = "endpoint.pem"
-OPERATOR = "operator"  # who took a server out: a run takes in again only what a run took out
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,27 @@ class Material:
 
 @dataclass(frozen=True)
 class BalancerPlan:
-    """What one balancer will be, and what is to be done for it."""
+    """What one balancer will be, and what is to be done for it.
+
+    files_before: while instances change, what goes is still there. drain: servers to take out before they stop, and
+    their hosts. undrain: servers to take in afterwards, also what an earlier run left out.
+    """
 
     host: BalancerHost
     backends: tuple[Backend, ...]
     files: Mapping[str, str]
+    files_before: Mapping[str, str]
     material: Material
     actions: tuple[Action, ...]
     packages: tuple[str, ...]
-    drain: tuple[str, ...]
+    drain: Mapping[str, str]
+    undrain: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    def out(self, gpu_host: str) -> dict[str, list[str]]:
+        """The servers of one GPU host to take out before it is touched, and to take in afterwards."""
+        drain = [name for name, host in self.drain.items() if host == gpu_host]
+        return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
 
     @property
     def url(self) -> str:
@@ -71,9 +82,11 @@ class BalancerPlan:
             "actions": [dict(vars(action)) for action in self.actions],
             "packages": list(self.packages),
             "files": dict(self.files),
+            "files_before": dict(self.files_before),
             "keys_file": self.material.keys_file or None,
             "certificate_file": self.material.certificate_file or None,
             "drain": list(self.drain),
+            "undrain": list(self.undrain),
             "warnings": list(self.warnings),
         }
 
@@ -98,13 +111,23 @@ class Kit:
     material: Mapping[str, Material] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """The inventory's balancers; fleet: all its GPU hosts, also those that are not in this run."""
+
+    hosts: tuple[BalancerHost, ...]
+    fleet: frozenset[str]
+    kit: Kit
+
+
 def plan_balancers(
-    hosts: Sequence[BalancerHost], offers: Sequence[Offer], fleet: frozenset[str], kit: Kit
+    endpoint: Endpoint, offers: Sequence[Offer]
 ) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
     """Plans of the balancers that are part of this run, what is wrong, and warnings.
 
-    `fleet`: all GPU hosts of the inventory; a balancer keeps what it has of those that this run does not plan.
+    A balancer keeps what it has of GPU hosts that this run does not plan.
     """
+    hosts = endpoint.hosts
     if not hosts:
         return (), (), ()
     problems = list(names_twice(offers))
@@ -122,7 +145,7 @@ def plan_balancers(
     plans = []
     for host in hosts:
         if not host.absent:
-            plan, found = _plan(host, offers, fleet, kit)
+            plan, found = _plan(host, offers, endpoint.fleet, endpoint.kit)
             plans.append(plan)
             problems += found
     return tuple(plans), tuple(problems), tuple(warnings)
@@ -134,21 +157,30 @@ def _plan(
     backends, problems = backends_of(host, offers, fleet)
     problems += conflicts(host, offers)
     material = kit.material.get(host.name, Material())
-    data = config_data(host.settings, backends)
-    files = {
-        CONFIG_FILE: kit.draw(data),
-        DATA_FILE: canonical(data) + "\n",
-        AGENT_FILE: kit.agent,
-    }
-    actions, packages, drain = _actions(host, backends, offers, files, material)
-    if host.seen and host.os_id not in DEBIAN and packages:
+    files = _files(host.settings, backends, kit)
+    seen, present = host.seen, names_of(backends)
+    drain = _drains(seen, offers)
+    left = [name for name, item in sorted(seen.out.items()) if item.get("by") != OPERATOR] if seen else []
+    left = [name for name in left if name in present]
+    packages = () if seen and seen.installed else ("haproxy",)
+    if seen and host.os_id not in DEBIAN and packages:
         what = (
             f"has no HAProxy, and {host.os_id or 'its system'} is not one that this toolkit installs it on."
         )
         problems.append(Problem((), what, "Install HAProxy 2.4 or newer, and run again.", (host.name,)))
-    return BalancerPlan(
-        host, backends, files, material, actions, packages, drain, tuple(_warnings(host))
-    ), problems
+    planned = BalancerPlan(
+        host=host,
+        backends=backends,
+        files=files,
+        files_before=_files(host.settings, before_it_goes(backends, seen.config), kit) if seen else files,
+        material=material,
+        actions=_actions(host, backends, files, material, drain, left),
+        packages=packages,
+        drain=drain,
+        undrain=tuple(dict.fromkeys(name for name in (*drain, *left) if name in present)),
+        warnings=tuple(_warnings(host)),
+    )
+    return planned, problems
 
 
 def wanted_files(
@@ -167,49 +199,60 @@ def wanted_files(
     return found
 
 
+def _files(settings: BalancerSettings, backends: Sequence[Backend], kit: Kit) -> dict[str, str]:
+    data = config_data(settings, backends)
+    return {CONFIG_FILE: kit.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: kit.agent}
+
+
+def _drains(seen: SeenBalancer | None, offers: Sequence[Offer]) -> dict[str, str]:
+    """Servers to take out before they stop, each with its host."""
+    if seen is None or not seen.running:
+        return {}
+    stopping = {(offer.host, name) for offer in offers for name in offer.stopping}
+    return {
+        f"{backend['name']}/{server['name']}": str(server["host"])
+        for backend in seen.config.get("backends") or ()
+        for server in backend["servers"]
+        if (server["host"], server["instance"]) in stopping
+    }
+
+
 def _actions(
     host: BalancerHost,
     backends: Sequence[Backend],
-    offers: Sequence[Offer],
     files: Mapping[str, str],
     material: Material,
-) -> tuple[tuple[Action, ...], tuple[str, ...], tuple[str, ...]]:
-    """Actions, packages to install, and servers to take out before anything stops."""
+    drain: Collection[str],
+    left: Sequence[str],
+) -> tuple[Action, ...]:
     seen, actions = host.seen, []
     if seen is None or not seen.installed:
-        reason = "it spreads requests over the instances"
+        reason, source = "it spreads requests over the instances", "the distribution's package"
         before = "absent" if seen else "unknown"
-        actions.append(
-            Action("haproxy", ROLE, "haproxy", before, "installed", reason, "the distribution's package")
-        )
-    stopping = {(offer.host, name) for offer in offers for name in offer.stopping}
-    drain = [
-        f"{backend['name']}/{server['name']}"
-        for backend in ((seen.config.get("backends") or ()) if seen and seen.running else ())
-        for server in backend["servers"]
-        if (server["host"], server["instance"]) in stopping
-    ]
-    reason = "it is stopped by this run: new requests go to others, and those that it has may end"
+        actions.append(Action("haproxy", ROLE, "haproxy", before, "installed", reason, source))
+    reason = "this run stops it: new requests go to others, and those that it has may end"
     actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
     change = _difference(host, backends, files, material)
     if change:
-        before = (
-            f"{len(_names(seen))} instances" if seen and seen.running else "absent" if seen else "unknown"
-        )
-        after = (
-            f"{sum(len(backend.members) for backend in backends)} instances of {len(backends)} deployments"
-        )
+        before = _counted(_names(seen)) if seen and seen.running else "absent" if seen else "unknown"
+        after = _counted(names_of(backends))
         actions.append(Action("balancer", ROLE, url_of(host), before, after, change, "vllm_deployments"))
-    left = [name for name, item in (seen.out if seen else {}).items() if item.get("by") != OPERATOR]
-    wanted = {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
     reason = "a run that did not end took it out"
     actions += [
         Action("undrain", ROLE, name, "out", "in", reason, "the balancer's record")
         for name in left
-        if name in wanted and name not in drain
+        if name not in drain
     ]
-    packages = () if seen and seen.installed else ("haproxy",)
-    return tuple(actions), packages, tuple(drain)
+    return tuple(actions)
+
+
+def _counted(names: Collection[str]) -> str:
+    return f"{len(names)} instance{'' if len(names) == 1 else 's'}"
+
+
+def names_of(backends: Iterable[Backend]) -> set[str]:
+    """The servers of these backends, as "backend/server"."""
+    return {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
 
 
 def _names(seen: SeenBalancer) -> set[str]:
@@ -230,7 +273,7 @@ def _difference(
     wanted = wanted_files(files, host.settings, material)
     if wanted is None:
         return "its API key or certificate is yet to be made"
-    names = {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
+    names = names_of(backends)
     gone, new = sorted(_names(seen) - names, key=natural), sorted(names - _names(seen), key=natural)
     if gone or new:
         return "; ".join(f"{word} {_few(some)}" for word, some in (("new:", new), ("gone:", gone)) if some)

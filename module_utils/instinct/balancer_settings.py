@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .check import Checker
@@ -26,6 +27,8 @@ VARIABLES = (
     "load_balancer_queue_timeout",
     *ADDRESS,
 )
+OPERATOR = "operator"
+"""Who took a server out: a run takes in again only what a run took out."""
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 MIN_KEY = 20  # characters
 # Asked on loopback by HAProxy, see balancer_agent.py.
@@ -150,10 +153,24 @@ def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
 
 def key_problem(name: Any, key: Any) -> str:
     """What is wrong with an API key and its name; "" when nothing is. Does not repeat the key."""
-    import re
-
     if not isinstance(name, str) or not re.fullmatch(KEY_NAME, name):
         return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
     if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
         return f"its key must be text of at least {MIN_KEY} visible ASCII characters, without spaces."
     return ""
+
+
+def balancer_host(
+    name: str, variables: Mapping[str, Any], state: Mapping[str, Any] | None, absent: str
+) -> tuple[BalancerHost, tuple[Problem, ...]]:
+    """A host of the group from its raw data, and what is wrong with it."""
+    settings, address, problems = parse_balancer(variables, name)
+    seen, os_id = None, ""
+    if state is not None:
+        try:
+            seen, os_id = SeenBalancer.from_json(state), str(state["os"].get("id") or "")
+        except (KeyError, TypeError, AttributeError) as error:
+            what = f"its node_state cannot be read: {error!r}."
+            problems = (*problems, Problem((), what, "Observe again with this version of the toolkit."))
+    named = tuple(replace(problem, hosts=(name,)) for problem in problems)
+    return BalancerHost(name, address, settings, seen, os_id, absent), named

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .balancer_plan import BalancerPlan
 from .fit import Fit
 from .layout import ranges
 from .plan import FleetPlan, HostPlan
@@ -28,6 +29,10 @@ TITLES = {
     "model": "weights",
     "remove_server": "remove",
     "server": "serve",
+    "haproxy": "install",
+    "drain": "take out",
+    "balancer": "balance",
+    "undrain": "take in",
 }
 
 
@@ -37,12 +42,15 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     lines = [_summary(plan, len(busy))]
     for names, host in _alike(busy):
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
+    for balancer in plan.balancers:
+        lines += _balancer(balancer, full)
     lines += _deployments(plan.hosts, full)
     if full:
         lines += _sources(plan)
     if plan.partial:
         lines += ["", *_partial(plan.partial)]
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
+    warnings += [(warning, item.host.name) for item in plan.balancers for warning in item.warnings]
     notes = [*plan.warnings, *(f"{_listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
     if notes:
         lines += ["", "Warnings", *(f"  {note}" for note in notes)]
@@ -60,12 +68,36 @@ def _summary(plan: FleetPlan, busy: int) -> str:
     hosts = f"{total} host{'s' if total != 1 else ''}"
     if plan.hosts and not any(host.host.state for host in plan.hosts):
         hosts += ", planned from the inventory alone and taken to be bare"
+    running = sum(len(host.instances) for host in plan.hosts)
+    count = sum(len(host.actions) for host in plan.hosts)
+    extra = [f"{_actions_text(len(item.actions))} on load balancer {item.host.name}"
+             for item in plan.balancers if item.actions]  # fmt: skip
+    rest = f"{running} instance{'s' if running != 1 else ''} as wanted"
     if not busy:
-        running = sum(len(host.instances) for host in plan.hosts)
-        return f"Plan: {hosts}, nothing to do; {running} instance{'s' if running != 1 else ''} as wanted."
-    count = plan.changes
-    actions = f"{count} action{'s' if count != 1 else ''}"
-    return f"Plan: {hosts}, {actions} on {busy} of them."
+        return f"Plan: {hosts}, nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
+    return f"Plan: {hosts}, {'; '.join([f'{_actions_text(count)} on {busy} of them', *extra])}."
+
+
+def _actions_text(count: int) -> str:
+    return f"{count} action{'s' if count != 1 else ''}"
+
+
+def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
+    """What a load balancer offers, and what is to be done for it; nothing of one that is as wanted."""
+    if not (plan.actions or full):
+        return []
+    lines = ["", f"Load balancer {plan.host.name}, {plan.url}"]
+    for number, action in enumerate(plan.actions, 1):
+        target = "" if action.target == plan.url else f" {action.target}"
+        lines.append(f"  {number:2d}. {TITLES[action.kind]}{target}: {action.before} → {action.after}")
+        lines.append(f"      because {action.reason}")
+    for backend in plan.backends:
+        hosts = Counter(member.host for member in backend.members)
+        where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
+        lines += _wrapped(
+            "model", f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}"
+        )
+    return lines
 
 
 def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:

@@ -216,6 +216,13 @@ node_state:
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
+    balancer:
+      description:
+        - The load balancer on this host. RV(node_state.balancer.files) are the hashes of the files in use,
+          RV(node_state.balancer.applied) that of the configuration which HAProxy was last seen with,
+          RV(node_state.balancer.config) what it serves, RV(node_state.balancer.out) which servers are out.
+      type: dict
+      sample: {installed: true, running: true, files: {}, applied: null, config: null, out: null}
     problems:
       description: Sources that could not be read.
       type: list
@@ -775,6 +782,54 @@ def ready_container(state_dir: str, name: str) -> str | None:
         return None
 
 
+NO_BALANCER = {
+    "installed": False,
+    "running": False,
+    "files": {},
+    "applied": None,
+    "config": None,
+    "out": None,
+}
+
+
+def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, Any]:
+    """The load balancer: the hashes of its files, what HAProxy was last seen with, and which servers are out."""
+    found: dict[str, Any] = {**NO_BALANCER, "installed": source.exists("/usr/sbin/haproxy")}
+    current = os.path.join(state_dir, "balancer", "current")
+    if not os.path.isdir(current):
+        return found
+    import hashlib
+
+    texts: dict[str, bytes] = {}
+    for name in listing(current):
+        with open(os.path.join(current, name), "rb") as file:
+            texts[name] = file.read()
+    state = os.path.join(data_dir, "balancer")
+    for key, name in (("applied", "applied"), ("out", "out.json")):
+        try:
+            with open(os.path.join(state, name), encoding="utf-8") as file:
+                found[key] = file.read().strip()
+        except FileNotFoundError:
+            continue
+    found["out"] = json.loads(found["out"]) if found["out"] else None
+    found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
+    found["files"] = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    found["running"] = all(
+        process_of(os.path.join(state, name), word)
+        for name, word in (("haproxy.pid", b"haproxy"), ("agent.pid", b"agent.py"))
+    )
+    return found
+
+
+def process_of(pid_file: str, word: bytes) -> bool:
+    """Whether the process of a pid file runs; `word` is in its command line."""
+    try:
+        with open(pid_file, "rb") as file, open(f"/proc/{int(file.read())}/cmdline", "rb") as command:
+            return word in command.read()
+    except (OSError, ValueError):
+        return False
+
+
 def read_model(path: str, cache_dir: str) -> dict[str, Any]:
     """Check one marker's files by their sizes. Raises OSError, ValueError, KeyError for a broken marker."""
     with open(path, encoding="utf-8") as file:
@@ -914,6 +969,9 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["images"] = part("images", [], read_images, source, args["data_dir"], images)
     state["instances"] = part(
         "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], containers
+    )
+    state["balancer"] = part(
+        "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )
     docker_root = docker["root_dir"] or "/var/lib/docker"
     state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])

@@ -8,6 +8,8 @@ DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
 # A change of GPU partition modes that is under way; node_state looks for it.
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
+BALANCER_DIR = STATE_DIR + "/balancer"
+BALANCER_STATE = DATA_DIR + "/balancer"
 DOCKER_ROOT = "/var/lib/docker"
 # A pull keeps a layer compressed until it is unpacked, and ROCm's layers (code objects for several targets)
 # unpack to two to three times that: a pull takes about three times what the registry sends.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import steps
+from .balancer import Offer
+from .balancer_plan import BalancerPlan, Endpoint, plan_balancers
 from .catalog import GpuCatalog
 from .disk import check_disk
 from .errors import FleetError, Problem
@@ -103,6 +105,7 @@ class FleetPlan:
     unreachable: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
     sources: Mapping[str, Mapping[str, Any]]
+    balancers: tuple[BalancerPlan, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -112,7 +115,8 @@ class FleetPlan:
     @property
     def changes(self) -> int:
         """The number of actions on all hosts."""
-        return sum(len(host.actions) for host in self.hosts)
+        actions = [*(host.actions for host in self.hosts), *(item.actions for item in self.balancers)]
+        return sum(map(len, actions))
 
     def to_json(self) -> dict[str, Any]:
         """plan.json; its schema is catalog/schemas/plan.schema.json."""
@@ -120,6 +124,7 @@ class FleetPlan:
             "schema": SCHEMA,
             "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
+            "balancers": {item.host.name: item.to_json() for item in self.balancers},
             "partial": list(self.partial),
             "sources": {name: dict(item) for name, item in sorted(self.sources.items())},
             "unreachable": dict(self.unreachable),
@@ -135,7 +140,7 @@ def check_fleet(fleet: Fleet) -> None:
         raise FleetError(problems)
 
 
-def plan_fleet(fleet: Fleet, workshop: Workshop) -> FleetPlan:
+def plan_fleet(fleet: Fleet, workshop: Workshop, endpoint: Endpoint | None = None) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
@@ -148,12 +153,32 @@ def plan_fleet(fleet: Fleet, workshop: Workshop) -> FleetPlan:
         planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop)
         hosts.append(planned)
         problems.extend(found)
+    balancers: tuple[BalancerPlan, ...] = ()
+    warnings: list[str] = []
+    if endpoint and not problems:
+        balancers, found, doubts = plan_balancers(endpoint, [_offer(host) for host in hosts])
+        problems.extend(found)
+        warnings.extend(doubts)
     if problems:
         raise FleetError(problems)
-    warnings = []
     if not any(host.deployments for host in fleet.hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
-    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited)
+    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited, balancers)
+
+
+def _offer(plan: HostPlan) -> Offer:
+    """What a host serves, for the load balancer."""
+    state = plan.host.state
+    alive = {item.name for item in state.instances if item.state in steps.ALIVE} if state else set()
+    touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
+    return Offer(
+        host=plan.host.name,
+        address=plan.host.address or plan.host.name,
+        instances=tuple(item.instance for item in plan.instances),
+        stopping=tuple(name for name in touched if name in alive),
+        kept=plan.layout.left_out,
+        whole=not plan.partial,
+    )
 
 
 def _check(host: Host) -> tuple[Problem, ...]:

@@ -8,23 +8,44 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from .hashing import canonical
 from .serve import Instance, container
 
 FILES = ("serve.sh", "env", "container.json")
 Render = Callable[[Instance], dict[str, str]]
 
 
-def renderer(templates: Mapping[str, str]) -> Render:
-    """A function that renders an instance with these template texts ("serve.sh.j2" → text)."""
+def _environment() -> Any:
     import jinja2  # here, as this package is also shipped to nodes
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # shell and JSON, not HTML: quoted by the filters below
+        autoescape=False,  # shell, JSON and HAProxy's, not HTML: quoted by the filters below
     )
+
+
+def drawer(template: str) -> Callable[[Mapping[str, Any]], str]:
+    """A function that renders haproxy.cfg with this template's text."""
+    environment = _environment()
+    environment.filters["json"] = canonical
+    environment.filters["word"] = haproxy_word
+    compiled = environment.from_string(template)
+    return lambda data: str(compiled.render(data))
+
+
+def haproxy_word(text: str) -> str:
+    """A text as one word of HAProxy's configuration. Source: its manual, Quoting and escaping."""
+    for char in '\\"$':
+        text = text.replace(char, "\\" + char)
+    return f'"{text}"'
+
+
+def renderer(templates: Mapping[str, str]) -> Render:
+    """A function that renders an instance with these template texts ("serve.sh.j2" → text)."""
+    environment = _environment()
     environment.filters["quote"] = shlex.quote
     environment.filters["words"] = shlex.join
     environment.filters["json"] = lambda value: json.dumps(value, indent=2, sort_keys=True)

@@ -20,6 +20,11 @@ if str(ROOT / "module_utils") not in sys.path:
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
+from instinct.balancer_material import materials
+from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
+from instinct.balancer_settings import GROUP as BALANCERS
+from instinct.balancer_settings import VARIABLES as BALANCER_VARIABLES
+from instinct.balancer_settings import BalancerHost, balancer_host
 from instinct.catalog import GpuCatalog, parse_gpus
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
@@ -29,7 +34,7 @@ from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
 from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
-from instinct.render import FILES, Render, renderer
+from instinct.render import FILES, Render, drawer, renderer
 from instinct.software import learned
 from instinct.workshop import ModelSource, Workshop
 
@@ -87,7 +92,8 @@ class ActionModule(ActionBase):
                 write_json(lock_file, lock.to_json())
         knowledge = Knowledge(ROOT / "catalog")
         models = read_models(fleet, reader.beside_inventory(names))
-        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models))
+        endpoint = self._endpoint(reader, offline, reader.beside_inventory(names))
+        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models), endpoint)
         if not offline and again is None:
             plan = replace(plan, warnings=(*plan.warnings, *access(fleet, lock, newer, reader)))
         news = plan if again is None else only(plan, again)
@@ -101,11 +107,35 @@ class ActionModule(ActionBase):
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
-            "todo": [] if offline else todo(news, data),
+            "todo": [] if offline else todo(news, plan.balancers, data),
             "partial": list(news.partial),
             "changes": news.changes,
             "text": text,
         }
+
+    def _endpoint(self, reader: Reader, offline: bool, base: Path) -> Endpoint | None:
+        """The load balancers with their keys and certificates, which are made where they are missing."""
+        hosts = reader.balancers(offline)
+        if not hosts:
+            return None
+        loader = self._loader
+
+        def load(path: Path) -> str:
+            try:
+                return str(loader.get_text_file_contents(str(path)))
+            except AnsibleError as error:
+                raise ValueError(path) from error
+
+        def parse(text: str) -> Any:
+            return plain(loader.load(text), templates=True)
+
+        make = not offline and not self._task.check_mode
+        kit = Kit(
+            drawer((ROOT / "templates" / "haproxy.cfg.j2").read_text(encoding="utf-8")),
+            (ROOT / "module_utils" / "instinct" / "balancer_agent.py").read_text(encoding="utf-8"),
+            materials(hosts, base, make, load, parse),
+        )
+        return Endpoint(hosts, frozenset(reader.groups().get(GROUP, ())), kit)
 
 
 def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
@@ -115,17 +145,26 @@ def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
     )
 
 
-def todo(plan: FleetPlan, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def todo(plan: FleetPlan, balancers: Iterable[BalancerPlan], data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Hosts with something to do, for add_host. Those that are planned again afterwards are in fleet_partial."""
-    return [
-        {
-            "name": host.host.name,
-            "groups": [f"todo_{role}" for role in host.todo] + (["fleet_partial"] if host.partial else []),
-            "plan": data["hosts"][host.host.name],
-        }
-        for host in plan.hosts
-        if host.actions
-    ]
+    groups: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        if host.actions:
+            groups[host.host.name] = [f"todo_{role}" for role in host.todo]
+            groups[host.host.name] += ["fleet_partial"] if host.partial else []
+    for balancer in balancers:
+        if balancer.actions:
+            groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
+    found = []
+    for name, names in groups.items():
+        mine = dict(data["hosts"].get(name, {}))
+        if name in data["balancers"]:
+            mine["balancer"] = data["balancers"][name]
+        out = [{"balancer": balancer.host.name, **balancer.out(name)} for balancer in balancers]
+        if any(item["drain"] for item in out):
+            mine["out"] = out
+        found.append({"name": name, "groups": names, "plan": mine})
+    return found
 
 
 class NeedsTemplating(Exception):
@@ -158,10 +197,23 @@ class Reader:
         """Every group of the inventory with its hosts."""
         return {str(name): [str(host) for host in hosts] for name, hosts in self.task_vars["groups"].items()}
 
-    def host(self, name: str, offline: bool) -> HostInput:
+    def balancers(self, offline: bool) -> tuple[BalancerHost, ...]:
+        """The load balancers' hosts. Raises FleetError."""
+        found: list[BalancerHost] = []
+        problems: list[Problem] = []
+        for name in sorted(self.groups().get(BALANCERS, ()), key=natural):
+            given = self.host(name, offline, BALANCER_VARIABLES)
+            host, wrong = balancer_host(name, given.variables, given.state, given.unreachable)
+            found.append(host)
+            problems += wrong
+        if problems:
+            raise FleetError(problems)
+        return tuple(found)
+
+    def host(self, name: str, offline: bool, names: Iterable[str] = VARIABLES) -> HostInput:
         """What the planner takes of a host. Raises FleetError for a variable that cannot be evaluated."""
         raw = self.hostvars.raw_get(name)
-        variables = {key: self.value(name, key, raw) for key in VARIABLES if key in raw}
+        variables = {key: self.value(name, key, raw) for key in names if key in raw}
         if offline:
             return HostInput(variables)
         observed = raw.get("node_state_result") or {}

@@ -1,0 +1,155 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""HAProxy's agent: says which instances have generated tokens since they were started.
+
+HAProxy asks it on loopback for each server, by name, and takes a server in only when this says "up" and its own
+check of /health succeeds. An instance whose port refuses, as while Docker restarts it, has to generate tokens anew.
+An empty answer, and no answer, change nothing: when this program is restarted or stopped, HAProxy goes on with what
+it knows. One file without imports of the toolkit: it runs on the balancer's host.
+    agent.py BALANCER.JSON PIDFILE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+POLL_SECONDS = 1.0
+CONNECT_SECONDS = 3.0
+HEALTH_SECONDS = 10.0
+TOKEN_SECONDS = 900.0  # the first tokens of an engine may compile kernels
+GONE = "gone"
+"""Nobody accepts a connection, or the engine says that it is dead."""
+BUSY = "busy"
+"""It accepts a connection, and does not answer in time."""
+
+
+class Instance:
+    """One server of the balancer; proven None: not known yet, as this program has just started."""
+
+    def __init__(self, host: str, port: int, model: str) -> None:
+        self.host, self.port, self.model = host, port, model
+        self.proven: bool | None = None
+
+    async def watch(self) -> None:
+        """Look at it for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def look(self) -> None:
+        """One look: a proof lasts until the instance is gone."""
+        state = await self.health()
+        if state == GONE:
+            self.proven = False
+        elif state != BUSY and not self.proven:
+            self.proven = await self.generates()
+
+    async def health(self) -> str:
+        """What GET /health says: "ok", GONE or BUSY."""
+        try:
+            status, _ = await self.ask("GET", "/health", b"", HEALTH_SECONDS)
+        except asyncio.TimeoutError:
+            return BUSY
+        except (OSError, ValueError, EOFError):
+            return GONE
+        return "ok" if status == 200 else GONE
+
+    async def generates(self) -> bool:
+        """Whether it answers a request with tokens."""
+        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        try:
+            status, text = await self.ask("POST", "/v1/completions", json.dumps(body).encode(), TOKEN_SECONDS)
+            return status == 200 and int(json.loads(text)["usage"]["completion_tokens"]) > 0
+        except (OSError, ValueError, KeyError, TypeError, EOFError, asyncio.TimeoutError):
+            return False
+
+    async def ask(self, method: str, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """One request: status and body. Raises OSError, ValueError, EOFError, asyncio.TimeoutError."""
+        opening = asyncio.open_connection(self.host, self.port)
+        try:
+            reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+        except asyncio.TimeoutError:
+            raise ConnectionError("no connection") from None
+        try:
+            lines = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n"
+            lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(lines.encode() + body)
+            answer = await asyncio.wait_for(reader.read(), seconds)
+        finally:
+            writer.close()
+        head, _, text = answer.partition(b"\r\n\r\n")
+        words = head.split(None, 2)
+        return int(words[1]) if len(words) > 1 else 0, text
+
+
+class Agent:
+    """All instances of a balancer, as its balancer.json names them."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.seen: Any = None
+        self.instances: dict[str, Instance] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def follow(self) -> None:
+        """Take over every change of the file."""
+        while True:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found = os.stat(self.path)
+                mark = (found.st_ino, found.st_mtime_ns)
+                if mark != self.seen:
+                    with open(self.path, encoding="utf-8") as file:
+                        self.take(json.load(file))
+                    self.seen = mark
+            await asyncio.sleep(POLL_SECONDS)
+
+    def take(self, config: dict[str, Any]) -> None:
+        """Watch what the configuration has; what was known of servers that stay as they are is kept."""
+        wanted = {
+            f"{backend['name']}/{server['name']}": (
+                server["address"],
+                int(server["port"]),
+                backend["models"][0],
+            )
+            for backend in config["backends"]
+            for server in backend["servers"]
+        }
+        for name, known in list(self.instances.items()):
+            if wanted.get(name) != (known.host, known.port, known.model):
+                self.tasks.pop(name).cancel()
+                del self.instances[name]
+        for name, place in wanted.items():
+            if name not in self.instances:
+                self.instances[name] = Instance(*place)
+                self.tasks[name] = asyncio.get_running_loop().create_task(self.instances[name].watch())
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one question of HAProxy."""
+        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+            line = await asyncio.wait_for(reader.readline(), CONNECT_SECONDS)
+            known = self.instances.get(line.decode("ascii", "replace").strip())
+            proven = known.proven if known else None
+            writer.write(b"\n" if proven is None else b"up\n" if proven else b"down\n")
+            await writer.drain()
+        writer.close()
+
+
+async def serve(path: str, pid_file: str) -> None:
+    """Run until the process is ended."""
+    agent = Agent(path)
+    with open(path, encoding="utf-8") as file:
+        port = int(json.load(file)["agent_port"])
+    server = await asyncio.start_server(agent.answer, "127.0.0.1", port)
+    with open(pid_file, "w", encoding="ascii") as file:
+        file.write(f"{os.getpid()}\n")
+    async with server:
+        await agent.follow()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*sys.argv[1:3]))
