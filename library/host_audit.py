@@ -57,10 +57,16 @@ hosts:
   returned: success
   type: dict
 failing:
-  description: What is wrong on hosts with a required item wrong, in one line, by host.
+  description: Hosts with a required item wrong.
   returned: success
-  type: dict
-  sample: {n3: "1 required item wrong: iommu-pt"}
+  type: list
+  elements: str
+  sample: [n3]
+verdict:
+  description: The same in one line with what is wrong; empty when nothing is.
+  returned: success
+  type: str
+  sample: "Wrong on n3: iommu-pt."
 waiting:
   description: Items that take a reboot, by host.
   returned: success

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ if str(ROOT / "module_utils") not in sys.path:
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from instinct.audit import audit, counted, differences, todo
-from instinct.audit_text import Audited, Report, text
+from instinct.audit_text import Audited, Report, listed, text
 from instinct.catalog import parse_gpus
 from instinct.errors import suggest
 from instinct.hostitems import REQUIRED, View, parse_items
@@ -75,7 +75,8 @@ class ActionModule(ActionBase):
             **result,
             "changed": False,
             "hosts": data["hosts"],
-            "failing": {host.name: _wrong(host) for host in hosts if counted(host.findings, REQUIRED)},
+            "failing": [host.name for host in hosts if counted(host.findings, REQUIRED)],
+            "verdict": verdict(hosts),
             "waiting": waiting,
             "spanning": {name: stops(names) for name, names in spanning.items() if names},
             "todo": [
@@ -151,9 +152,13 @@ class Judge:
         return Audited(name, f"{gpus}, {system}", found)
 
 
-def _wrong(host: Audited) -> str:
-    ids = [finding.item.id for finding in counted(host.findings, REQUIRED)]
-    return f"{len(ids)} required item{'s' if len(ids) > 1 else ''} wrong: {', '.join(ids)}"
+def verdict(hosts: Sequence[Audited]) -> str:
+    """What is wrong, in one line; empty when no required item is."""
+    failing = {host.name: [item.item.id for item in counted(host.findings, REQUIRED)] for host in hosts}
+    failing = {name: ids for name, ids in failing.items() if ids}
+    if len(failing) > 1:
+        return f"Required items are wrong on {len(failing)} of {len(hosts)} hosts: {listed(list(failing))}."
+    return "".join(f"Wrong on {name}: {', '.join(ids)}." for name, ids in failing.items())
 
 
 def _running(view: View) -> dict[str, str]:
