@@ -82,7 +82,7 @@ class HostPlan:
                 "memory": settings.memory,
                 "clean": "gpu_clean" in kinds,
                 "backend": settings.backend,
-                "stop_servers": [servers.get(name) or _stop_only(name) for name in self.stop],
+                "stop_servers": [_stop_only(name, servers.get(name)) for name in self.stop],
                 "serve": [name for name in self.start if name not in spanning],
             }
             if partition
@@ -298,6 +298,7 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
     return tuple(item for item in found if item)
 
 
-def _stop_only(name: str) -> dict[str, Any]:
-    """A SERVER for an instance that is only stopped, as no deployment describes it any more."""
-    return {"name": name, "container_name": container_name(name), "stop_timeout": 120}
+def _stop_only(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is needed to stop an instance; no deployment may describe it any more."""
+    seconds = server["stop_timeout"] if server else 120
+    return {"name": name, "container_name": container_name(name), "stop_timeout": seconds}
