@@ -88,6 +88,7 @@ requirements:
   - root
 notes:
   - The compute mode lasts until the driver is loaded again, so also until the next boot.
+  - A reload of the driver also resets what was set by hand for the time being, such as power caps and clocks.
   - A Container Device Interface specification at C(/etc/cdi/amd.json) is generated anew.
 seealso:
   - module: node_state
@@ -164,6 +165,7 @@ from ..module_utils.instinct.partition_backends import BACKENDS
 from ..module_utils.instinct.partition_gpus import COMPUTE_MODES, MEMORY_MODES, diff_text
 from ..module_utils.instinct.partition_node import Node
 from ..module_utils.instinct.partition_plan import Request
+from ..module_utils.instinct.server import secrets_of
 
 
 def argument_spec() -> dict[str, Any]:
@@ -228,7 +230,7 @@ def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module, Node()))
+    finish(module, secrets_of(module.params["servers"]), lambda: work(module, Node()))
 
 
 if __name__ == "__main__":
