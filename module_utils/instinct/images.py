@@ -132,7 +132,10 @@ def check_image(data: Mapping[str, Any], facts: ImageFacts, gfx: str, gpu: str =
             known = item["gfx"] == gfx and (not gpu or item["name"] == gpu)
             if known and version_key(facts.rocm) < version_key(item["rocm"]):
                 what = f"has ROCm {facts.rocm}, and {item['name']} needs {item['rocm']} or newer"
-                found.append(Finding(facts.ref, BAD_VALUE, what, "Use a newer image.", item["source"]))
+                # AMD names the release of the host's driver; an image of the same series has the same kernels.
+                near = _series(facts.rocm) == _series(item["rocm"])
+                fix = "Use a newer image."
+                found.append(Finding(facts.ref, BAD_VALUE, what, fix, item["source"], harmless=near))
                 break
     if facts.deprecated:
         note = facts.notes[0] if facts.notes else "is no longer recommended"
@@ -160,5 +163,8 @@ def check_driver(data: Mapping[str, Any], rocm: str, module: str | None) -> Find
 
 def needed_driver(data: Mapping[str, Any], rocm: str) -> Mapping[str, Any] | None:
     """The entry of images.yml for the oldest driver of a ROCm release; None for one it does not list."""
-    series = ".".join(rocm.split(".")[:2])
-    return next((item for item in data["drivers"] if item["rocm"] == series), None)
+    return next((item for item in data["drivers"] if item["rocm"] == _series(rocm)), None)
+
+
+def _series(rocm: str) -> str:
+    return ".".join(rocm.split(".")[:2])

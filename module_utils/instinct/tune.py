@@ -243,6 +243,8 @@ def _context(
         engine = default_of(knowledge, "engine", book.line, book.release.index)
         if software.v1:
             engine = "V1"
+        if _falls_back(book, given):
+            engine = "V0"
     gpu = software.platform not in OTHER_PLATFORMS
     return Context(
         release=book.release,
@@ -263,6 +265,18 @@ def _context(
         workload=deployment.workload,
         balancing=deployment.data_parallel_balancing,
     )
+
+
+def _falls_back(book: SettingsBook, given: Mapping[str, Value]) -> bool:
+    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead.
+
+    Source: EngineArgs._is_v1_supported_oracle of the releases that have both engines.
+    """
+    if not book.line.inside(None, "0.10.1", book.release.index):
+        return False
+    speculative = given.get("speculative")
+    draft = isinstance(speculative, Mapping) and "method" not in speculative and "model" in speculative
+    return draft or given.get("scheduler_steps") not in (None, 1)
 
 
 def default_of(knowledge: Knowledge, name: str, line: Timeline, index: int) -> Any:

@@ -168,6 +168,23 @@ def test_instances_that_share_a_gpu_share_its_memory(count: int, part: float) ->
     assert part * count <= 0.9
 
 
+@pytest.mark.parametrize(
+    ("keys", "v1"),
+    [
+        ({}, True),
+        ({"engine_args": {"num_scheduler_steps": 10}}, False),
+        ({"settings": {"speculative": {"model": "a/draft", "num_speculative_tokens": 5}}}, False),
+        ({"engine_args": {"num_scheduler_steps": 1}}, True),
+    ],
+)
+def test_what_only_v0_can_do_leaves_v1_off(keys: dict[str, Any], v1: bool) -> None:
+    """AMD's image of 0.9.1 prefers V1; with VLLM_USE_V1=1 vLLM stops at what V1 cannot do."""
+    image = ImageFacts("r/i:t", "tag", vllm="0.9.1", v1=True)
+    found = tune(deployment(**keys), MI300X, image, LLAMA, knowledge())
+    assert not found.problems
+    assert (found.context.engine == "V1") == ("VLLM_USE_V1" in found.env) == v1
+
+
 def test_no_more_sequences_than_tokens() -> None:
     found = tuned("0.11.1", objective="throughput", engine_args={"max_num_batched_tokens": 1024})
     assert found.args["--max-num-seqs"] == 1024
