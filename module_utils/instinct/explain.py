@@ -19,6 +19,7 @@ WIDTH = 110
 
 TITLES = {
     "docker_engine": "install the Docker engine",
+    "build_tools": "install what building an image needs:",
     "numa_balancing": "automatic NUMA balancing",
     "compute_partition": "compute partition",
     "memory_partition": "memory partition",

@@ -204,17 +204,18 @@ def plan_host(
     """One host's plan, and what is wrong with it."""
     lock = workshop.lock
     actions: list[Action] = []
-    engine, _ = steps.docker_engine(host)
-    actions += [action for action in (engine, steps.numa_balancing(host)) if action]
     unknown = workshop.unknown_images(host)
     images = steps.images(host, lock, unknown)
+    engine, _ = steps.docker_engine(host)
+    tools, packages = steps.build_tools(host, (image for image, _ in images)) or (None, ())
+    actions += [action for action in (engine, tools, steps.numa_balancing(host)) if action]
     actions += [action for _, action in images]
     model = _gpu_model(host, catalog)
     planned = HostPlan(
         host=host,
         layout=layout,
         actions=tuple(actions),
-        packages=(engine.target,) if engine else (),
+        packages=(*((engine.target,) if engine else ()), *packages),
         images=tuple(image for image, _ in images),
         models=(),
         instances=(),

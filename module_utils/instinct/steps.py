@@ -14,6 +14,7 @@ from .fleet import Host
 from .gpu_clean import needs_reload
 from .lock import Lock, ModelPin, parse_ref
 from .observed import NodeState, Running
+from .packages import build_packages
 
 # Docker's own states of a container that is, or may soon be, using its GPUs and port.
 ALIVE = ("running", "restarting", "paused")
@@ -116,6 +117,23 @@ def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
         what = f"has no Docker engine, and {state.os_name} is not a system that this toolkit installs it on."
         return None, Problem((), what, "Install Docker Engine 20.10 or newer, and run again.")
     return action, None
+
+
+def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[str, ...]] | None:
+    """What the host lacks to build the images that are built on it: the action, and the packages."""
+    if not any(image.build for image in images):
+        return None
+    packages = build_packages(host.state)
+    if not packages:
+        return None
+    reason = "an image is built on this host"
+    names = ", ".join(packages)
+    return (
+        Action(
+            "build_tools", "host_prep", names, "absent", "installed", reason, "vLLM's docker/Dockerfile.rocm"
+        ),
+        packages,
+    )
 
 
 def numa_balancing(host: Host) -> Action | None:

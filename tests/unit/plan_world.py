@@ -193,6 +193,10 @@ def actions(host: Mapping[str, Any]) -> list[str]:
 def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[str, Any]:
     """What node_state reports after a host's part of plan.json was applied; uses nothing but that part."""
     after = copy.deepcopy(dict(found))
+    if "git" in todo["packages"]:
+        after["git"] = True
+    if any(name.startswith("docker-buildx") for name in todo["packages"]):
+        after["docker"] = {**after["docker"], "buildx": True}
     if "docker.io" in todo["packages"]:
         after["docker"] = {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None}
     if todo["numa_balancing"] is not None:

@@ -307,6 +307,8 @@ def test_a_built_image() -> None:
     assert host["warnings"] == [
         "deployment llama builds main, which may move: a commit gives every node the same"
     ]
+    assert actions(host)[0] == "build_tools ca-certificates, git, docker-buildx"
+    assert host["packages"] == ["ca-certificates", "git", "docker-buildx"]
     after = apply_to_state(state(), host)
     assert actions(planned(after, wanted)) == []
     other = [deployment(image=None, build={**build, "args": {"A": "2"}}, vllm_version="0.11.1")]
@@ -531,7 +533,7 @@ def test_text_for_people() -> None:
         "      because the deployment wants it\n"
         "\n"
         "Deployment llama on n1, n2, n3, n4, n5, … n63 (63 hosts): 2 instances per host, vLLM 0.11.1\n"
-        "  memory   per GPU 4.8 GiB of weights and 166.6 GiB of KV cache: 2,184,224 tokens, 266.6 requests of 8,192\n"
+        "  memory   per GPU 4.8 GiB of weights and 166.1 GiB of KV cache: 2,177,680 tokens, 265.8 requests of 8,192\n"
         "           tokens at once\n"
         "  chosen   VLLM_ROCM_USE_AITER=1, VLLM_ROCM_USE_AITER_MHA=1, HIP_FORCE_DEV_KERNARG=1,\n"
         "           TORCH_BLAS_PREFER_HIPBLASLT=1, SAFETENSORS_FAST_GPU=1\n"
