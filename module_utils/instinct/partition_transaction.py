@@ -103,7 +103,7 @@ class Transaction:
 
     def drain(self) -> None:
         """Stop what may be stopped. Its names are on disk before."""
-        # Issue 5: take the node out of the load balancer here, and wait for the requests in flight.
+        # The load balancer sends nothing here any more: the playbook has seen to that.
         self.stop(stops_of(self.node, self.plan, self.request))
 
     def stop(self, wanted: Sequence[Service]) -> None:

@@ -21,7 +21,12 @@ import pytest
 from .conftest import ROOT, lab_command
 from .helpers import STANDIN
 
-RELEASES = ("6.0.0", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0")
+TOOLS = (
+    ("rocm-smi", "6.0.0"), ("rocm-smi", "6.2.4"), ("rocm-smi", "6.4.1"), ("rocm-smi", "7.0.0"),
+    ("amd-smi", "6.2.4"), ("amd-smi", "6.3.2"), ("amd-smi", "6.4.0"), ("amd-smi", "7.2.0"), ("amd-smi", "10.0.0"),
+)  # fmt: skip
+WAYS = (*TOOLS, ("rocm-smi", "6.3.0"), ("rocm-smi", "7.2.0"), ("amd-smi", "6.3.0"), ("amd-smi", "7.0.2"),
+        ("sysfs", "7.0.0"))  # fmt: skip
 HERE = "/opt/partition-test"
 CPX4 = {"compute": "CPX", "memory": "NPS4"}
 CPX = {"compute": "CPX"}
@@ -148,7 +153,7 @@ CASES = {
     "memory mode not taken on": Case(("nps-change-fails",), CPX4, OLD, "look at dmesg | grep 'NPS mode'"),
     "tool hangs": Case(("tool-hang=all",), {**CPX4, "timeout": 40}, NEW4, warns="was killed. Using sysfs"),
     "tool missing": Case(("tool-missing=all",), CPX4, NEW4, warns="not installed; using sysfs"),
-    "warning before the output": Case(("warning-first", "tool-missing=rocm-smi"), CPX4, NEW4),
+    "warning before the output": Case(("warning-first",), CPX4, NEW4),
 }  # fmt: skip
 
 
@@ -164,19 +169,20 @@ def check(bench: Bench, case: Case, result: dict[str, Any]) -> None:
     assert case.warns in "; ".join(result["warnings"])
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(("tool", "release"), TOOLS)
 @pytest.mark.parametrize("name", CASES)
-def test_release_and_fault(bench: Bench, release: str, name: str) -> None:
+def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
     case = CASES[name]
-    bench.reset(f"release={release}", *case.faults)
-    check(bench, case, bench.change(case.request))
+    first = ["tool-missing=rocm-smi"] if tool == "amd-smi" and release != "10.0.0" else []
+    bench.reset(f"release={release}", *first, *case.faults)
+    result = bench.change(case.request)
+    check(bench, case, result)
+    if case.end != OLD and "sysfs" not in case.warns:
+        assert result["backend"] == tool
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("backend", ["rocm-smi", "amd-smi", "sysfs"])
+@pytest.mark.parametrize(("backend", "release"), WAYS)
 def test_every_way_there_and_back(bench: Bench, release: str, backend: str) -> None:
-    if (backend, release) == ("rocm-smi", "10.0.0"):
-        pytest.skip("ROCm 10 has no rocm-smi")
     bench.reset(f"release={release}")
     there = bench.change({**CPX4, "backend": backend})
     assert there["error"] is None, there
