@@ -32,6 +32,7 @@ PAUSE_MAX = 16.0
 SETTLE = 10.0  # seconds for KFD's nodes and udev's device files to appear after a change
 LOAD_SETTLE = 60.0  # … and after the driver was loaded
 LOAD_TRIES = 3
+UNLOAD_MIN = 30.0  # what unloading gets at least, however long a tool before it hung
 LOOK_AGAIN = 0.25
 
 _WRITE_ERRORS = {
@@ -227,7 +228,7 @@ class Modes:
         """Unload and load the driver. Raises PartitionError when it is unloaded and does not load."""
         self.actions.append(" ".join(UNLOAD))
         try:
-            ran = self.node.run(Command(UNLOAD), self.time_left())
+            ran = self.node.run(Command(UNLOAD), max(self.time_left(), UNLOAD_MIN))
         except PartitionError as error:
             after = "the driver is still loaded" if self.node.loaded("amdgpu") else "the driver is gone"
             return Judgement(REFUSED, f"{error}; {after}. If that happens again, reboot the node")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -109,7 +108,7 @@ class Node:
     def run(self, command: Command, timeout: float) -> Ran:
         """Run a program. Raises PartitionError if it does not start, or does not end in time."""
         name = command.argv[0]
-        program = self.path(name) if name.startswith("/") else self._program(name)
+        program = self.path(name) if name.startswith("/") else self._find(name) or name
         try:
             process = subprocess.Popen(
                 [program, *command.argv[1:]],
@@ -132,12 +131,11 @@ class Node:
                 process.communicate(timeout=5)
             raise PartitionError(f"{name} did not end within {timeout:.0f} s and was killed") from None
 
-    def _program(self, name: str) -> str:
+    def _find(self, name: str) -> str | None:
         """A program of the system, also where PATH lacks the directories of root's."""
-        directories = (
-            self.path(f"/{place}") for place in ("usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin")
-        )
-        return next((path for path in (f"{d}/{name}" for d in directories) if os.path.exists(path)), name)
+        places = ("usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin")
+        paths = (self.path(f"/{place}/{name}") for place in places)
+        return next((path for path in paths if os.path.exists(path)), None)
 
     def write(self, step: Write) -> None:
         """Write a mode. Raises OSError with the driver's errno."""
@@ -206,28 +204,26 @@ class Node:
         except NodeError as error:
             raise PartitionError(str(error)) from None
 
-    def refresh_cdi(self) -> tuple[list[str], list[str]]:
+    def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
         """Write the Container Device Interface specs anew that there are: (commands run, warnings).
 
-        A spec lists render nodes, so it is out of date after every change of modes.
+        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
         """
         specs = [path for path in CDI_SPECS if self.source.exists(path)]
-        tool = shutil.which("amd-ctk")
-        if specs and not tool:
+        if specs and not self._find("amd-ctk"):
             return [], [
                 f"{', '.join(specs)} lists the old devices, and there is no amd-ctk to write it anew."
             ]
-        commands, warnings = [], []
-        for path in specs:
-            command = Command(("amd-ctk", "cdi", "generate", f"--output={path}"))
-            commands.append(command.text)
+        commands = [Command(("amd-ctk", "cdi", "generate", f"--output={path}")) for path in specs]
+        warnings = []
+        for command in () if check else commands:
             try:
                 ran = self.run(command, SERVICE_TIMEOUT)
                 if ran.code:
                     warnings.append(f"{command.text}: {(ran.stderr or ran.stdout).strip()[-200:]}")
             except PartitionError as error:
                 warnings.append(str(error))
-        return commands, warnings
+        return [command.text for command in commands], warnings
 
     # ---- the journal -----------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class Machine(Driver, Protocol):
     def start(self, service: Service) -> None:
         """Start a service. Raises PartitionError."""
 
-    def refresh_cdi(self) -> tuple[list[str], list[str]]:
+    def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
         """Write the Container Device Interface specs anew that there are: (commands run, warnings)."""
 
     def load_journal(self) -> Journal | None:
@@ -176,6 +176,7 @@ def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
             actions += [" ".join(UNLOAD), " ".join(LOAD)]
         way = plan.backends[0]
         actions += expected_steps(way, plan.tools.get(way), plan.release, plan.gpus, plan.target)
+        actions += node.refresh_cdi(check=True)[0]
         cut_off = plan.journal.stopped if plan.journal else ()
         restored = [item for item in dict.fromkeys((*cut_off, *stops)) if item.kind != "instance"]
         actions += [f"start {item.text}" for item in reversed(restored)]

@@ -170,7 +170,7 @@ class World:
             raise PartitionError("it does not")
         self.stopped_by_hand.discard(service)
 
-    def refresh_cdi(self) -> tuple[list[str], list[str]]:
+    def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
         return [], []
 
     def load_journal(self) -> Journal | None:

@@ -16,7 +16,7 @@ from instinct.partition_gpus import Gpu, PartitionError, Target
 from instinct.smi_set import BROKEN, BUSY, DONE, REFUSED, SetResult
 
 from tests.unit.fake_docker import FakeDocker
-from tests.unit.gpu_tree import Tree
+from tests.unit.gpu_tree import Tree, write
 
 ROCM_SMI = "/opt/rocm/bin/rocm-smi"
 AMD_SMI = "/opt/rocm/bin/amd-smi"
@@ -387,6 +387,28 @@ def test_names_the_container_of_a_holder(tree: Tree, module: Any) -> None:
         result, _ = module(retries=0)
     assert "pid 5 python3 in container instinct-llama-0" in result["msg"]
     assert not (tree.root / JOURNAL).exists()
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_a_cdi_spec_is_written_anew(tree: Tree, module: Any, code: int | None) -> None:
+    """It lists devices, and is out of date after a change; code None: its tool is not there."""
+    spec = "/etc/cdi/amd.json"
+    write(tree.root / spec[1:], "old")
+    program = tree.root / "usr/bin/amd-ctk"
+    if code is not None:
+        write(program, f"#!/bin/sh\necho $@ >> {tree.root}/calls\necho no >&2\nexit {code}\n")
+        program.chmod(0o755)
+    predicted, _ = module(check=True)
+    result, failed = module()
+    assert not failed, result
+    assert predicted["actions"] == result["actions"]
+    assert tree.modes() == ["CPX"] * 8
+    if code is None:
+        assert any("there is no amd-ctk" in warning for warning in result["warnings"])
+        return
+    assert result["actions"][-1] == f"amd-ctk cdi generate --output={spec}"
+    assert tree.calls() == [f"cdi generate --output={spec}"]
+    assert any("amd-ctk" in warning and "no" in warning for warning in result["warnings"]) == bool(code)
 
 
 # --- failures of some GPUs ---------------------------------------------------------------------------------
