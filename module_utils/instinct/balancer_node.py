@@ -46,6 +46,7 @@ ExecStart={haproxy} -Ws -C {directory}/current -f haproxy.cfg -p {state}/haproxy
 ExecReload=/bin/kill -USR2 $MAINPID
 KillMode=mixed
 Restart=always
+RestartSec=2
 SuccessExitStatus=143
 LimitNOFILE=65536
 

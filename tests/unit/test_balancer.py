@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load balancer's plan: who is behind it, what differs, what is refused; and HAProxy's own word on its file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct.balancer import Backend, Member, before_it_goes
+from instinct.balancer_keys import keys_map
+from instinct.balancer_material import self_signed
+from instinct.balancer_plan import BalancerPlan, Endpoint, Kit, Material, wanted_files
+from instinct.balancer_settings import BalancerHost, balancer_host, parse_balancer
+from instinct.errors import FleetError
+from instinct.explain import explain
+from instinct.hashing import spec_hash, text_hash
+from instinct.plan import FleetPlan, plan_fleet
+from instinct.render import drawer, haproxy_word
+
+from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from .test_plan import SCHEMA
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAW = drawer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
+KEYS = keys_map({"default": "sk-" + "k" * 40})
+PEM = self_signed(["192.0.2.1"])
+MATERIAL = Material(KEYS, PEM, "keys.yml", "endpoint.pem")
+NEVER = {"installed": False, "running": False, "files": {}, "applied": None, "config": None, "out": None}
+
+
+def found(balancer: dict[str, Any] | None) -> dict[str, Any]:
+    return {"os": {"id": "debian"}, "balancer": balancer or NEVER}
+
+
+def host(
+    balancer: dict[str, Any] | None = None, absent: str = "", name: str = "lb", **variables: Any
+) -> BalancerHost:
+    """A balancer's host with what was found on it."""
+    made, problems = balancer_host(name, {"ansible_host": "192.0.2.1", **variables}, found(balancer), absent)
+    assert problems == ()
+    return made
+
+
+def planned(
+    states: dict[str, Any],
+    deployments: Any,
+    *hosts: BalancerHost,
+    gpu_hosts: tuple[str, ...] = (),
+    **keys: Any,
+) -> FleetPlan:
+    """A plan with balancers."""
+    some = hosts or (host(),)
+    endpoint = Endpoint(
+        some, frozenset((*states, *gpu_hosts)), Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some})
+    )
+    plan = plan_fleet(fleet(states, deployments, **keys), workshop(LOCK), endpoint)
+    SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
+    return plan
+
+
+def applied(plan: BalancerPlan, **changes: Any) -> dict[str, Any]:
+    """What node_state finds after a run of this plan."""
+    texts = wanted_files(plan.files, plan.host.settings, plan.material)
+    assert texts is not None
+    return {
+        "installed": True,
+        "running": True,
+        "files": {name: text_hash(text) for name, text in texts.items()},
+        "applied": spec_hash(texts),
+        "config": json.loads(texts["balancer.json"]),
+        "out": None,
+        **changes,
+    }
+
+
+def actions(plan: FleetPlan) -> list[str]:
+    return [f"{item.kind} {item.target}: {item.reason}" for item in plan.balancers[0].actions]
+
+
+def names(plan: BalancerPlan) -> list[str]:
+    return [f"{backend.name}/{member.name}" for backend in plan.backends for member in backend.members]
+
+
+def two(**changes: Any) -> dict[str, Any]:
+    return {"n1": state(**changes), "n2": state(**changes)}
+
+
+def settled(deployments: Any, **keys: Any) -> dict[str, Any]:
+    """Two nodes on which these deployments run."""
+    plan = planned(two(), deployments, **keys).to_json()["hosts"]
+    return {name: apply_to_state(state(), plan[name]) for name in ("n1", "n2")}
+
+
+ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
+
+
+def test_all_instances_of_all_hosts() -> None:
+    plan = planned(two(), [deployment(instances_per_host=2)], own=ADDRESSES)
+    (balancer,) = plan.balancers
+    assert balancer.url == "https://192.0.2.1:8443"
+    (backend,) = balancer.backends
+    assert backend.models == ("lab/tiny-llama",)
+    assert [(m.name, m.address, m.port) for m in backend.members] == [
+        ("n1.llama-0:8000", "192.0.2.11", 8000),
+        ("n1.llama-1:8001", "192.0.2.11", 8001),
+        ("n2.llama-0:8000", "192.0.2.12", 8000),
+        ("n2.llama-1:8001", "192.0.2.12", 8001),
+    ]
+    assert actions(plan) == [
+        "haproxy haproxy: it spreads requests over the instances",
+        "balancer https://192.0.2.1:8443: the group load_balancer has this host",
+    ]
+    text = explain(plan)
+    assert "2 actions on load balancer lb" in text
+    assert "lab/tiny-llama: deployment llama on n1 (2), n2 (2)" in text
+    assert "instances of llama listen on all addresses" in text
+
+
+def test_nothing_differs_after_a_run() -> None:
+    deployments = [deployment()]
+    states = settled(deployments)
+    first = planned(states, deployments)
+    again = planned(states, deployments, host(applied(first.balancers[0])))
+    assert again.changes == 0
+    assert explain(again).startswith("Plan: 2 hosts, nothing to do; 2 instances as wanted.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"running": False}, "it does not run"),
+        ({"applied": None}, "its files are as wanted, and HAProxy has not been seen with them"),
+        ({"files": {}}, "the group load_balancer has this host"),
+    ],
+)
+def test_what_is_amiss_on_the_host(changes: dict[str, Any], reason: str) -> None:
+    deployments = [deployment()]
+    states = settled(deployments)
+    first = planned(states, deployments).balancers[0]
+    assert actions(planned(states, deployments, host(applied(first, **changes)))) == [
+        f"balancer https://192.0.2.1:8443: {reason}"
+    ]
+
+
+def test_a_file_that_was_changed_by_hand() -> None:
+    states = settled([deployment()])
+    there = applied(planned(states, [deployment()]).balancers[0])
+    there["files"]["keys.map"] = text_hash("other")
+    assert actions(planned(states, [deployment()], host(there))) == [
+        "balancer https://192.0.2.1:8443: other content of keys.map"
+    ]
+
+
+def test_an_instance_leaves_before_it_is_replaced_and_comes_back() -> None:
+    states = settled([deployment()])
+    there = applied(planned(states, [deployment()]).balancers[0])
+    changed = planned(states, [deployment(engine_args={"max_model_len": 4096})], host(there))
+    (balancer,) = changed.balancers
+    assert [item.kind for item in balancer.actions] == ["drain", "drain"]
+    both = ["llama/n1.llama-0:8000", "llama/n2.llama-0:8000"]
+    assert (list(balancer.drain), list(balancer.undrain)) == (both, both)
+    assert balancer.out("n2") == {"drain": both[1:], "undrain": both[1:]}
+
+
+def test_what_goes_stays_until_it_has_gone() -> None:
+    states = settled([deployment(instances_per_host=2)])
+    there = applied(planned(states, [deployment(instances_per_host=2)]).balancers[0])
+    (balancer,) = planned(states, [deployment(port=9000)], host(there)).balancers
+    assert names(balancer) == ["llama/n1.llama-0:9000", "llama/n2.llama-0:9000"]
+    before = json.loads(balancer.files_before["balancer.json"])["backends"][0]["servers"]
+    assert [item["name"] for item in before] == [
+        "n1.llama-0:9000", "n2.llama-0:9000",
+        "n1.llama-0:8000", "n1.llama-1:8001", "n2.llama-0:8000", "n2.llama-1:8001",
+    ]  # fmt: skip
+    assert len(balancer.drain) == 4
+    assert balancer.undrain == ()  # none of them is there afterwards
+
+
+def test_a_deployment_that_takes_over_a_name_waits_for_the_other_to_go() -> None:
+    old = {"name": "old", "models": ["m"], "servers": [Member("n1", "old-0", "a", 1, 5).to_json()]}
+    new = Backend("a-new", ("m",), (Member("n1", "a-new-0", "a", 2, 5),))
+    assert [item.name for item in before_it_goes([new], {"backends": [old]})] == ["old", "a-new"]
+
+
+def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None:
+    states = settled([deployment()])
+    there = applied(planned(states, [deployment()]).balancers[0])
+    limited = {"n1": states["n1"]}
+    assert planned(limited, [deployment()], host(there), gpu_hosts=("n2",)).changes == 0
+    dead = planned({"n1": states["n1"], "n2": None}, [deployment()], host(there))
+    assert dead.changes == 0
+    removed = planned(limited, [deployment()], host(there))
+    assert actions(removed) == ["balancer https://192.0.2.1:8443: gone: llama/n2.llama-0:8000"]
+
+
+def test_who_took_a_server_out() -> None:
+    states = settled([deployment()])
+    out = {
+        "llama/n1.llama-0:8000": {"state": "drain", "by": "run", "since": "2026-11-21T19:00:00Z"},
+        "llama/n2.llama-0:8000": {"state": "drain", "by": "operator", "since": "2026-11-21T19:00:00Z"},
+        "gone/n1.gone-0:9000": {"state": "drain", "by": "run", "since": "2026-11-21T19:00:00Z"},
+    }
+    there = applied(planned(states, [deployment()]).balancers[0], out=out)
+    plan = planned(states, [deployment()], host(there))
+    assert actions(plan) == ["undrain llama/n1.llama-0:8000: a run that did not end took it out"]
+    assert "llama/n2.llama-0:8000 is out of the load balancer since 2026-11-21T19:00:00Z" in explain(plan)
+
+
+def test_a_balancer_that_is_not_part_of_the_run() -> None:
+    plan = planned(two(), [deployment()], host(absent="it could not be reached"))
+    assert plan.balancers == ()
+    assert "load balancer lb keeps what it has: it could not be reached" in plan.warnings
+
+
+def test_keys_that_are_yet_to_be_made() -> None:
+    endpoint = Endpoint((host(),), frozenset(("n1",)), Kit(DRAW, "agent\n"))
+    plan = plan_fleet(fleet({"n1": state()}, [deployment()]), workshop(), endpoint)
+    assert [item.kind for item in plan.balancers[0].actions] == ["haproxy", "balancer"]
+
+
+def problems(deployments: Any, *hosts: BalancerHost, states: dict[str, Any] | None = None) -> list[str]:
+    with pytest.raises(FleetError) as error:
+        planned(states or {"n1": state()}, deployments, *hosts, own=ADDRESSES)
+    return [item.text() for item in error.value.problems]
+
+
+def test_two_deployments_of_one_name() -> None:
+    second = deployment(name="second", port=9000, gpus=[1])
+    assert problems([deployment(), second]) == [
+        "vllm_deployments[1].served_model_name (host n1): deployments llama and second both serve 'lab/tiny-llama' at "
+        "one address. Give one another served_model_name, or endpoint: false, or make them one deployment."
+    ]
+    planned({"n1": state()}, [deployment(), {**second, "endpoint": False}])
+
+
+def test_an_instance_that_the_balancer_cannot_reach() -> None:
+    only = [deployment(listen="127.0.0.1")]
+    assert problems(only) == [
+        "vllm_deployments[0].listen (host n1): instances of n1 listen on 127.0.0.1, which load balancer lb cannot "
+        "reach. Listen on an address of the host that the balancer reaches, or set endpoint: false."
+    ]
+    here = planned({"n1": state()}, only, host(name="n1")).balancers[0]
+    assert here.backends[0].members[0].address == "127.0.0.1"
+    assert not any(
+        "listen on all addresses" in text for text in planned({"n1": state()}, only, host(name="n1")).warnings
+    )
+
+
+def test_a_port_that_both_want() -> None:
+    assert problems([deployment(port=8443)], host(name="n1")) == [
+        "vllm_deployments[0].port (host n1): instance llama-0 and the load balancer would both listen on port 8443. "
+        "Choose another port, or set load_balancer_port."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"load_balancer_port": "8443"}, "load_balancer_port: must be a whole number, not text."),
+        ({"load_balancer_auth": "no"}, "load_balancer_auth: must be true or false, not text."),
+        ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a key's name"),
+        ({"load_balancer_api_keys": {"a": "short-secret"}}, "load_balancer_api_keys.a: its key must be text"),
+        ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the balancer cannot use one port twice"),
+    ],
+)  # fmt: skip
+def test_wrong_variables(variables: dict[str, Any], text: str) -> None:
+    (problem,) = parse_balancer(variables, "lb")[2]
+    assert problem.text().startswith(text)
+    assert "short-secret" not in problem.text()
+
+
+def test_no_key_in_the_plan() -> None:
+    lb = host(load_balancer_api_keys={"me": "sk-" + "s" * 40})
+    plan = planned({"n1": state()}, [deployment()], lb)
+    assert "s" * 40 not in json.dumps(plan.to_json()) + repr(plan)
+
+
+@pytest.mark.parametrize("text", ['a "b"', "$HOME", "back\\slash", "a b", "q'uote", "#x", "ü"])
+def test_words(text: str) -> None:
+    assert (
+        haproxy_word(text) == '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+    )
+
+
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
+
+
+@pytest.mark.skipif(not HAPROXY, reason="HAProxy is not installed here")
+@pytest.mark.parametrize(
+    ("deployments", "variables"),
+    [
+        ([deployment()], {}),
+        ([deployment(), deployment(name="b", port=9000, gpus=[1], served_model_name='q "x" $HOME \\ #')], {}),
+        ([deployment()], {"load_balancer_tls": False}),
+        ([deployment()], {"load_balancer_auth": False}),
+        ([deployment()], {"load_balancer_listen": "::", "load_balancer_metrics_listen": "::1"}),
+        ([], {}),
+    ],
+)
+def test_haproxy_takes_the_configuration(tmp_path: Path, deployments: Any, variables: dict[str, Any]) -> None:
+    (balancer,) = planned({"n1": state()}, deployments, host(**variables), own=ADDRESSES).balancers
+    texts = wanted_files(balancer.files, balancer.host.settings, MATERIAL)
+    assert texts is not None
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [str(HAPROXY), "-c", "-C", str(tmp_path), "-f", "haproxy.cfg"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    # Of the state file, which the module makes, and of metrics, which are not logged.
+    assert [
+        line for line in warnings if "server state file" not in line and "frontend 'metrics'" not in line
+    ] == []
