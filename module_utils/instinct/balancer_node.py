@@ -167,7 +167,7 @@ class _Change:
         """Ask HAProxy whether it would take the files. Raises NodeError with its words."""
         with tempfile.TemporaryDirectory(prefix="instinct-balancer-") as directory:
             _write_all(directory, self.texts)
-            code, said = self.run([self.places.haproxy, "-c", "-q", "-C", directory, "-f", "haproxy.cfg"])
+            code, said = self.run([self.places.haproxy, "-c", "-C", directory, "-f", "haproxy.cfg"])
         if code:
             lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
             raise NodeError(

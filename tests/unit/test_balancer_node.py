@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The balancer on its host, with the real HAProxy and a systemctl of our own: change, reload, refusal, out and in."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct import alone, balancer_node
+from instinct.balancer_node import Places, converge
+from instinct.balancer_out import Balancer, Wish, put, select
+from instinct.haproxy import Haproxy, state_file
+from instinct.nodemodule import NodeError
+
+from tests.unit.fake_vllm import free_port
+
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
+HEAD = "1\n# be_id …\n"
+ROW = "3 llama 1 n1.a:1 10.0.0.1 2 8 1 1 0 15 3 2 6 22 0 0 - 1 - 0 0 - 127.0.0.1 8406"
+
+
+def test_a_state_file_has_the_places_of_the_new_configuration() -> None:
+    places = {"llama/n1.a:1": ("10.0.0.9", 7)}
+    assert (
+        state_file(f"{HEAD}{ROW}\n{ROW.replace('n1.a:1', 'gone')}\n", places)
+        == HEAD + ROW.replace("10.0.0.1", "10.0.0.9").replace(" - 1 - ", " - 7 - ") + "\n"
+    )
+    named = {"llama/n1.a:1": ("node.example", 1)}
+    assert state_file(f"{HEAD}{ROW}\n", named) == f"{HEAD}{ROW}\n"
+
+
+class Engine(BaseHTTPRequestHandler):
+    """An instance that streams slowly; its port tells which."""
+
+    protocol_version = "HTTP/1.1"
+    busy = 0
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        text = (
+            f'vllm:num_requests_running{{engine="0"}} {Engine.busy}.0\n' if self.path == "/metrics" else "ok"
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number in range(10):
+            text = f"{self.server.server_port}.{number}\n".encode()  # type: ignore[attr-defined]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+            self.wfile.flush()
+            time.sleep(0.1)
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class Host:
+    """A host with a balancer: places of its own, and systemctl as a function."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.tmp = tmp
+        self.places = Places(str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), str(HAPROXY))
+        self.balancer = Balancer(str(tmp / "etc"), str(tmp / "var"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.calls: list[str] = []
+        self.port = free_port()
+        self.engines = [ThreadingHTTPServer(("127.0.0.1", 0), Engine) for _ in range(2)]
+        for engine in self.engines:
+            threading.Thread(target=engine.serve_forever, daemon=True).start()
+        (tmp / "units").mkdir()
+
+    def run(self, command: Sequence[str]) -> tuple[int, str]:
+        if command[0] != "systemctl":
+            return balancer_node.run(command)
+        self.calls.append(" ".join(command[1:]))
+        if command[1:] == ["start", balancer_node.SERVICE]:
+            self.process = subprocess.Popen(
+                [
+                    str(HAPROXY), "-Ws", "-C", self.places.current, "-f", "haproxy.cfg",
+                    "-p", str(self.tmp / "var/haproxy.pid"),
+                ],
+                stdout=(self.tmp / "log").open("wb"), stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        if command[1:] == ["reload", balancer_node.SERVICE]:
+            assert self.process
+            self.process.send_signal(signal.SIGUSR2)
+        return 0, ""
+
+    def texts(self, version: str = "v1", extra: str = "", count: int = 2) -> dict[str, str]:
+        ports = [engine.server_port for engine in self.engines[:count]]
+        servers = [
+            {"name": f"n1.m-{i}:{p}", "host": "n1", "instance": f"m-{i}", "address": "127.0.0.1", "port": p}
+            for i, p in enumerate(ports)
+        ]
+        data = {
+            "version": version, "listen": "127.0.0.1", "port": self.port,
+            "backends": [{"name": "m", "models": ["m"], "servers": servers}],
+        }  # fmt: skip
+        lines = [f"    server {s['name']} {s['address']}:{s['port']} check inter 200ms" for s in servers]
+        config = "\n".join([
+            "global", f"    description {version}", f"    stats socket {self.tmp}/var/admin.sock mode 600 level admin",
+            f"    server-state-file {self.tmp}/var/servers", "defaults", "    mode http", "    timeout connect 1s",
+            "    timeout client 10s", "    timeout server 10s", "    option http-server-close",
+            "    load-server-state-from-file global", "frontend f", f"    bind 127.0.0.1:{self.port}",
+            "    default_backend m", "backend m", "    balance leastconn", *lines, extra, "",
+        ])  # fmt: skip
+        return {"haproxy.cfg": config, "balancer.json": json.dumps(data), "agent.py": "pass\n"}
+
+    def apply(self, texts: dict[str, str], check: bool = False) -> dict[str, Any]:
+        return converge(texts, check, self.places, self.run)
+
+    def name(self, number: int) -> str:
+        return f"m/n1.m-{number}:{self.engines[number].server_port}"
+
+    def post(self) -> str:
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        link.request("POST", "/", b"x")
+        return link.getresponse().read().decode()
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.shutdown()
+        if self.process:
+            self.process.terminate()
+            self.process.wait(10)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    if not HAPROXY:
+        pytest.skip("HAProxy is not installed here")
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
+    monkeypatch.setattr(Engine, "busy", 0)
+    made = Host(tmp_path)
+    yield made
+    made.close()
+
+
+def test_check_mode_then_once(host: Host) -> None:
+    texts = host.texts()
+    would = host.apply(texts, check=True)
+    assert would["changed"]
+    assert host.calls == []
+    assert not (host.tmp / "etc").exists()
+
+    did = host.apply(texts)
+    assert did["actions"] == would["actions"]
+    assert f"start {balancer_node.SERVICE}" in did["actions"]
+    assert Haproxy(host.places.in_state("admin.sock")).version() == "v1"
+    assert (host.tmp / "etc/current/haproxy.cfg").stat().st_mode & 0o777 == 0o600
+    (host.tmp / "var/agent.pid").write_text(f"{os.getpid()}\n")
+    agent = balancer_node.running
+    balancer_node.running = lambda *_: True  # this process is not the agent's
+    try:
+        again = host.apply(texts)
+    finally:
+        balancer_node.running = agent
+    assert (again["changed"], again["actions"]) == (False, [])
+
+
+def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
+    host.apply(host.texts())
+    put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
+    answers: list[str] = []
+    clients = [threading.Thread(target=lambda: answers.append(host.post())) for _ in range(8)]
+    for client in clients:
+        client.start()
+    time.sleep(0.3)
+    done = host.apply(host.texts("v2"))
+    assert f"reload {balancer_node.SERVICE}" in done["actions"]
+    for client in clients:
+        client.join()
+    port = host.engines[1].server_port
+    assert [answer.split() for answer in answers] == [[f"{port}.{n}" for n in range(10)]] * 8
+    assert host.balancer.haproxy.servers()[host.name(0)].state == "drain"
+    assert (
+        len([entry for entry in (host.tmp / "etc").iterdir() if entry.is_dir() and not entry.is_symlink()])
+        == 2
+    )
+
+
+def test_what_haproxy_refuses_is_never_in_use(host: Host) -> None:
+    host.apply(host.texts())
+    with pytest.raises(NodeError, match=r"refuses the configuration; what runs was not touched.*nonsense"):
+        host.apply(host.texts("v2", "    nonsense"))
+    assert host.balancer.haproxy.version() == "v1"
+    assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
+    assert host.post()
+
+
+def test_a_configuration_that_does_not_come_up_is_taken_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balancer_node, "READ_BACK_SECONDS", 3.0)
+    host.apply(host.texts())
+    busy = f"listen other\n    bind 127.0.0.1:{host.engines[0].server_port}"  # valid, and the port is taken
+    with pytest.raises(NodeError, match="does not run with the new configuration"):
+        host.apply(host.texts("v2", busy))
+    assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
+    assert host.post()
+
+
+def test_a_port_that_is_taken(host: Host) -> None:
+    host.port = host.engines[0].server_port
+    with pytest.raises(NodeError, match=rf"Port {host.port} is taken by pid {os.getpid()} "):
+        host.apply(host.texts())
+
+
+def test_out_waits_for_running_requests(host: Host) -> None:
+    host.apply(host.texts())
+    answers: list[str] = []
+    clients = [threading.Thread(target=lambda: answers.append(host.post())) for _ in range(4)]
+    for client in clients:
+        client.start()
+    time.sleep(0.2)
+    done = put(host.balancer, Wish((host.name(0),), "drain", "run", 10), False)
+    assert done["seconds"] > 0.5
+    assert done["servers"][0]["requests"] == 0
+    for client in clients:
+        client.join()
+    assert all(len(answer.split()) == 10 for answer in answers)
+    assert host.post().startswith(str(host.engines[1].server_port))
+    record = json.loads((host.tmp / "var/out.json").read_text())
+    assert (record[host.name(0)]["state"], record[host.name(0)]["by"]) == ("drain", "run")
+    assert put(host.balancer, Wish((host.name(0),), "drain", "run", 10), False)["changed"] is False
+    back = put(host.balancer, Wish((host.name(0),), "ready", "run", 10), False)
+    assert (back["changed"], back["servers"][0]["up"]) == (True, True)
+    assert json.loads((host.tmp / "var/out.json").read_text()) == {}
+
+
+def test_requests_that_only_the_instance_counts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "busy", 2)
+    host.apply(host.texts())
+    done = put(host.balancer, Wish((host.name(0),), "drain", "operator", 1), False)
+    assert done["warnings"] == [f"{host.name(0)} still works on 2 requests after 1 s"]
+
+
+def test_a_run_leaves_what_the_operator_took_out(host: Host) -> None:
+    host.apply(host.texts())
+    put(host.balancer, Wish((host.name(0),), "drain", "operator", 1), False)
+    assert put(host.balancer, Wish((host.name(0),), "ready", "run", 1), False)["changed"] is False
+    assert host.balancer.haproxy.servers()[host.name(0)].state == "drain"
+    assert put(host.balancer, Wish((host.name(0),), "ready", "operator", 5), False)["changed"] is True
+
+
+def test_an_instance_that_does_not_come_in(host: Host) -> None:
+    host.apply(host.texts())
+    put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
+    host.engines[0].shutdown()
+    host.engines[0].server_close()
+    time.sleep(1)
+    with pytest.raises(NodeError, match=r"Not taken in after 1 s: m/n1.m-0:\d+ \(L4CON"):
+        put(host.balancer, Wish((host.name(0),), "ready", "operator", 1), False)
+
+
+def test_selection(host: Host) -> None:
+    host.apply(host.texts())
+    assert select(host.balancer, hosts=["n1"], deployment=None, instance="m-1") == (host.name(1),)
+    assert select(host.balancer, hosts=None, deployment="m", instance=None) == (host.name(0), host.name(1))
+    with pytest.raises(NodeError, match=r"No server of the load balancer is meant. It has: m/n1.m-0"):
+        select(host.balancer, hosts=["n2"], deployment=None, instance=None)
+    with pytest.raises(NodeError, match="has no server m/nope"):
+        put(host.balancer, Wish(("m/nope",), "drain", "operator", 0), False)
