@@ -51,16 +51,19 @@ def judge(
 ) -> Verdict:
     """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
+    if tuned.problems:
+        return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
     if config is None:
         what = f"whether {deployment.model} fits is not checked: its config.json is not known"
-        fix = "model_config can name a copy of it on the control node" if deployment.local_model else ""
-        return Verdict(None, problems, (*warnings, "; ".join(part for part in (what, fix) if part)))
+        fix = "model_config can name a copy of it on the control node"
+        return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
     shape = model_shape(config, files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
-    problems += tuple(
-        Problem(deployment.path, text, f"Source: {statement(knowledge.recipes, rule).source}.")
-        for rule, text in refusals(shape, engine)
-    )
+    long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
+    refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
+    for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
+        said = statement(knowledge.recipes, rule)
+        problems += (Problem(deployment.path, f"{text}.", f"{said.text} Source: {said.source}."),)
     problems += _backend(deployment, tuned, model, engine, knowledge)
     if problems:
         return Verdict(None, problems, warnings)
@@ -68,7 +71,7 @@ def judge(
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
         return Verdict(found, more, (*warnings, *doubts))
-    advice = _advice(deployment, machine, shape, engine, found, knowledge.recipes)
+    advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, found.notes)
 
 
@@ -228,6 +231,4 @@ def _advice(
                 f"{found.kv_cache_tokens:,}."
             )
             advice.append(replace(rule, text=text))
-    if machine.compute == "CPX":
-        advice.append(statement(recipes, "cpx-memory"))
     return tuple(advice)

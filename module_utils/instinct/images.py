@@ -16,6 +16,7 @@ from .findings import BAD_VALUE, DEPRECATED, NO_EFFECT, Finding
 from .versions import version_key
 
 BASH = "bash"
+CUDA = "cuda"
 VLLM_SERVE = "vllm-serve"
 ASKED = ("vllm", "rocm", "entrypoint", "gfx")
 """What a plan needs of an image."""
@@ -74,9 +75,9 @@ def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
     common = {
         "entrypoint": base["entrypoint"],
         "deprecated": base["deprecated"],
-        "notes": (base["note"],) if base["deprecated"] else (),
+        "notes": (base["note"],) if base["deprecated"] or "platform" in base else (),
         "source": base["source"],
-        "platform": "rocm",  # all repositories of the catalogue are for ROCm
+        "platform": base.get("platform", "rocm"),
     }
     entry = data["tags"].get(f"{repository}:{tag}") if tag else None
     if entry is not None:
@@ -85,7 +86,7 @@ def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
             return _of_tag(ref, entry, common)
     for family in data["families"]:
         found = re.fullmatch(family["pattern"], tag) if family["repository"] == repository else None
-        if found:
+        if found and version_key(found["vllm"]) >= version_key(family["since"]):
             vllm = found["vllm"]
             common["source"] = family["source"]
             rocm = family["rocm_by_vllm"].get(vllm)

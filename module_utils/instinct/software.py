@@ -9,7 +9,7 @@ from typing import Any
 
 from .deployment import Deployment
 from .fleet import Fleet, Host
-from .images import ImageFacts, look_up
+from .images import CUDA, ImageFacts, look_up
 from .lock import ImagePin, ImageSoftware, Lock, parse_ref
 from .observed import NodeState
 
@@ -31,7 +31,7 @@ def software_of(
     pin = lock.image(deployment.image) if deployment.image else None
     asked = _asked(deployment, host, pin)
     facts = look_up(images_data, _exact(deployment, pin))
-    known = not facts.serves or (facts.vllm is not None and not facts.floating)
+    known = not facts.serves or facts.platform == CUDA or (facts.vllm is not None and not facts.floating)
     if not known:
         facts = replace(facts, vllm=None, rocm=None, pytorch=None, python=None, gfx=None, v1=None)
     if not known and asked:

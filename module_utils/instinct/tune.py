@@ -29,6 +29,15 @@ from .settings import SettingsBook, render_setting
 from .versions import Release, Timeline
 
 SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Settings that are keys of a deployment, as the layout follows from them; recipes can only advise them."""
+RANGES = {
+    "--gpu-memory-utilization": (0.01, 1.0, "the part of a GPU's memory, above 0 and at most 1"),
+    "--max-num-seqs": (1, None, "at least 1"),
+    "--max-num-batched-tokens": (1, None, "at least 1"),
+    "--block-size": (1, None, "at least 1"),
+}
+"""What vLLM's configuration classes check after its parser; vllm/config of the releases."""
 SHARED_PART = 0.9
 """What instances that share a GPU may take of it together; AMD gives each of two 0.45."""
 OTHER_PLATFORMS = ("cpu", "cuda")
@@ -57,6 +66,7 @@ class Tuned:
     """What is decided: flags ("--name" → value) and variables, with a reason for each.
 
     known: the neutral settings that are decided, whoever did. chosen: flags and variables that recipes added.
+    recommended: keys of the deployment that documents would set otherwise.
     """
 
     release: Release
@@ -69,6 +79,7 @@ class Tuned:
     chosen: tuple[str, ...]
     warnings: tuple[str, ...]
     advice: tuple[Advice, ...]
+    recommended: tuple[Advice, ...]
     problems: tuple[Problem, ...]
 
 
@@ -81,12 +92,17 @@ def tune(
     desk.take_engine_args()
     desk.take_env()
     desk.take_settings()
-    given = {**recognise(book, desk.ledger.args, desk.ledger.env), **dict(deployment.settings)}
+    given = {
+        **recognise(book, desk.ledger.args, desk.ledger.env),
+        **dict(deployment.settings),
+        **{name: getattr(deployment, name) for name in SIZES},
+    }
     context = _context(deployment, machine, software, book, given, knowledge)
     selection = _select(deployment, knowledge, model, context, given)
     desk.take_choices((*_split(deployment, given), *selection.choices))
     desk.take_rules(selection.advice)
     desk.check_sequences(knowledge)
+    desk.check_share(knowledge)
     if book.release.note:
         desk.warnings.insert(0, book.release.note)
     known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
@@ -101,6 +117,7 @@ def tune(
         desk.chosen,
         tuple(dict.fromkeys(desk.warnings)),
         tuple(item for item in selection.advice if item.say == "advise"),
+        _recommended(deployment, knowledge, model, context, given),
         tuple(desk.problems),
     )
 
@@ -128,6 +145,7 @@ class _Desk:
                 self.problems.append(Problem((*path, key), "is set by the toolkit.", owned))
                 continue
             self.judge((*path, key), check(table, key, value))
+            self.check_range((*path, key), name, value)
             if value is not None:
                 source = deployment_key(self.deployment, "engine_args", key)
                 self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
@@ -143,9 +161,15 @@ class _Desk:
         """The operator's neutral settings."""
         for key, value in self.deployment.settings:
             path: Path = (*self.deployment.path, "settings", key)
+            if key in SIZES:
+                fix = f"Use the deployment's key {key}."
+                self.problems.append(Problem(path, "is set by the toolkit.", fix))
+                continue
             found = render_setting(self.book, key, value)
             for finding in found.findings:
                 self.judge(path, finding)
+            for name, part in found.args.items():
+                self.check_range(path, name, part)
             clash = self.ledger.clash(found.args, found.env)
             if clash:
                 what = (
@@ -197,6 +221,29 @@ class _Desk:
             path = (*self.deployment.path, "engine_args")
             self.problems.append(Problem(path, what, "Make it at least as large as max_num_seqs."))
 
+    def check_range(self, path: Path, name: str, value: Value) -> None:
+        """A number that the parser takes and vLLM then refuses."""
+        low, high, meaning = RANGES.get(name, (None, None, ""))
+        if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            return
+        if value < low or (high is not None and value > high):
+            hint = f" Did you mean {value / 100:g}?" if high == 1.0 and 1 < value <= 100 else ""
+            self.problems.append(Problem(path, f"{value} is out of range.", f"It is {meaning}.{hint}"))
+
+    def check_share(self, knowledge: Knowledge) -> None:
+        """Instances on one GPU must not want more than all of its memory."""
+        count = self.deployment.instances_per_gpu
+        name = "gpu_memory_utilization"
+        part = self.ledger.args.get(
+            "--gpu-memory-utilization", default_of(knowledge, name, self.book.line, self.book.release.index)
+        )
+        if count > 1 and isinstance(part, (int, float)) and part * count > 1:
+            what = (
+                f"{count} instances per GPU with {name} {part:g} each want {part * count:.0%} of its memory."
+            )
+            fix = f"Leave {name} out, or set it to at most {int(SHARED_PART * 100 / count) / 100:g}."
+            self.problems.append(Problem((*self.deployment.path, "instances_per_gpu"), what, fix))
+
     def judge(self, path: Path, finding: Finding) -> None:
         """A finding as a problem or a warning."""
         what, source = f"{finding.what}.", f" [{finding.source}]" if finding.source else ""
@@ -218,6 +265,26 @@ def _select(
     if not deployment.recipes:  # what cannot work is refused all the same
         recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
     return select(recipes, model, context, given)
+
+
+def _recommended(
+    deployment: Deployment,
+    knowledge: Knowledge,
+    model: ModelFacts,
+    context: Context,
+    given: Mapping[str, Value],
+) -> tuple[Advice, ...]:
+    """Sizes that documents name for this model and that the deployment does not have."""
+    if not deployment.recipes:
+        return ()
+    open_sizes = {name: value for name, value in given.items() if name not in SIZES}
+    found = select(knowledge.recipes, model, context, open_sizes)
+    return tuple(
+        Advice(choice.setting, "advise", f"{choice.setting} {choice.value} is recommended: {choice.reason}.",
+               choice.source, choice.recipe)
+        for choice in found.choices
+        if choice.setting in SIZES and choice.value != given[choice.setting]
+    )  # fmt: skip
 
 
 def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:

@@ -15,7 +15,7 @@ from .errors import Problem
 from .feasible import Verdict, judge
 from .fleet import Host
 from .hashing import spec_hash
-from .images import ImageFacts
+from .images import CUDA, ImageFacts
 from .knowledge import Knowledge
 from .knownmodels import known_config
 from .layout import Layout, Slot
@@ -146,6 +146,11 @@ class Workshop:
         if files is None and pin and pin.files:
             files = tuple(pin.selection(deployment.exclude, deployment.include).items())
         facts = model_facts(deployment.model, config)
+        if software.platform == CUDA:
+            path = (*deployment.path, "build" if deployment.build else "image")
+            what = software.notes[0] if software.notes else "its vLLM is built for NVIDIA's GPUs"
+            problem = Problem(path, f"{what}.", "Use an image for ROCm.")
+            return Decision(None, Verdict(), (problem,))
         try:
             tuned = tune(deployment, machine, software, facts, self.knowledge)
         except ValueError as error:
@@ -202,6 +207,6 @@ def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> Ma
 
 def _unknown(deployment: Deployment, host: Host) -> Problem:
     key = "build" if deployment.build else "image"
-    what = f"which vLLM is in {deployment.image_ref} is not known: it is no tag of the catalogue."
+    what = f"which vLLM is in {deployment.image_ref} is not known: the tag moves, or is not in the catalogue."
     fix = 'Set vllm_version ("0.11.1") in the deployment, or plan with a node that can be asked.'
     return Problem((*deployment.path, key), what, fix, (host.name,))

@@ -195,10 +195,10 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
     after = copy.deepcopy(dict(found))
     if "git" in todo["packages"]:
         after["git"] = True
-    if any(name.startswith("docker-buildx") for name in todo["packages"]):
-        after["docker"] = {**after["docker"], "buildx": True}
     if "docker.io" in todo["packages"]:
         after["docker"] = {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None}
+    if any(name.startswith("docker-buildx") for name in todo["packages"]):
+        after["docker"] = {**after["docker"], "buildx": True}
     if todo["numa_balancing"] is not None:
         value = int(todo["numa_balancing"])
         after["numa_balancing"] = {"runtime": value, "persisted": value, "file": "60-instinct-fleet.conf"}

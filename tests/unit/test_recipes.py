@@ -183,7 +183,7 @@ def model(part: str) -> ModelFacts:
             {"tp": 8},
             {"block_size": 1, "attention_backend": "aiter_mla", "aiter_moe": True},
         ),
-        ("DeepSeek-R1", "0.12.0", {"tp": 8}, {"attention_backend": "aiter_mla", "trust_remote_code": True}),
+        ("DeepSeek-R1", "0.12.0", {"tp": 8}, {"attention_backend": "aiter_mla"}),
         (
             "DeepSeek-V3.2",
             "0.15.0",
@@ -197,7 +197,7 @@ def model(part: str) -> ModelFacts:
             {"attention_backend": "aiter_unified", "block_size": 64, "graph_mode": "FULL"},
         ),
         ("Mixtral-8x22B", "0.9.1", {"tp": 8}, {"aiter": True, "aiter_rmsnorm": False, "aiter_moe": True}),
-        ("Qwen3-235B-A22B-FP8", "0.19.0", {"tp": 4}, {"tensor_parallel_size": 4, "prefix_caching": False}),
+        ("Qwen3-235B-A22B-FP8", "0.19.0", {"tp": 4}, {"tensor_parallel_size": 4, "executor": "mp"}),
         ("Qwen3-32B-AWQ", "0.19.0", {}, {"triton_awq": True, "dtype": "auto"}),
         ("gemma-3", "0.19.0", {"tp": 2}, {"mm_encoder_tp_mode": "data", "attention_backend": "aiter_fa"}),
         (

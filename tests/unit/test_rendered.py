@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from instinct.argv import check_argv
 from instinct.findings import errors
+from instinct.flags import FlagTable
 
 from tests.rendered import documented, example, recommended, settled
 from tests.unit.catalogue import knowledge
@@ -26,3 +27,16 @@ def test_no_rendered_command_is_refused(version: str) -> None:
         if (found := errors(check_argv(table, line)))
     }
     assert not refused, f"{len(refused)}: {next(iter(refused.items()))}"
+    # Of two equal flags a parser takes the last one, without a word.
+    twice = {
+        line
+        for line in set().union(*parts)
+        if any(line.count(word) > 1 for word in line if word.startswith("--") and not repeats(table, word))
+    }
+    assert not twice, next(iter(twice))
+
+
+def repeats(table: FlagTable, word: str) -> bool:
+    """A flag that is given once per value."""
+    hit = table.get(word)
+    return hit is not None and hit[0].kind == "append"

@@ -129,6 +129,23 @@ def test_an_image_for_cpu_gets_nothing_for_gpus() -> None:
             "max_num_batched_tokens is 8192, and max_num_seqs 9000; vLLM stops.",
         ),
         ("0.11.1", {"env": {"VLLM_ROCM_FP8_PADDING": "true"}}, "env.VLLM_ROCM_FP8_PADDING:"),
+        (
+            "0.11.1",
+            {"settings": {"tensor_parallel_size": 4}},
+            "Use the deployment's key tensor_parallel_size.",
+        ),
+        (
+            "0.33.0",
+            {"engine_args": {"gpu_memory_utilization": 95}},
+            "engine_args.gpu_memory_utilization: 95 is out of range. It is the part of a GPU's memory, above 0 and at "
+            "most 1. Did you mean 0.95?",
+        ),
+        (
+            "0.33.0",
+            {"instances_per_gpu": 2, "engine_args": {"gpu_memory_utilization": 0.9}},
+            "2 instances per GPU with gpu_memory_utilization 0.9 each want 180% of its memory. Leave "
+            "gpu_memory_utilization out, or set it to at most 0.45.",
+        ),
     ],
 )
 def test_what_this_release_refuses(version: str, keys: dict[str, Any], text: str) -> None:
@@ -183,6 +200,16 @@ def test_what_only_v0_can_do_leaves_v1_off(keys: dict[str, Any], v1: bool) -> No
     found = tune(deployment(**keys), MI300X, image, LLAMA, knowledge())
     assert not found.problems
     assert (found.context.engine == "V1") == ("VLLM_USE_V1" in found.env) == v1
+
+
+def test_recipes_only_advise_sizes() -> None:
+    """Which GPUs an instance has follows from the deployment: a second flag would contradict it."""
+    found = tuned("0.11.1", R1, tensor_parallel_size=4)
+    assert "--tensor-parallel-size" not in found.args
+    assert [item.text for item in found.recommended] == [
+        "tensor_parallel_size 8 is recommended: The weights need a whole host of eight GPUs."
+    ]
+    assert not tuned("0.11.1", R1, tensor_parallel_size=8).recommended
 
 
 def test_no_more_sequences_than_tokens() -> None:
