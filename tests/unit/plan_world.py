@@ -27,6 +27,13 @@ REPO = "lab/tiny-llama"
 COMMIT = "c" * 40
 GIB = 1 << 30
 VRAM = 206141652992
+DOCKER = {
+    "installed": True,
+    "available": True,
+    "root_dir": "/var/lib/docker",
+    "error": None,
+    "version": "20.10.24+dfsg1",
+}
 COUNTS = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
 WEIGHTS = 5127868416  # bytes of what CONFIG describes
 FILES_OF_REPO = (
@@ -120,7 +127,7 @@ def state(**changes: Any) -> dict[str, Any]:
         "gpus": gpus(),
         "kfd_processes": [],
         "device_gids": {"kfd": 109, "render": 109, "video": 44},
-        "docker": {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None},
+        "docker": DOCKER,
         "images": [],
         "models": [],
         "instances": [],
@@ -196,9 +203,7 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
     if "git" in todo["packages"]:
         after["git"] = True
     if "docker.io" in todo["packages"]:
-        after["docker"] = {"installed": True, "available": True, "root_dir": "/var/lib/docker", "error": None}
-    if any(name.startswith("docker-buildx") for name in todo["packages"]):
-        after["docker"] = {**after["docker"], "buildx": True}
+        after["docker"] = DOCKER
     if todo["numa_balancing"] is not None:
         value = int(todo["numa_balancing"])
         after["numa_balancing"] = {"runtime": value, "persisted": value, "file": "60-instinct-fleet.conf"}

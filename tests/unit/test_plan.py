@@ -307,8 +307,8 @@ def test_a_built_image() -> None:
     assert host["warnings"] == [
         "deployment llama builds main, which may move: a commit gives every node the same"
     ]
-    assert actions(host)[0] == "build_tools ca-certificates, git, docker-buildx"
-    assert host["packages"] == ["ca-certificates", "git", "docker-buildx"]
+    assert actions(host)[0] == "build_tools ca-certificates, git"
+    assert host["packages"] == ["ca-certificates", "git"]
     after = apply_to_state(state(), host)
     assert actions(planned(after, wanted)) == []
     other = [deployment(image=None, build={**build, "args": {"A": "2"}}, vllm_version="0.11.1")]
