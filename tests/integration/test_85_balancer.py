@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One endpoint in front of two nodes: keys, TLS, routing; and no request is lost while instances leave and come."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.load import Load, Target, first_key
+
+from .conftest import ROOT, Lab, copy_inventory, lab_command
+from .helpers import MODEL, deployment, wait_for
+
+RATE = 60  # requests per second
+HOST = "lab-n1"  # the balancer's, and a GPU host too
+URL = "https://172.30.77.11:8443"
+BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
+
+
+class Endpoint:
+    """The endpoint of a lab: its inventory, key and certificate."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.secrets = lab.inventory / ".secrets"
+        self.ca = lab.tmp / "ca.crt"
+
+    def trust(self) -> None:
+        text = (self.secrets / "endpoint.pem").read_text()
+        self.ca.write_text(text[: text.index("-----BEGIN PRIVATE KEY-----")])
+
+    @property
+    def key(self) -> str:
+        return first_key(self.secrets / "api-keys.yml")
+
+    def ask(self, path: str, body: Any = None, key: str | None = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of one request."""
+        data = None if body is None else json.dumps(body).encode()
+        key = self.key if key is None else key
+        sent = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        request = urllib.request.Request(f"{URL}{path}", data=data, headers={**sent, **headers})
+        context = ssl.create_default_context(cafile=str(self.ca))
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+                return answer.status, json.loads(answer.read() or "null")
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def load(self) -> Load:
+        return Load(Target(URL, MODEL, self.key, str(self.ca)), RATE)
+
+    def stat(self, column: int) -> dict[str, int]:
+        """A column of HAProxy's statistics, by server."""
+        program = (
+            "import socket; s=socket.socket(socket.AF_UNIX); "
+            "s.connect('/var/lib/instinct-fleet/balancer/admin.sock'); s.sendall(b'show stat -1 4 -1\\n'); "
+            "print(s.makefile().read())"
+        )
+        rows = [line.split(",") for line in self.lab.on(HOST, f'python3 -c "{program}"').splitlines()]
+        return {row[1]: int(row[column] or 0) for row in rows if len(row) > column and row[0] == "llama"}
+
+    def requests(self) -> dict[str, int]:
+        """Requests that each server has had."""
+        return self.stat(7)
+
+    def running(self) -> dict[str, int]:
+        """Requests that each server works on."""
+        return self.stat(4)
+
+
+@pytest.fixture(scope="module")
+def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("balancer"))
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    deploy(lab)
+    made = Endpoint(lab)
+    yield made
+    lab_command("reset")
+
+
+def deploy(lab: Lab, **variables: Any) -> None:
+    lab.write_vars(
+        vllm_deployments=[
+            deployment(instances_per_host=2, engine_args={"shutdown_timeout": 20}),
+            deployment(
+                name="other", gpus=[7], port=8100, served_model_name="other", hosts=[HOST], listen="127.0.0.1"
+            ),
+        ],
+        **variables,
+    )
+
+
+def test_the_endpoint_is_made_and_then_costs_nothing(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    check = lab.play("site", "--skip-tags", "benchmark", "--check")
+    assert check.rc == 0, check.out
+    assert not endpoint.secrets.exists()
+
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out
+    assert "Load balancer lab-n1, https://172.30.77.11:8443" in run.out
+    endpoint.trust()
+    assert endpoint.key not in run.out
+
+    again = lab.play("site", "--skip-tags", "benchmark")
+    assert again.rc == 0, again.out
+    assert again.changed() == []
+    assert again.modules(HOST).count("node_state") == 1
+    assert "haproxy_config" not in again.modules()
+
+
+def test_keys_tls_and_paths(endpoint: Endpoint) -> None:
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+    assert endpoint.ask("/v1/completions", body, key="")[0] == 401
+    status, error = endpoint.ask("/v1/completions", body, key="sk-" + "x" * 40)
+    assert (status, error["error"]["type"]) == (401, "invalid_api_key")
+    assert endpoint.ask("/v1/completions", body)[1]["usage"]["completion_tokens"] == 4
+    assert endpoint.ask("/metrics")[0] == 404
+    assert endpoint.ask("/v1/load_lora_adapter", {})[0] == 404
+    with urllib.request.urlopen(
+        f"{URL}/health", context=ssl.create_default_context(cafile=str(endpoint.ca))
+    ) as up:
+        assert up.status == 200
+    with pytest.raises(urllib.error.URLError, match="certificate"):
+        urllib.request.urlopen(f"{URL}/health", timeout=10)
+
+
+def test_requests_go_by_their_model(endpoint: Endpoint) -> None:
+    def chat(model: str | None, length: int, **headers: str) -> tuple[int, Any]:
+        # As OpenAI's client has it: the messages come first.
+        body = {"messages": [{"role": "user", "content": "x" * length}], "model": model, "max_tokens": 2}
+        return endpoint.ask("/v1/chat/completions", {k: v for k, v in body.items() if v}, **headers)
+
+    assert [item["id"] for item in endpoint.ask("/v1/models")[1]["data"]] == [MODEL, "other"]
+    for model in (MODEL, "other"):
+        status, answer = chat(model, 10)
+        assert (status, answer["model"]) == (200, model)
+    assert chat(MODEL, 500_000)[1]["model"] == MODEL
+    assert chat("no-such", 10)[0] == 404
+    assert chat(None, 10)[0] == 400
+    assert chat(MODEL, 1_500_000)[0] == 413
+    assert chat(MODEL, 1_500_000, **{"X-Model": MODEL})[1]["model"] == MODEL
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_its_request(endpoint: Endpoint, stream: bool) -> None:
+    def busy() -> int:
+        program = (
+            "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8100/metrics').read().decode())"
+        )
+        lines = endpoint.lab.on(HOST, f'python3 -c "{program}"').splitlines()
+        return int(
+            sum(float(line.split()[1]) for line in lines if line.startswith("vllm:num_requests_running"))
+        )
+
+    body = json.dumps(
+        {"model": "other", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    )
+    place = http.client.HTTPSConnection(
+        "172.30.77.11", 8443, context=ssl.create_default_context(cafile=str(endpoint.ca))
+    )
+    headers = {"Authorization": f"Bearer {endpoint.key}", "Content-Type": "application/json"}
+    place.request("POST", "/v1/completions", body, headers)
+    wait_for("the request at the instance", lambda: busy() == 1, 10)
+    place.close()
+    wait_for("its end", lambda: busy() == 0, 10)
+
+
+def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    with endpoint.load() as load:
+        time.sleep(2)
+        out = lab.play("drain", "--limit", "lab-n2")
+        assert out.rc == 0, out.out
+        before = endpoint.requests()
+        assert lab.on("lab-n2", "docker restart instinct-llama-0 instinct-llama-1").split()
+        after = endpoint.requests()
+        assert {name for name in after if after[name] > before[name]} == {
+            "lab-n1.llama-0:8000",
+            "lab-n1.llama-1:8001",
+        }
+        back = lab.play("undrain", "--limit", "lab-n2")
+        assert back.rc == 0, back.out
+        wait_for(
+            "requests at lab-n2",
+            lambda: endpoint.requests()["lab-n2.llama-1:8001"] > after["lab-n2.llama-1:8001"],
+        )
+
+        # A new configuration, so a reload; and a HAProxy that goes on with what is out.
+        out = lab.play("drain", "--limit", "lab-n2", "-e", "instance=llama-1")
+        assert out.rc == 0, out.out
+        deploy(lab, load_balancer_queue_timeout=50)
+        reload = lab.play("site", "--skip-tags", "benchmark")
+        assert reload.rc == 0, reload.out
+        assert reload.changed() == [f"{HOST}: load_balancer : Balance"]
+        assert "lab-n2.llama-1:8001 is out of the load balancer since" in reload.out
+        lab.on(HOST, "systemctl restart instinct-balancer-agent")
+        time.sleep(1)
+        before = endpoint.requests()["lab-n2.llama-1:8001"]
+        time.sleep(2)
+        assert endpoint.requests()["lab-n2.llama-1:8001"] == before
+        assert lab.play("undrain").rc == 0
+
+        # What a deploy replaces leaves by itself: one host at a time here, as both at once leave nobody.
+        lab.write_vars(
+            vllm_deployments=[
+                deployment(
+                    instances_per_host=2,
+                    engine_args={"shutdown_timeout": 20},
+                    env={"STANDIN_KV_TOKENS": "{{ 2000000 if inventory_hostname == 'lab-n2' else 1048576 }}"},
+                ),
+                deployment(
+                    name="other",
+                    gpus=[7],
+                    port=8100,
+                    served_model_name="other",
+                    hosts=[HOST],
+                    listen="127.0.0.1",
+                ),
+            ],
+            load_balancer_queue_timeout=50,
+        )
+        replaced = lab.play("site", "--skip-tags", "benchmark", "--limit", "lab-n2,lab-n1")
+        assert replaced.rc == 0, replaced.out
+    assert len(load.outcomes) > 1000
+    assert load.problems() == {}
+
+
+def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    with endpoint.load() as load:
+        time.sleep(2)
+        pid = lab.on("lab-n2", "docker inspect -f '{{.State.Pid}}' instinct-llama-0").strip()
+        asked = load.now
+        lab.on("lab-n2", f"kill -9 {pid}")
+        killed = load.now
+        time.sleep(4)
+        # Docker starts it again; it is in when it has generated tokens.
+        before = endpoint.requests()["lab-n2.llama-0:8000"]
+        wait_for("the killed instance", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
+    failed = [item for item in load.outcomes if item.problem]
+    print(f"{len(load.outcomes)} requests, {load.problems()} of a killed instance")
+    assert 0 < len(failed) <= RATE  # a quarter of what runs at once, and less than a second of all
+    assert all(item.begun < killed and item.begun + item.seconds > asked for item in failed)
+
+
+def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    name = "llama/lab-n2.llama-0:8000"
+    env, _ = lab.environment()
+    done = subprocess.run(
+        [
+            lab.command("site")[0].removesuffix("-playbook"), "-i", str(lab.inventory), HOST, "-b",
+            "-m", "balancer_server", "-a", json.dumps({"servers": [name], "state": "drain", "by": "run", "wait": 5}),
+        ],
+        env=env, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out
+    assert f"take in {name}: out → in" in run.out
+    before = endpoint.requests()["lab-n2.llama-0:8000"]
+    with endpoint.load():
+        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before, 20)
+
+
+def test_after_a_reboot_of_its_host_it_balances_and_what_was_out_is_out(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    assert lab.play("drain", "--limit", "lab-n2", "-e", "instance=llama-1").rc == 0
+    lab.reboot(HOST)
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+
+    def answers() -> bool:
+        try:
+            return endpoint.ask("/v1/completions", body)[0] == 200
+        except OSError:
+            return False
+
+    wait_for("the endpoint", answers, 60)
+    for _ in range(8):
+        assert endpoint.ask("/v1/completions", body)[0] == 200
+    assert endpoint.requests()["lab-n2.llama-1:8001"] == 0
+    assert lab.play("undrain").rc == 0
+
+
+def test_secrets_and_ports(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    assert (endpoint.secrets.stat().st_mode & 0o777, (endpoint.secrets / "api-keys.yml").stat().st_mode & 0o777) == (
+        0o700, 0o600,
+    )  # fmt: skip
+    for host in lab.hosts:
+        found = lab.on(
+            host,
+            f"grep -rlsF -- '{endpoint.key}' /etc /var/lib/instinct-fleet /var/log /run /tmp /root /home || true",
+        )
+        assert found.strip() == "", found
+        places = "/etc/instinct-fleet /var/lib/instinct-fleet/balancer"
+        assert lab.on(host, f"find {places} -name '*.pem' -perm /077 2> /dev/null || true").strip() == ""
+    ports = lab.on(HOST, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
+    assert sorted(ports) == sorted([
+        "0.0.0.0:22", "[::]:22", "0.0.0.0:8443", "127.0.0.1:8405", "127.0.0.1:8406", "0.0.0.0:8000", "0.0.0.0:8001",
+        "127.0.0.1:8100",
+    ])  # fmt: skip
