@@ -32,6 +32,7 @@ from instinct.fleet import Fleet, HostInput, build_fleet
 from instinct.inventory import VARIABLES
 from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
+from instinct.misspelt import misspelt
 from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.render import FILES, Render, drawer, renderer
@@ -67,7 +68,9 @@ class ActionModule(ActionBase):
         try:
             return {**result, **self._plan(options, reader)}
         except FleetError as error:
-            lines = [problem.text(reader.origin(problem)) for problem in error.problems]
+            lines = [
+                problem.text(reader.origin(problem), reader.deployment(problem)) for problem in error.problems
+            ]
             count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
             message = f"The plan has {count}; nothing was changed.\n" + "\n".join(
                 f"* {line}" for line in lines
@@ -94,8 +97,10 @@ class ActionModule(ActionBase):
         models = read_models(fleet, reader.beside_inventory(names))
         endpoint = self._endpoint(reader, offline, reader.beside_inventory(names))
         plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models), endpoint)
-        if not offline and again is None:
-            plan = replace(plan, warnings=(*plan.warnings, *access(fleet, lock, newer, reader)))
+        if again is None:
+            found = access(fleet, lock, newer, reader) if not offline else ()
+            typos = misspelt(reader.names(names), known_variables())
+            plan = replace(plan, warnings=(*plan.warnings, *typos, *found))
         news = plan if again is None else only(plan, again)
         text = explain(news, options["explain"])
         self._display.display(f"\n{text}")
@@ -193,6 +198,10 @@ class Reader:
         here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
         return [str(name) for name in here or fleet]
 
+    def names(self, hosts: Iterable[str]) -> set[str]:
+        """Every variable that some host has."""
+        return {str(key) for name in hosts for key in self.hostvars.raw_get(name)}
+
     def groups(self) -> dict[str, list[str]]:
         """Every group of the inventory with its hosts."""
         return {str(name): [str(host) for host in hosts] for name, hosts in self.task_vars["groups"].items()}
@@ -271,6 +280,16 @@ class Reader:
             raise FleetError([Problem((key,), what, "Tokens of the hub look like hf_….")])
         return token
 
+    def deployment(self, problem: Problem) -> str:
+        """The name of the deployment that a problem is of, where it has one."""
+        if problem.path[:1] != ("vllm_deployments",) or len(problem.path) < 2 or not problem.hosts:
+            return ""
+        try:
+            name = self.value(problem.hosts[0], "vllm_deployments")[problem.path[1]]["name"]
+        except (FleetError, KeyError, IndexError, TypeError):
+            return ""
+        return name if isinstance(name, str) else ""
+
     def origin(self, problem: Problem) -> str:
         """file:line of a problem's key, where Ansible knows it."""
         if not problem.path or not problem.hosts:
@@ -333,6 +352,14 @@ def plain(value: Any, templates: bool = False) -> Any:
 
 def _key(key: Any) -> Any:
     return str(key) if isinstance(key, str) else key
+
+
+def known_variables() -> set[str]:
+    """Variables of the planner, the roles and the playbooks."""
+    found = {*VARIABLES, *OPTIONS, "hf_model_token", "hf_model_token_file"}
+    for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
+        found.update(name for part in read_yaml(path)["argument_specs"].values() for name in part["options"])
+    return found
 
 
 def load_catalog() -> GpuCatalog:

@@ -195,26 +195,32 @@ def test_problems_name_file_line_and_hosts(fleet: Fleet) -> None:
     file = "inventory/group_vars/instinct.yml"
     lines = [
         "The plan has 4 problems; nothing was changed.",
-        f"* vllm_deployments[0].tensor_paralel_size (hosts n1, n2, {file}:5): unknown key. Did you mean "
-        "tensor_parallel_size?",
-        f"* vllm_deployments[0].env.HF_TOKEN (hosts n1, n2, {file}:7): is a secret, and would be "
+        f"* vllm_deployments[0].tensor_paralel_size (llama, hosts n1, n2, {file}:5): unknown key. "
+        "Did you mean tensor_parallel_size?",
+        f"* vllm_deployments[0].env.HF_TOKEN (llama, hosts n1, n2, {file}:7): is a secret, and would be "
         "readable in the "
         "instance's files. Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables.",
-        f"* vllm_deployments[1].port (hosts n1, n2, {file}:11): 0 is out of range. It must be from 1 "
+        f"* vllm_deployments[1].port (b, hosts n1, n2, {file}:11): 0 is out of range. It must be from 1 "
         "to 65535.",
         f"* gpu_partition_compute (hosts n1, n2, {file}:12): 'CPQ' is not valid. Valid: SPX, DPX, "
         "TPX, CPX, QPX.",
     ]
     assert run.returncode == 2
-    assert "\n".join(lines) in run.stderr + run.stdout
-    assert "hf_do_not_print_me" not in run.stderr + run.stdout
-    assert "Traceback" not in run.stderr + run.stdout
+    assert run.stderr == ""
+    assert "hf_do_not_print_me" not in run.stdout
+    assert "Traceback" not in run.stdout
+    assert f"\nfailed: [n1]: {lines[0]}\n" in run.stdout
+    assert all(run.stdout.count(line) == 1 for line in lines[1:])
+    assert "Origin:" not in run.stdout
     assert run.stdout.rstrip().endswith(
         "Failed: n1, at: Plan what is missing\n"
-        "  The plan has 4 problems; nothing was changed.\n"
-        + "\n".join(f"  {line}" for line in lines[1:])
-        + "\nNext: correct the input that is named above, and run the same command again."
+        + "".join(f"  {line}\n" for line in lines)
+        + "Next: correct the input that is named above, and run the same command again."
     )
+    # With -v, Ansible's own output is there too.
+    verbose = fleet.run("-v")
+    assert "fatal: [n1]: FAILED! =>" in verbose.stdout
+    assert "hf_do_not_print_me" not in verbose.stdout + verbose.stderr
 
 
 def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
@@ -319,8 +325,9 @@ def test_offline_needs_no_host_and_no_network(fleet: Fleet) -> None:
     ]
     declared = {"model": "MI300X", "count": 8}
     fleet.write({"n1": None}, vllm_deployments=wanted, instinct_gpus=declared, gpu_partition_compute="CPX")
-    run = fleet.run("-e", "offline=true", "-e", "explain=true")
+    run = fleet.run("-e", "offline=true", "-e", "explain=true", "-e", "refesh=true")
     assert run.returncode == 0, run.stdout + run.stderr
+    assert "the variable refesh is none of the toolkit's: did you mean refresh?" in run.stdout
     assert "n1: 8 x MI300X in CPX, 64 logical GPUs, GPUs 8-63 free" in run.stdout
     assert "Deployment llama on n1: 8 instances per host, vLLM 0.11.1" in run.stdout
     assert not fleet.lock.exists()
