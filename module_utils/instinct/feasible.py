@@ -39,6 +39,15 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Draft:
+    """What drafts for the model. bytes: of its weights, None where they are not known. tp: None is the model's."""
+
+    repo: str
+    bytes: int | None
+    tp: int | None = None
+
+
 def judge(
     deployment: Deployment,
     machine: Machine,
@@ -48,6 +57,7 @@ def judge(
     config: Mapping[str, Any] | None,
     files: Sequence[tuple[str, int]] | None,
     knowledge: Knowledge,
+    draft: Draft | None = None,
 ) -> Verdict:
     """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
@@ -59,6 +69,8 @@ def judge(
         return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
     shape = model_shape(config, files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
+    if draft:
+        engine = replace(engine, draft_bytes=draft.bytes or 0, draft_tp=draft.tp)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
@@ -72,7 +84,18 @@ def judge(
         more, doubts = _too_large(deployment, shape, engine, found)
         return Verdict(found, more, (*warnings, *doubts))
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
-    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, found.notes)
+    notes = (*found.notes, *_drafting(draft))
+    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes)
+
+
+def _drafting(draft: Draft | None) -> tuple[str, ...]:
+    if draft is None:
+        return ()
+    if draft.bytes is None:
+        return (f"What the draft {draft.repo} takes is not known, and not counted",)
+    return (
+        f"The weights include {size_text(draft.bytes)} of the draft {draft.repo} in all; its KV cache is not counted",
+    )
 
 
 def engine_of(

@@ -71,10 +71,10 @@ def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
 
 
 def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
-    """Bytes of weights on a rank of each pipeline stage, as loaded."""
+    """Bytes of weights on a rank of each pipeline stage, as loaded, with those of a draft."""
     if model.missing:
         size = model.checkpoint.bytes if model.checkpoint else 0
-        return (cdiv(size, engine.tp * engine.pp),) * engine.pp
+        return (cdiv(size, engine.tp * engine.pp) + engine.draft_bytes_per_gpu,) * engine.pp
     element, part, online = engine.element(model), engine.share(model), engine.online(model)
     sizes: dict[int, int] = {}
     result = []
@@ -96,7 +96,7 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
             total += matrix_bytes(padded_vocabulary(model.head), element, part)
         if index == 0:
             total += model.other_bytes
-        result.append(int(total * model.factor))
+        result.append(int(total * model.factor) + engine.draft_bytes_per_gpu)
     return tuple(result)
 
 

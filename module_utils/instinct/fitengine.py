@@ -30,6 +30,7 @@ class Engine:
 
     memory_bytes: of one GPU or partition, as the driver reports it. max_model_len None: the model's own.
     quantization: online quantization asked of vLLM. platform "cpu": kv_cache_memory_bytes alone bounds the cache.
+    draft_bytes: weights of what drafts for the model, divided over draft_tp GPUs; None: as the model.
     """
 
     release: Release
@@ -55,6 +56,13 @@ class Engine:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     platform: str = "rocm"
+    draft_bytes: int = 0
+    draft_tp: int | None = None
+
+    @property
+    def draft_bytes_per_gpu(self) -> int:
+        """Weights of the draft of speculative decoding on each GPU."""
+        return -(-self.draft_bytes // (self.draft_tp or self.tp))
 
     @property
     def rules(self) -> Rules:

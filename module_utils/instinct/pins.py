@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .companions import Repository, repositories
 from .deployment import Deployment
 from .errors import Path
 from .fleet import Fleet, Host
@@ -24,7 +25,7 @@ class ImageNeed:
 
 @dataclass(frozen=True)
 class ModelNeed:
-    """A model's revision to resolve."""
+    """The revision of a repository of the hub to resolve."""
 
     repo: str
     revision: str
@@ -49,15 +50,10 @@ def missing_pins(
                 and (refresh or _image_missing(host, deployment, lock))
             ):
                 images[deployment.image] = ImageNeed(deployment.image, (*deployment.path, "image"), host)
-            key = (host.settings.endpoint, deployment.model, deployment.revision)
-            if (
-                not deployment.local_model
-                and key not in models
-                and (refresh or _model_missing(host, deployment, lock))
-            ):
-                models[key] = ModelNeed(
-                    deployment.model, deployment.revision, (*deployment.path, "model"), host
-                )
+            for wanted in repositories(deployment):
+                key = (host.settings.endpoint, wanted.repo, wanted.revision)
+                if key not in models and (refresh or _model_missing(host, wanted, lock)):
+                    models[key] = ModelNeed(wanted.repo, wanted.revision, wanted.path, host)
     return tuple(images.values()), tuple(models.values())
 
 
@@ -72,14 +68,13 @@ def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
 
 
 def absent_models(fleet: Fleet, lock: Lock) -> Iterator[ModelNeed]:
-    """Pinned models whose weights hosts lack, for each host and deployment."""
+    """Pinned models, and what goes with them, whose files hosts lack, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
-            if deployment.local_model:
-                continue
-            pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
-            if pin and not has_weights(host, deployment, pin):
-                yield ModelNeed(deployment.model, deployment.revision, (*deployment.path, "model"), host)
+            for wanted in repositories(deployment):
+                pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
+                if pin and not has_weights(host, wanted, pin):
+                    yield ModelNeed(wanted.repo, wanted.revision, wanted.path, host)
 
 
 def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
@@ -91,8 +86,8 @@ def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
     )
 
 
-def _model_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
-    pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
+def _model_missing(host: Host, wanted: Repository, lock: Lock) -> bool:
+    pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
     if pin is None:
         return True
-    return pin.files is None and not has_weights(host, deployment, pin)
+    return pin.files is None and not has_weights(host, wanted, pin)

@@ -31,6 +31,11 @@ def cache_dir(name: str) -> str:
     return f"{DATA_DIR}/cache/{name}"
 
 
+def snapshot_dir(repo: str, commit: str) -> str:
+    """Where a container sees a commit of a repository, in the layout of the hub's cache."""
+    return f"{HF_MOUNT}/hub/models--{repo.replace('/', '--')}/snapshots/{commit}"
+
+
 def software_file(image_id: str) -> str:
     """What an image answered when it was asked what is in it; `image_id` is the engine's, sha256:…"""
     return f"{DATA_DIR}/images/{image_id.rpartition(':')[2]}.json"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .companions import repositories
 from .deployment import Deployment
 from .feasible import Verdict
 from .layout import Slot
@@ -219,7 +220,7 @@ def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
     binds = [f"{instance_dir(name)}:{INSTANCE_MOUNT}:ro", f"{cache_dir(name)}:{CACHE_MOUNT}:rw"]
     if deployment.local_model:
         binds.append(f"{deployment.model}:{deployment.model}:ro")
-    else:
+    if repositories(deployment):
         binds.append(f"{hub_dir}:{HF_MOUNT}:ro")
     return (*binds, *deployment.runtime.extra_mounts)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .companions import ADAPTER, DRAFT, MODEL, TOKENIZER, Repository, repositories
 from .deployment import Deployment
 from .deployment_parts import Build
 from .errors import Problem
@@ -263,22 +264,22 @@ def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
     )
 
 
-def has_weights(host: Host, deployment: Deployment, pin: ModelPin) -> bool:
-    """A complete snapshot of the pinned commit that holds the files which the deployment wants."""
+def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
+    """A complete snapshot of the pinned commit that holds the wanted files."""
     if host.state is None:
         return False
     for found in host.state.models:
         if (found.cache_dir.rstrip("/"), found.repo, found.commit) != (
-            host.settings.cache_dir, deployment.model, pin.commit,
+            host.settings.cache_dir, wanted.repo, pin.commit,
         ) or not found.complete:  # fmt: skip
             continue
         if not found.exclude and not found.include:
             return True  # everything that the repository has
-        if (found.exclude, found.include) == (deployment.exclude, deployment.include):
+        if (found.exclude, found.include) == (wanted.exclude, wanted.include):
             return True
         if pin.files is not None:
             there = pin.selection(found.exclude, found.include)
-            if pin.selection(deployment.exclude, deployment.include).keys() <= there.keys():
+            if pin.selection(wanted.exclude, wanted.include).keys() <= there.keys():
                 return True
     return False
 
@@ -289,21 +290,20 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
     Deployments that want different files of one commit get one fetch of all those files, as a snapshot has
     one marker. `image_of` names the image in which a deployment's weights are fetched.
     """
-    groups: dict[tuple[str, str], list[Deployment]] = {}
+    groups: dict[tuple[str, str], list[tuple[Deployment, Repository]]] = {}
     pins: dict[tuple[str, str], ModelPin] = {}
     for deployment in host.deployments:
-        if not deployment.local_model:
-            pin = lock.model(host.settings.endpoint, deployment.model, deployment.revision)
-            key = (deployment.model, pin.commit if pin else deployment.revision)
-            groups.setdefault(key, []).append(deployment)
+        for wanted in repositories(deployment):
+            pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
+            key = (wanted.repo, pin.commit if pin else wanted.revision)
+            groups.setdefault(key, []).append((deployment, wanted))
             pins[key] = pin or ModelPin("")
     found = []
     for key, users in sorted(groups.items()):
         pin = pins[key]
-        if all(has_weights(host, user, pin) for user in users):
+        if all(has_weights(host, wanted, pin) for _, wanted in users):
             continue
-        step = _model_step(host, users, pin, image_of[users[0].name])
-        names = ", ".join(user.name for user in users)
+        step = _model_step(host, [wanted for _, wanted in users], pin, image_of[users[0][0].name])
         amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
         action = Action(
             "model",
@@ -311,14 +311,38 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
             f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
             _weights_before(host, step.repo, pin),
             f"commit {pin.commit[:12]}{amount}" if pin.commit else "the commit that it stands for",
-            f"deployment {names} serves it" if len(users) == 1 else f"deployments {names} serve it",
+            _users(users),
             HUB,
         )
         found.append((step, action))
     return tuple(found)
 
 
-def _model_step(host: Host, users: Sequence[Deployment], pin: ModelPin, image: str) -> ModelStep:
+_VERBS = {
+    MODEL: ("serves it", "serve it"),
+    DRAFT: ("drafts with it", "draft with it"),
+    ADAPTER: ("serves it as an adapter", "serve it as an adapter"),
+    TOKENIZER: ("takes its tokenizer", "take its tokenizer"),
+}
+
+
+def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
+    """Which deployments need a repository, and what for."""
+    names: dict[str, dict[str, None]] = {}
+    for deployment, wanted in users:
+        names.setdefault(wanted.use, {})[deployment.name] = None
+    parts = []
+    for use, found in names.items():
+        one, many = _VERBS[use]
+        parts.append(
+            f"deployment {next(iter(found))} {one}"
+            if len(found) == 1
+            else f"deployments {', '.join(found)} {many}"
+        )
+    return "; ".join(parts)
+
+
+def _model_step(host: Host, users: Sequence[Repository], pin: ModelPin, image: str) -> ModelStep:
     """One fetch for all users; where their patterns differ, the files' names are the patterns."""
     first = users[0]
     exclude, include = first.exclude, first.include
@@ -328,7 +352,7 @@ def _model_step(host: Host, users: Sequence[Deployment], pin: ModelPin, image: s
     if any((user.exclude, user.include) != (exclude, include) for user in users):
         exclude, include = (), tuple(_literal(name) for name in sorted(files))
     return ModelStep(
-        repo=first.model,
+        repo=first.repo,
         revision=first.revision,
         commit=pin.commit,
         cache_dir=host.settings.cache_dir,

@@ -10,9 +10,12 @@ from typing import Any
 
 from . import parallel
 from .catalog import GpuCatalog, GpuModel
+from .checkpoint import checkpoint_size
+from .companion_args import with_pins
+from .companions import Repository, speculates_with, unmounted
 from .deployment import Deployment
 from .errors import Problem
-from .feasible import Verdict, judge
+from .feasible import Draft, Verdict, judge
 from .fleet import Host
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
@@ -124,20 +127,21 @@ class Workshop:
                 found.append(self._make(slot, host, decision.tuned, decision.verdict))
         return tuple(found), tuple(problems)
 
-    def _model(self, deployment: Deployment, host: Host) -> ModelPin | None:
+    def _model(self, deployment: Deployment, endpoint: str) -> ModelPin | None:
         if deployment.local_model:
             return None
-        return self.lock.model(host.settings.endpoint, deployment.model, deployment.revision)
+        return self.lock.model(endpoint, deployment.model, deployment.revision)
 
     def _decide(self, deployment: Deployment, host: Host, machine: Machine, software: ImageFacts) -> Decision:
         key = (id(deployment), machine, software.vllm, software.platform, host.settings.endpoint)
         if key not in self._decided:
-            self._decided[key] = self._decision(deployment, machine, software, self._model(deployment, host))
+            self._decided[key] = self._decision(deployment, machine, software, host.settings.endpoint)
         return self._decided[key]
 
     def _decision(
-        self, deployment: Deployment, machine: Machine, software: ImageFacts, pin: ModelPin | None
+        self, deployment: Deployment, machine: Machine, software: ImageFacts, endpoint: str
     ) -> Decision:
+        pin = self._model(deployment, endpoint)
         given = self.models.get(deployment.model_config)
         config = given.config if given else (pin.config if pin else None)
         if config is None:
@@ -161,9 +165,27 @@ class Workshop:
                 fix += ' If it has one: vllm_version: "0.11.1" in the deployment says which.'
             problem = Problem((*deployment.path, key), what, fix)
             return Decision(None, Verdict(), (problem,))
-        verdict = judge(deployment, machine, software, tuned, facts, config, files, self.knowledge)
+
+        def commit_of(wanted: Repository) -> str:
+            found = self.lock.model(endpoint, wanted.repo, wanted.revision)
+            return found.commit if found else ""
+
+        tuned = with_pins(tuned, deployment, commit_of)
+        draft = self._draft(deployment, endpoint)
+        verdict = judge(deployment, machine, software, tuned, facts, config, files, self.knowledge, draft)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         return Decision(tuned, verdict, wrong)
+
+    def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
+        """The draft's weights as far as they are known."""
+        found = speculates_with(deployment)
+        if found is None:
+            return None
+        draft, tp = found
+        pin = self.lock.model(endpoint, draft.repo, draft.revision)
+        weights = checkpoint_size(pin.files if pin else None)
+        return Draft(draft.repo, weights.bytes if weights else None, tp)
 
     def _make(self, slot: Slot, host: Host, tuned: Tuned, verdict: Verdict) -> Planned:
         settings = host.settings
@@ -172,7 +194,7 @@ class Workshop:
         if key not in self._made:
             deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
-            model = self._model(deployment, host)
+            model = self._model(deployment, settings.endpoint)
             instance = compose(slot, settings.cache_dir, group_ids, image, model, tuned, verdict)
             files = self.render(instance)
             self._made[key] = Planned(instance, files, spec_hash(files))
