@@ -24,10 +24,10 @@ class Problem:
     fix: str = ""
     hosts: tuple[str, ...] = ()
 
-    def text(self, origin: str = "") -> str:
-        """One line for people; `origin` is "file:line" of the key, when known."""
+    def text(self, origin: str = "", name: str = "") -> str:
+        """One line for people; when known, `origin` is "file:line" of the key, `name` the deployment's."""
         where = dotted(self.path)
-        context = ", ".join(part for part in (host_names(self.hosts), origin) if part)
+        context = ", ".join(part for part in (name, host_names(self.hosts), origin) if part)
         if context:
             where = f"{where} ({context})" if where else context
         text = f"{where}: {self.what}" if where else self.what

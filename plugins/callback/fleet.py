@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callback plugin: after a run, which hosts failed, at what, and what to do next. Silent when none did."""
+"""Callback plugin: Ansible's usual output with readable errors, and in the end who failed and what to do next."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
 if MODULE_UTILS not in sys.path:
     sys.path.insert(0, MODULE_UTILS)
 
-from ansible.plugins.callback import CallbackBase
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
 from instinct.errors import natural
 
 DOCUMENTATION = """
 name: fleet
-type: aggregate
-short_description: close a run with the hosts that failed and what to do next
+type: stdout
+short_description: Ansible's usual output with readable errors, and a closing summary
 description:
+  - As the callback default, but for errors. A task that fails says why in lines of text. Problems of a plan's input are
+    told once, at the end of the run. With -v, errors are also shown as the callback default does.
   - After the recap, names each host that failed or could not be reached, with the first error of the host and
     the task, and says how to go on. Hosts with the same error are named together.
-  - Prints nothing when no host failed. Uses results as Ansible shows them, so what no_log hides stays hidden.
+  - Uses results as Ansible shows them, so what no_log hides stays hidden.
+extends_documentation_fragment:
+  - default_callback
+  - result_format_callback
 """
 
+PLAN = "fleet_plan"
 LINES = 6
 WIDTH = 400
 
@@ -40,13 +47,12 @@ class Error(NamedTuple):
 UNKNOWN = Error("", "no message was kept", "")
 
 
-class CallbackModule(CallbackBase):
-    """The closing summary."""
+class CallbackModule(Default):
+    """Ansible's own output but for errors, and the closing summary."""
 
     CALLBACK_VERSION = 2.0
-    CALLBACK_TYPE = "aggregate"
+    CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "fleet"
-    CALLBACK_NEEDS_ENABLED = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,15 +60,46 @@ class CallbackModule(CallbackBase):
         self.planning = False
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """Keep a host's first error."""
-        if ignore_errors:
-            return
-        self._keep(result, message(result.result))
-        self.planning = self.planning or result.task.action == "fleet_plan"
+        """Say why, and keep a host's first error."""
+        planning = result.task.action == PLAN
+        text = message(result.result)
+        if not ignore_errors:
+            self._keep(result, text if planning else short(text))
+            self.planning = self.planning or planning
+        if ignore_errors or self._display.verbosity:
+            super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
+        elif not (result.task.loop and "results" in result.result):  # what failed of a loop was told by item
+            self._tell(result, "failed", text.partition("\n")[0] if planning else text)
+
+    def v2_runner_item_on_failed(self, result: Any) -> None:
+        """Say why one item of a loop failed."""
+        if self._display.verbosity or result.task.ignore_errors:
+            super().v2_runner_item_on_failed(result)
+        else:
+            label = self._get_item_label(result.result)
+            self._tell(result, "failed", message(result.result), f" (item={label})")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Keep why a host could not be reached."""
-        self._keep(result, message(result.result))
+        """Say why a host could not be reached, and keep it."""
+        text = message(result.result)
+        self._keep(result, short(text))
+        if self._display.verbosity or result.task.ignore_unreachable:
+            super().v2_runner_on_unreachable(result)
+        else:
+            self._tell(result, "unreachable", text)
+
+    def _tell(self, result: Any, what: str, text: str, item: str = "") -> None:
+        """One line, or a line and the text indented below it."""
+        if self._last_task_banner != result.task._uuid:
+            self._print_task_banner(result.task)
+        self._handle_warnings(result.result)
+        lines = text.splitlines()
+        told = f" {text}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
+        color = C.COLOR_ERROR if what == "failed" else C.COLOR_UNREACHABLE
+        to_stderr = self.get_option("display_failed_stderr")
+        self._display.display(
+            f"{what}: [{self.host_label(result)}]{item}:{told}", color=color, stderr=to_stderr
+        )
 
     def _keep(self, result: Any, text: str) -> None:
         name = result.host.get_name()
@@ -70,7 +107,8 @@ class CallbackModule(CallbackBase):
         self.errors.setdefault(name, Error(result.task.get_name(), text, text.replace(address, "")))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Print the summary."""
+        """Print the recap, and the summary of what failed."""
+        super().v2_playbook_on_stats(stats)
         failed = sorted((name for name, count in stats.failures.items() if count), key=natural)
         dark = sorted((name for name, count in stats.dark.items() if count), key=natural)
         if failed or dark:
@@ -101,11 +139,17 @@ def summary(
 
 
 def message(result: Mapping[str, Any]) -> str:
-    """The error of a result, or of its first failed item, in a few lines."""
+    """The error of a result, or of its first failed item, with what a command said."""
     if result.get("censored"):
         return "hidden by no_log"
     failed = next((item for item in result.get("results") or () if item.get("failed")), None)
     text = str((failed or result).get("msg") or result.get("msg") or "no message")
     text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
+    said = (str((failed or result).get(key) or "").strip() for key in ("stderr", "module_stderr"))
+    return "\n".join([text, *(more for more in said if more and more not in text)])
+
+
+def short(text: str) -> str:
+    """The first lines of a text, for the summary; the whole stands where the task failed."""
     lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in text.splitlines()]
     return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing summary of a run: who failed, at what, what next; and silence otherwise."""
+"""What a run says of errors where they happen, and in the end: who failed, at what, what next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec.loader.exec_module(module)
     plugin = module.CallbackModule()
     shown: list[str] = []
-    plugin._display = SimpleNamespace(display=shown.append)
+    plugin._display = SimpleNamespace(display=lambda text, **_: shown.append(text), verbosity=0)
+    plugin._plugin_options = {"display_failed_stderr": False}
+    monkeypatch.setattr(module.Default, "_print_task_banner", lambda self, task: None)
+    monkeypatch.setattr(module.Default, "v2_playbook_on_stats", lambda self, stats: shown.append("recap"))
     plugin.shown = shown
     return plugin
 
@@ -30,20 +33,45 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Any:
 def result(host: str, task: str, action: str = "vllm_image", **data: Any) -> Any:
     return SimpleNamespace(
         host=SimpleNamespace(get_name=lambda: host, vars={"ansible_host": f"192.0.2.{host[1:]}"}),
-        task=SimpleNamespace(get_name=lambda: task, action=action),
+        task=SimpleNamespace(
+            get_name=lambda: task, action=action, _uuid=task, loop=None, delegate_to=None,
+            ignore_errors=False, ignore_unreachable=False,
+        ),
         result=data,
-    )
+    )  # fmt: skip
 
 
 def stats(failures: dict[str, int] | None = None, dark: dict[str, int] | None = None) -> Any:
     return SimpleNamespace(failures=failures or {}, dark=dark or {})
 
 
+def ended(fleet: Any, *counts: dict[str, int]) -> list[str]:
+    """What the end of the run shows below the recap."""
+    fleet.shown.clear()
+    fleet.v2_playbook_on_stats(stats(*counts))
+    recap, *shown = fleet.shown
+    assert recap == "recap"
+    return shown
+
+
 def test_silent_when_nothing_failed(fleet: Any) -> None:
-    fleet.v2_runner_on_failed(result("n1", "try", msg="x"), ignore_errors=True)
     fleet.v2_runner_on_failed(result("n2", "rescued", msg="x"))
-    fleet.v2_playbook_on_stats(stats({"n1": 0, "n2": 0}))
-    assert fleet.shown == []
+    assert ended(fleet, {"n1": 0, "n2": 0}) == []
+
+
+def test_an_error_is_told_where_it_happens(fleet: Any) -> None:
+    fleet.v2_runner_on_failed(result("n1", "Pull", msg="Task failed: Action failed: no space left"))
+    fleet.v2_runner_on_failed(result("n2", "Run", msg="non-zero return code", stderr="a\nb\n"))
+    fleet.v2_runner_item_on_failed(result("n3", "Loop", item="x", msg="gone"))
+    fleet.v2_runner_on_unreachable(result("n4", "Look", msg="Connection refused"))
+    fleet.v2_runner_on_failed(result("n5", "Plan", action="fleet_plan", msg="2 problems\n* one\n* two"))
+    assert fleet.shown == [
+        "failed: [n1]: no space left",
+        "failed: [n2]:\n  non-zero return code\n  a\n  b",
+        "failed: [n3] (item=x): gone",
+        "unreachable: [n4]: Connection refused",
+        "failed: [n5]: 2 problems",
+    ]
 
 
 def test_hosts_with_one_error_are_together(fleet: Any) -> None:
@@ -61,8 +89,7 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
     for number in (3, 4):
         text = f"Task failed: connect to host 192.0.2.{number} port 22: Connection refused"
         fleet.v2_runner_on_unreachable(result(f"n{number}", "Observe the node", msg=text))
-    fleet.v2_playbook_on_stats(stats({"n1": 1, "n2": 1, "n10": 1}, {"n3": 1, "n4": 1}))
-    assert fleet.shown == [
+    assert ended(fleet, {"n1": 1, "n2": 1, "n10": 1}, {"n3": 1, "n4": 1}) == [
         "Failed: n1, at: Bring the weights\n"
         "  gone\n"
         "Failed: n2, n10, at: Bring the image\n"
@@ -75,12 +102,14 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
     ]
 
 
-def test_a_failed_plan_says_to_correct_the_input(fleet: Any) -> None:
-    fleet.v2_runner_on_failed(result("n1", "Plan", action="fleet_plan", msg="1 problem"))
-    fleet.v2_playbook_on_stats(stats({"n1": 1}))
-    assert fleet.shown[0].endswith(
-        "Next: correct the input that is named above, and run the same command again."
-    )
+def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
+    problems = "\n".join(f"* {number} {'x' * 500}" for number in range(30))
+    fleet.v2_runner_on_failed(result("n1", "Plan", action="fleet_plan", msg=f"30 problems\n{problems}"))
+    assert ended(fleet, {"n1": 1}) == [
+        "Failed: n1, at: Plan\n  30 problems\n  "
+        + problems.replace("\n", "\n  ")
+        + "\nNext: correct the input that is named above, and run the same command again."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +119,8 @@ def test_a_failed_plan_says_to_correct_the_input(fleet: Any) -> None:
         ({}, "no message"),
         ({"msg": "x" * 500}, "x" * 399 + "…"),
         ({"msg": "\n".join("abcdefgh")}, "a\nb\nc\nd\ne\n…"),
+        ({"msg": "MODULE FAILURE", "module_stderr": "no python\n"}, "MODULE FAILURE\nno python"),
+        ({"msg": "git said: no", "stderr": "no"}, "git said: no"),
     ],
 )
 def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:
