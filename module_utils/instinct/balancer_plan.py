@@ -132,7 +132,9 @@ def plan_balancers(
         return (), (), ()
     problems = list(names_twice(offers))
     warnings = [
-        f"load balancer {host.name} keeps what it has: {host.absent}" for host in hosts if host.absent
+        f"load balancer {host.name} keeps what it has, and what stops does not leave it first: {host.absent}"
+        for host in hosts
+        if host.absent
     ]
     open_to_all = sorted(
         {item.deployment.name for offer in offers for item in served(offer) if item.deployment.listen in ANY}

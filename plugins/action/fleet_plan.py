@@ -212,7 +212,10 @@ class Reader:
         problems: list[Problem] = []
         for name in sorted(self.groups().get(BALANCERS, ()), key=natural):
             given = self.host(name, offline, BALANCER_VARIABLES)
-            host, wrong = balancer_host(name, given.variables, given.state, given.unreachable)
+            absent = given.unreachable
+            if absent and name not in self.task_vars.get("ansible_play_hosts_all", ()):
+                absent = "it is not part of this run (add it to --limit)"
+            host, wrong = balancer_host(name, given.variables, given.state, absent)
             found.append(host)
             problems += wrong
         if problems:
