@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .backends import Backends
+from .backends import MLA, Backends
 from .deployment import Deployment
 from .errors import Problem
 from .fit import Engine, Fit, fit, refusals, remedies
@@ -183,12 +183,16 @@ def _image(
 def _backend(
     deployment: Deployment, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
 ) -> tuple[Problem, ...]:
-    """An attention backend that the operator named, and that cannot run this model."""
+    """An attention backend that the operator named, or latent attention's, that cannot run this model."""
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    latent = model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
+    if latent and engine.platform == "rocm":  # vLLM's own choice may stop it too
+        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
+    facts |= {"heads": model.heads, "tp": engine.tp}
     if "--block-size" in tuned.args:
         facts["block_size"] = engine.block_size
     if model.head_size:

@@ -18,7 +18,8 @@ class ModelFacts:
 
     repository: organisation/name, or the path it was given as. quantization: of the checkpoint: none, fp8,
     quark_fp8, quark_mxfp4, mxfp4, awq, gptq, compressed_tensors, or the method's own name. kv_scales: it holds
-    calibrated scales for an FP8 KV cache. sinks: its attention has sinks.
+    calibrated scales for an FP8 KV cache. sinks: its attention has sinks. sparse: its latent attention is sparse
+    (DeepSeek-V3.2). heads: of attention, before tensor parallelism.
     """
 
     repository: str
@@ -31,6 +32,8 @@ class ModelFacts:
     head_size: int | None = None
     quantization: str = "none"
     kv_scales: bool = False
+    heads: int | None = None
+    sparse: bool = False
 
 
 def model_facts(repository: str, config: Mapping[str, Any] | None) -> ModelFacts:
@@ -55,6 +58,8 @@ def model_facts(repository: str, config: Mapping[str, Any] | None) -> ModelFacts
         head_size=head_size,
         quantization=method,
         kv_scales=scales,
+        heads=heads,
+        sparse=bool(text.get("index_topk")),
     )
 
 

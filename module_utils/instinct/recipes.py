@@ -192,6 +192,14 @@ def _between(limits: Mapping[str, int], value: int) -> bool:
     return bool(limits.get("min", value) <= value <= limits.get("max", value))
 
 
+def _heads_per_rank(want: Mapping[str, int] | Sequence[int], model: ModelFacts, context: Context) -> bool:
+    """False too where it is not known, or no whole number."""
+    if not model.heads or model.heads % context.tp:
+        return False
+    heads = model.heads // context.tp
+    return _between(want, heads) if isinstance(want, Mapping) else heads in want
+
+
 _CONDITIONS: Mapping[str, Any] = {
     "gfx": lambda want, model, context: context.gfx in want,
     "gpu": lambda want, model, context: context.gpu in want,
@@ -211,6 +219,8 @@ _CONDITIONS: Mapping[str, Any] = {
     "instances_per_gpu": lambda want, model, context: _between(want, context.instances_per_gpu),
     "moe": lambda want, model, context: model.moe == want,
     "mla": lambda want, model, context: model.mla == want,
+    "sparse": lambda want, model, context: model.sparse == want,
+    "heads_per_rank": _heads_per_rank,
     "sinks": lambda want, model, context: model.sinks == want,
     "sliding_window": lambda want, model, context: model.sliding_window == want,
     "multimodal": lambda want, model, context: model.multimodal == want,

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.backends import DENSE, MLA, Backends
+from instinct.backends import DENSE, MLA, Backends, check_named
+from instinct.modelfacts import ModelFacts
+from instinct.recipes import Context, select
 
 from tests.unit.catalogue import CATALOG, knowledge
 
@@ -187,3 +189,96 @@ def test_latencies_grow_with_the_batch(size: str) -> None:
         ordered = [seconds for _, seconds in sorted(rows)]
         assert len(ordered) == 8
         assert all(b > 0.9 * a for a, b in itertools.pairwise(ordered))
+
+
+R1_HEADS, KIMI_HEADS, LITE_HEADS = 128, 64, 16
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "facts", "text"),
+    [
+        ("0.9.1", "aiter_mla", {"heads": LITE_HEADS, "tp": 2}, "8 attention heads per GPU are not among 16, 128; "
+         "tensor_parallel_size 1 gives one"),
+        ("0.17.1", "aiter_mla", {"heads": R1_HEADS, "tp": 4}, "tensor_parallel_size 1 or 8 gives one"),
+        ("0.17.1", "aiter_triton_mla", {"heads": KIMI_HEADS, "tp": 8}, "tensor_parallel_size 4 gives one"),
+        ("0.17.1", "aiter_mla", {"heads": 20, "tp": 1}, "no tensor_parallel_size gives one"),
+        ("0.17.1", "aiter_mla", {"heads": R1_HEADS, "tp": 8}, ""),
+        ("0.18.0", "aiter_mla", {"heads": KIMI_HEADS, "tp": 8}, ""),
+        ("0.18.0", "aiter_mla", {"heads": LITE_HEADS, "tp": 8}, "tensor_parallel_size 1 or 2 or 4 gives one"),
+        ("0.20.0", "aiter_mla", {"heads": LITE_HEADS, "tp": 8}, ""),
+        ("0.26.0", "aiter_mla", {"heads": 96, "tp": 8}, "12 attention heads per GPU"),
+        ("0.27.0", "aiter_mla", {"heads": 96, "tp": 8}, ""),
+        ("0.28.0", "aiter_mla", {"heads": 96, "tp": 4}, "24 attention heads per GPU"),
+        ("0.29.0", "aiter_mla", {"heads": 96, "tp": 4}, ""),
+        ("0.17.1", "triton_mla", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not among auto"),
+        ("0.18.0", "triton_mla", {"kv_cache_dtype": "fp8"}, ""),
+        ("0.18.0", "triton_mla", {"kv_cache_dtype": "fp8_e5m2"}, "is not among"),
+        ("0.20.0", "aiter_mla_sparse", {"kv_cache_dtype": "fp8"}, "is not among"),
+        ("0.21.0", "aiter_mla_sparse", {"kv_cache_dtype": "fp8"}, ""),
+    ],
+)  # fmt: skip
+def test_limits_of_latent_attention(version: str, backend: str, facts: dict[str, Any], text: str) -> None:
+    found = "\n".join(backends(version).misfits(backend, facts))
+    assert bool(found) == bool(text)
+    assert text in found
+
+
+@pytest.mark.parametrize("release", LINE.releases)
+def test_recipes_choose_aiter_mla_for_the_heads_that_it_takes(release: str) -> None:
+    """The conditions of the recipes and the limits of the backend say the same."""
+    for heads in (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128):
+        model = ModelFacts("x/y", mla=True, heads=heads)
+        context = Context(knowledge().release(release), LINE, "gfx942")
+        chosen = dict(select(knowledge().recipes, model, context).values()).get("attention_backend")
+        if LINE.order[release] < LINE.order["0.8.5"]:
+            assert chosen is None
+        else:
+            wrong = backends(release).misfits("aiter_mla", {"heads": heads, "tp": 1})
+            assert chosen == ("triton_mla" if wrong else "aiter_mla"), heads
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "env", "facts", "backend"),
+    [
+        ("0.9.1", {}, {"VLLM_ROCM_USE_AITER": "1"}, {}, "aiter_mla"),
+        ("0.9.1", {}, {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MLA": "0"}, {}, "triton_mla"),
+        ("0.9.1", {"--block-size": 1}, {}, {}, "aiter_mla"),
+        (
+            "0.11.1",
+            {},
+            {"VLLM_ATTENTION_BACKEND": "TRITON_MLA", "VLLM_ROCM_USE_AITER": "1"},
+            {},
+            "triton_mla",
+        ),
+        ("0.13.0", {"--attention-backend": "rocm_aiter_mla"}, {}, {}, "aiter_mla"),
+        ("0.13.0", {}, {"VLLM_ROCM_USE_AITER": "true"}, {"sparse": True}, "aiter_mla_sparse"),
+        ("0.33.0", {}, {}, {}, "triton_mla"),
+    ],
+)
+def test_backend_in_effect(
+    version: str, args: dict[str, Any], env: dict[str, str], facts: dict[str, bool], backend: str
+) -> None:
+    assert backends(version).in_effect(MLA, args, env, facts) == backend
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "wrong"),
+    [
+        ("0.33.0", "FLASHINFER", True),
+        ("0.33.0", "rocm_aiter_fa", False),
+        ("0.33.0", "auto", False),
+        ("0.33.0", "ULTRAQUANT", False),
+        ("0.11.1", "FLASHINFER", True),
+        ("0.11.1", "ROCM_AITER_TRITON_MLA", True),  # comes with 0.12.0
+        ("0.12.0", "ROCM_AITER_TRITON_MLA", False),
+        ("0.17.1", "FLASH_ATTN", True),  # its RuntimeError says so
+        ("0.18.0", "FLASH_ATTN", False),  # validated, and there where flash_attn is installed
+        ("0.9.1", "FLASHINFER", False),  # not judged: nothing is named
+    ],
+)
+def test_names_of_backends(version: str, name: str, wrong: bool) -> None:
+    found = check_named(backends(version), name)
+    assert (found is not None) == wrong
+    if found:
+        assert found.is_error
+        assert "Use one of TRITON_ATTN, ROCM_ATTN, ROCM_AITER_FA, " in found.fix

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,76 @@ def test_shape_rules(keys: dict[str, Any], text: str) -> None:
 def test_a_backend_that_cannot_run_the_model() -> None:
     found = verdict(GPT_OSS_SINKS, settings={"attention_backend": "rocm_attn"})
     assert "attention backend rocm_attn: attention sinks are not supported." in texts(found.problems)
+
+
+LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+    "max_position_embeddings": 16384,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "keys", "text"),
+    [
+        ("0.9.1", {"tensor_parallel_size": 2}, ""),  # the recipe takes Triton MLA
+        ("0.11.1", {"tensor_parallel_size": 2}, ""),
+        (
+            "0.11.1",
+            {"tensor_parallel_size": 2, "settings": {"attention_backend": "aiter_mla"}},
+            "attention backend aiter_mla: 8 attention heads per GPU are not among 16, 128; tensor_parallel_size 1 gives",
+        ),
+        (
+            "0.11.1",
+            {"tensor_parallel_size": 2, "recipes": False, "env": {"VLLM_ROCM_USE_AITER": "1"}},
+            "8 attention heads per GPU",
+        ),
+        (
+            "0.11.1",
+            {"tensor_parallel_size": 2, "env": {"VLLM_ROCM_USE_AITER_MLA": "1"}},
+            "8 attention heads per GPU",
+        ),
+        (
+            "0.11.1",
+            {"tensor_parallel_size": 2, "env": {"VLLM_ROCM_USE_AITER": "1", "VLLM_MLA_DISABLE": "1"}},
+            "",
+        ),
+        (
+            "0.17.1",
+            {"tensor_parallel_size": 2, "engine_args": {"attention_backend": "ROCM_AITER_MLA"}},
+            "8 attention heads per GPU",
+        ),
+        ("0.18.0", {"tensor_parallel_size": 2, "engine_args": {"attention_backend": "ROCM_AITER_MLA"}}, ""),
+        ("0.17.1", {"engine_args": {"kv_cache_dtype": "fp8"}}, ""),
+        (
+            "0.17.1",
+            {"tensor_parallel_size": 2, "engine_args": {"kv_cache_dtype": "fp8"}},
+            "attention backend triton_mla: kv_cache_dtype fp8 is not among auto",
+        ),
+        ("0.18.0", {"tensor_parallel_size": 2, "engine_args": {"kv_cache_dtype": "fp8"}}, ""),
+    ],
+)
+def test_heads_and_cache_of_latent_attention(version: str, keys: dict[str, Any], text: str) -> None:
+    software = replace(FACTS, vllm=version)
+    found = verdict(LITE, software=software, **keys)
+    assert bool(found.problems) == bool(text), texts(found.problems)
+    assert text in texts(found.problems)
 
 
 def test_an_image_for_other_gpus() -> None:

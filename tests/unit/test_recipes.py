@@ -36,7 +36,7 @@ DOZEN = (
 
 LLAMA, QWEN = ("LlamaForCausalLM",), ("Qwen3ForCausalLM",)
 MOE: dict[str, Any] = {"moe": True, "head_size": 128}
-MLA: dict[str, Any] = {"moe": True, "mla": True, "head_size": 192}
+MLA: dict[str, Any] = {"moe": True, "mla": True, "head_size": 192, "heads": 128}
 FP8: dict[str, Any] = {"quantization": "quark_fp8", "kv_scales": True}
 MODELS = (
     ModelFacts("amd/Llama-3.1-8B-Instruct-FP8-KV", LLAMA, head_size=128, **FP8),
@@ -48,9 +48,11 @@ MODELS = (
                **MOE),
     ModelFacts("amd/Mixtral-8x22B-Instruct-v0.1-FP8-KV", ("MixtralForCausalLM",), **MOE, **FP8),
     ModelFacts("mistralai/Mixtral-8x7B-Instruct-v0.1", ("MixtralForCausalLM",), **MOE),
-    ModelFacts("deepseek-ai/DeepSeek-V2-Lite", ("DeepseekV2ForCausalLM",), **MLA),
+    ModelFacts("deepseek-ai/DeepSeek-V2-Lite", ("DeepseekV2ForCausalLM",), **{**MLA, "heads": 16}),
     ModelFacts("deepseek-ai/DeepSeek-R1", ("DeepseekV3ForCausalLM",), quantization="fp8", **MLA),
-    ModelFacts("deepseek-ai/DeepSeek-V3.2-Exp", ("DeepseekV32ForCausalLM",), quantization="fp8", **MLA),
+    ModelFacts("deepseek-ai/DeepSeek-V3.2-Exp", ("DeepseekV32ForCausalLM",), quantization="fp8", sparse=True, **MLA),
+    ModelFacts("zai-org/GLM-5", ("GlmMoeDsaForCausalLM",), sparse=True, **{**MLA, "heads": 64}),
+    ModelFacts("amd/DeepSeek-R1-MXFP4", ("DeepseekV3ForCausalLM",), quantization="quark_mxfp4", kv_scales=True, **MLA),
     ModelFacts("deepseek-ai/DeepSeek-V4-Flash", (), quantization="fp8", **MLA),
     ModelFacts("Qwen/Qwen2-72B-Instruct", ("Qwen2ForCausalLM",), head_size=128),
     ModelFacts("Qwen/Qwen3-32B-AWQ", QWEN, head_size=128, quantization="awq"),
@@ -64,7 +66,8 @@ MODELS = (
                head_size=128),
     ModelFacts("CohereForAI/c4ai-command-r-plus-08-2024", ("CohereForCausalLM",), head_size=128),
     ModelFacts("MiniMaxAI/MiniMax-M2.5", ("MiniMaxM2ForCausalLM",), quantization="fp8", **MOE),
-    ModelFacts("moonshotai/Kimi-K2.6", ("KimiK25ForConditionalGeneration",), quantization="compressed_tensors", **MLA),
+    ModelFacts("moonshotai/Kimi-K2.6", ("KimiK25ForConditionalGeneration",), quantization="compressed_tensors",
+               **{**MLA, "heads": 64}),
     ModelFacts("mistralai/Ministral-3-8B-Instruct-2512", ("Mistral3ForConditionalGeneration",), multimodal=True,
                head_size=128),
     ModelFacts("some/other-model-GPTQ", ("OPTForCausalLM",), head_size=80, quantization="gptq"),
@@ -184,6 +187,19 @@ def model(part: str) -> ModelFacts:
             {"block_size": 1, "attention_backend": "aiter_mla", "aiter_moe": True},
         ),
         ("DeepSeek-R1", "0.12.0", {"tp": 8}, {"attention_backend": "aiter_mla"}),
+        # AITER MLA takes 16 or 128 heads per GPU before 0.18.0, then more and more numbers
+        ("DeepSeek-V2-Lite", "0.9.1", {"tp": 1}, {"attention_backend": "aiter_mla", "block_size": 1}),
+        ("DeepSeek-V2-Lite", "0.9.1", {"tp": 2}, {"attention_backend": "triton_mla", "block_size": None}),
+        ("DeepSeek-R1", "0.12.0", {"tp": 4}, {"attention_backend": "triton_mla"}),
+        ("Kimi-K2", "0.17.1", {"tp": 8}, {"attention_backend": "triton_mla", "graph_mode": "PIECEWISE"}),
+        ("Kimi-K2", "0.18.0", {"tp": 8}, {"attention_backend": "aiter_mla"}),
+        ("DeepSeek-V2-Lite", "0.19.0", {"tp": 8}, {"attention_backend": "triton_mla"}),  # 2 heads
+        ("DeepSeek-V2-Lite", "0.20.0", {"tp": 8}, {"attention_backend": "aiter_mla"}),
+        ("GLM-5", "0.33.0", {"tp": 8}, {"attention_backend": "aiter_mla_sparse"}),
+        ("R1-MXFP4", "0.11.2", {"tp": 8, "gfx": "gfx950"}, {"kv_cache_dtype": None}),
+        ("R1-MXFP4", "0.12.0", {"tp": 8, "gfx": "gfx950"}, {"kv_cache_dtype": "fp8"}),
+        ("R1-MXFP4", "0.12.0", {"tp": 4, "gfx": "gfx950"}, {"kv_cache_dtype": None}),
+        ("DeepSeek-R1", "0.19.0", {"tp": 8, "kv_cache": "fp8"}, {"kv_scales": None}),
         (
             "DeepSeek-V3.2",
             "0.15.0",
@@ -294,6 +310,8 @@ def advice(part: str, version: str, **changes: Any) -> dict[str, str]:
             "aiter-and-fp8-kv",
             "refuse",
         ),
+        ("DeepSeek-R1", "0.9.1", {"given": {"aiter": True, "kv_cache_dtype": "fp8"}}, "mla-fp8-kv", "refuse"),
+        ("DeepSeek-R1", "0.11.2", {"given": {"kv_cache_dtype": "fp8"}}, "mla-fp8-kv", "refuse"),
         ("Llama-3.1-8B", "0.28.0", {"dp": 2, "balancing": "external"}, "external-data-parallel", "refuse"),
         ("Llama-3.1-8B", "0.19.0", {"given": {"quick_reduce": "INT4"}}, "quick-reduce-accuracy", "warn"),
         ("gpt-oss", "0.10.0", {}, "gpt-oss-first-release", "refuse"),
@@ -310,6 +328,9 @@ def test_rules(part: str, version: str, changes: dict[str, Any], name: str, say:
     ("part", "version", "changes", "name"),
     [
         ("DeepSeek-R1", "0.10.2", {}, "deepseek-mla-block-size"),  # the recipe sets it
+        ("DeepSeek-V2-Lite", "0.10.2", {"tp": 2}, "deepseek-mla-block-size"),  # Triton MLA refuses it
+        ("DeepSeek-R1", "0.12.0", {"given": {"kv_cache_dtype": "fp8"}}, "mla-fp8-kv"),
+        ("DeepSeek-R1", "0.11.2", {"given": {"kv_cache_dtype": "fp8", "mla": False}}, "mla-fp8-kv"),
         ("DeepSeek-R1", "0.12.0", {"given": {"block_size": 16}}, "deepseek-mla-block-size"),
         ("MXFP4", "0.19.0", {"gfx": "gfx950"}, "mxfp4-needs-gfx950"),
         ("Llama-3.1-8B", "0.19.0", {}, "quick-reduce-accuracy"),
@@ -400,8 +421,12 @@ def test_a_recipe_fits_by_name_more_closely_than_by_architecture() -> None:
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "n_routed_experts": 256,
+             "num_attention_heads": 128,
              "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            {"mla": True, "moe": True, "quantization": "fp8", "kv_scales": False},
+            {"mla": True, "moe": True, "quantization": "fp8", "kv_scales": False, "heads": 128, "sparse": False},
+        ),
+        (
+            {"kv_lora_rank": 512, "index_topk": 2048}, {"sparse": True, "heads": None},
         ),
         (
             {"architectures": ["GptOssForCausalLM"], "num_local_experts": 128, "head_dim": 64, "sliding_window": 128,

@@ -18,7 +18,13 @@ from tests.unit.catalogue import knowledge
 MI300X = Machine("gfx942", "MI300X", "SPX", "NPS1", 206141652992, 206141652992)
 LLAMA = ModelFacts("meta-llama/Llama-3.1-8B-Instruct", ("LlamaForCausalLM",), head_size=128)
 R1 = ModelFacts(
-    "deepseek-ai/DeepSeek-R1", ("DeepseekV3ForCausalLM",), True, True, head_size=192, quantization="fp8"
+    "deepseek-ai/DeepSeek-R1",
+    ("DeepseekV3ForCausalLM",),
+    True,
+    True,
+    head_size=192,
+    quantization="fp8",
+    heads=128,
 )
 
 
