@@ -39,6 +39,7 @@ UNIT = """\
 Description=Load balancer of instinct-fleet
 Wants=network-online.target
 After=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
@@ -58,6 +59,7 @@ AGENT_UNIT = """\
 [Unit]
 Description=Load balancer of instinct-fleet: which instances have generated tokens
 After=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=/usr/bin/python3 {directory}/current/agent.py {directory}/current/balancer.json {state}/agent.pid

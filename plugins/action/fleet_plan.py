@@ -128,11 +128,14 @@ class ActionModule(ActionBase):
         def load(path: Path) -> str:
             try:
                 return str(loader.get_text_file_contents(str(path)))
-            except AnsibleError as error:
-                raise ValueError(path) from error
+            except AnsibleError:
+                raise ValueError(path) from None
 
         def parse(text: str) -> Any:
-            return plain(loader.load(text), templates=True)
+            try:
+                return plain(loader.load(text), templates=True)
+            except AnsibleError:  # its message would show the line
+                raise ValueError from None
 
         make = not offline and not self._task.check_mode
         kit = Kit(

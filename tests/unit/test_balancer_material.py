@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and certificates of the endpoint on the control node: made once, private, and checked without being told."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from instinct.balancer_material import materials, self_signed
+from instinct.balancer_plan import Material
+from instinct.balancer_settings import BalancerHost, BalancerSettings
+from instinct.errors import FleetError
+
+
+def made(base: Path, make: bool = True, **settings: Any) -> Material:
+    host = BalancerHost("lb", "192.0.2.1", BalancerSettings(**settings))
+    return materials([host], base, make, lambda path: path.read_text(), yaml.safe_load)["lb"]
+
+
+def test_what_is_missing_is_made_once_and_privately(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    keys, certificate = tmp_path / ".secrets/api-keys.yml", tmp_path / ".secrets/endpoint.pem"
+    assert [path.stat().st_mode & 0o777 for path in (keys.parent, keys, certificate)] == [0o700, 0o600, 0o600]
+    key = yaml.safe_load(keys.read_text())["default"]
+    assert first.keys_map == f"{hashlib.sha256(key.encode()).hexdigest().upper()} default\n"
+    assert first.certificate == certificate.read_text()
+    assert made(tmp_path) == first
+    assert key not in repr(first)
+
+
+def test_plans_make_nothing(tmp_path: Path) -> None:
+    assert made(tmp_path, make=False) == Material(
+        None, None, str(tmp_path / ".secrets/api-keys.yml"), str(tmp_path / ".secrets/endpoint.pem")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_opting_out_makes_nothing(tmp_path: Path) -> None:
+    assert made(tmp_path, tls=False, auth=False) == Material()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.pem").write_text(self_signed(["lb.example"]))
+    found = made(tmp_path, certificate_file="mine.pem", api_keys=(("me", "k" * 20),))
+    assert found.certificate == (tmp_path / "mine.pem").read_text()
+    assert found.keys_map == f"{hashlib.sha256(b'k' * 20).hexdigest().upper()} me\n"
+    assert found.keys_file == ""
+    assert not (tmp_path / ".secrets").exists()
+
+
+def test_a_self_signed_certificate_is_one_that_clients_can_trust(tmp_path: Path) -> None:
+    path = tmp_path / "endpoint.pem"
+    path.write_text(self_signed(["192.0.2.1", "lb.example", "2001:db8::1"]))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(path)
+    client = ssl.create_default_context(cafile=str(path))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
+    for name in ("192.0.2.1", "lb.example", "2001:db8::1", "localhost"):
+        shake_hands(server, client, name)
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"other\.example"):
+        shake_hands(server, client, "other.example")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(3):
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    assert ends == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default: too-short-secret", "its key must be text of at least 20 visible ASCII characters"),
+        ("default: has spaces in it, and is long enough", "its key must be text of at least 20"),
+        ("[]", "holds no keys"),
+        ("a: [", "it cannot be decrypted or parsed"),
+    ],
+)
+def test_keys_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / ".secrets").mkdir()
+    (tmp_path / ".secrets/api-keys.yml").write_text(text)
+
+    def parse(given: str) -> Any:
+        try:
+            return yaml.safe_load(given)
+        except yaml.YAMLError as error:
+            raise ValueError from error
+
+    host = BalancerHost("lb", "192.0.2.1", BalancerSettings())
+    with pytest.raises(FleetError, match=message) as error:
+        materials([host], tmp_path, True, lambda path: path.read_text(), parse)
+    assert "secret" not in str(error.value).replace(".secrets", "")
+
+
+def test_a_certificate_without_its_key(tmp_path: Path) -> None:
+    pem = self_signed(["lb.example"])
+    (tmp_path / "mine.pem").write_text(pem[: pem.index("-----BEGIN PRIVATE")])
+    with pytest.raises(FleetError, match=r"mine.pem holds no private key\. It has to hold the certificate"):
+        made(tmp_path, certificate_file="mine.pem")
+    with pytest.raises(FleetError, match=r"no.pem cannot be read: No such file"):
+        made(tmp_path, certificate_file="no.pem")
