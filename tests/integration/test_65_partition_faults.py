@@ -7,11 +7,13 @@ everything running again; never in between. The message names the cause and what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,23 +110,65 @@ CONFIG = {"release", "driver", "ast", "platform", "busy", "model", "memory_modes
 
 
 @pytest.fixture(scope="module")
-def bench(lab_up: list[str]) -> Iterator[Bench]:
-    """A node on which nothing runs but an exporter that holds the GPUs."""
-    bench = Bench(lab_up[0])
-    bench.sh(f"docker ps -q | xargs -r docker stop -t 5; rm -rf {HERE}; mkdir -p {HERE}; {UNIT}")
-    for source, target in (
-        (ROOT / "module_utils/instinct", f"{HERE}/instinct"),
-        (Path(__file__).with_name("partition_driver.py"), f"{HERE}/driver.py"),
-    ):
-        subprocess.run(
-            ["docker", "cp", str(source), f"{bench.host}:{target}"], check=True, capture_output=True
+def benches(lab_up: list[str]) -> Iterator[list[Bench]]:
+    """The nodes, with nothing on them but an exporter that holds the GPUs."""
+    found = [Bench(host) for host in lab_up]
+    for bench in found:
+        bench.sh(f"docker ps -q | xargs -r docker stop -t 5; rm -rf {HERE}; mkdir -p {HERE}; {UNIT}")
+        for source, target in (
+            (ROOT / "module_utils/instinct", f"{HERE}/instinct"),
+            (Path(__file__).with_name("partition_driver.py"), f"{HERE}/driver.py"),
+        ):
+            command = ["docker", "cp", str(source), f"{bench.host}:{target}"]
+            subprocess.run(command, check=True, capture_output=True)
+    yield found
+    for bench in found:
+        bench.close()
+        bench.reset()
+        bench.sh(
+            "systemctl stop gpuagent; rm -f /etc/systemd/system/gpuagent.service; docker rm -f instinct-llama-0"
         )
-    yield bench
-    bench.close()
-    bench.reset()
-    bench.sh(
-        "systemctl stop gpuagent; rm -f /etc/systemd/system/gpuagent.service; docker rm -f instinct-llama-0"
+
+
+@pytest.fixture(scope="module")
+def bench(benches: list[Bench]) -> Bench:
+    """One of them."""
+    return benches[0]
+
+
+Row = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module")
+def table(
+    benches: list[Bench], request: pytest.FixtureRequest
+) -> dict[Row, tuple[dict[str, Any], list[str]]]:
+    """Result and end state of every row of the table that is asked for: all nodes work on it at once."""
+    chosen = (
+        item
+        for item in request.session.items
+        if getattr(item, "originalname", "") == "test_release_and_fault"
     )
+    params = [item.callspec.params for item in chosen if isinstance(item, pytest.Function)]
+    rows = [(str(row["name"]), str(row["tool"]), str(row["release"])) for row in params]
+    done: dict[Row, tuple[dict[str, Any], list[str]]] = {}
+
+    def work(bench: Bench) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                row = rows.pop()
+                done[row] = run_row(bench, *row)
+
+    with ThreadPoolExecutor(len(benches)) as pool:
+        list(pool.map(work, benches))
+    return done
+
+
+def run_row(bench: Bench, name: str, tool: str, release: str) -> tuple[dict[str, Any], list[str]]:
+    """One row: the fault with a release's tool."""
+    first = ["tool-missing=rocm-smi"] if tool == "amd-smi" and release != "10.0.0" else []
+    bench.reset(f"release={release}", *first, *CASES[name].faults)
+    return bench.change(CASES[name].request), bench.state()
 
 
 @dataclass(frozen=True)
@@ -157,28 +201,21 @@ CASES = {
 }  # fmt: skip
 
 
-def check(bench: Bench, case: Case, result: dict[str, Any]) -> None:
-    """The end state and the words."""
-    assert bench.state() == [case.end, "active"], (case, result)
+@pytest.mark.parametrize(("tool", "release"), TOOLS)
+@pytest.mark.parametrize("name", CASES)
+def test_release_and_fault(table: Any, tool: str, release: str, name: str) -> None:
+    case = CASES[name]
+    result, state = table[name, tool, release]
+    assert state == [case.end, "active"], result
     if case.end == OLD:
         assert result["error"], result
         assert case.says in result["error"]
     else:
         assert result["error"] is None, result
         assert result["changed"]
+        if "sysfs" not in case.warns:
+            assert result["backend"] == tool
     assert case.warns in "; ".join(result["warnings"])
-
-
-@pytest.mark.parametrize(("tool", "release"), TOOLS)
-@pytest.mark.parametrize("name", CASES)
-def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
-    case = CASES[name]
-    first = ["tool-missing=rocm-smi"] if tool == "amd-smi" and release != "10.0.0" else []
-    bench.reset(f"release={release}", *first, *case.faults)
-    result = bench.change(case.request)
-    check(bench, case, result)
-    if case.end != OLD and "sysfs" not in case.warns:
-        assert result["backend"] == tool
 
 
 @pytest.mark.parametrize(("backend", "release"), WAYS)
