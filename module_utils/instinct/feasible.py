@@ -115,8 +115,9 @@ def engine_of(
     length = tuned.args.get("--max-model-len")
     if isinstance(length, str):
         length = None if length in AUTO else size(length)
-    sequences = _number(value("max_num_seqs"), 256)
-    tokens = _number(value("max_num_batched_tokens"), max(2048, sequences))
+    v1 = tuned.context.engine == "V1"  # the defaults of releases that have both are V1's
+    sequences = _number(value("max_num_seqs") if v1 else tuned.args.get("--max-num-seqs"), 256)
+    tokens = value("max_num_batched_tokens") if v1 else tuned.args.get("--max-num-batched-tokens")
     scheduling = value("async_scheduling")
     platform = "cpu" if software.platform in OTHER_PLATFORMS else "rocm"
     usual = CPU_BLOCK if platform == "cpu" else value("block_size")
@@ -125,6 +126,7 @@ def engine_of(
     if platform == "cpu" and kv_bytes is None:
         kv_bytes = int(float(tuned.env.get("VLLM_CPU_KVCACHE_SPACE") or 4) * GIB)
     quantization = tuned.args.get("--quantization")
+    chunked = tuned.args.get("--enable-chunked-prefill")
     blocks = tuned.args.get("--num-gpu-blocks-override")
     return Engine(
         release=tuned.release,
@@ -138,7 +140,9 @@ def engine_of(
         dcp=_number(tuned.args.get("--decode-context-parallel-size"), 1),
         max_model_len=None if length is None or length in AUTO else int(length),
         max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
+        max_num_batched_tokens=_number(tokens, max(2048, sequences)),
+        v1=v1,
+        chunked_prefill=None if chunked is None else bool(chunked),
         block_size=_number(tuned.args.get("--block-size", usual), 16),
         dtype=str(tuned.args.get("--dtype", "auto")),
         kv_cache_dtype=str(tuned.args.get("--kv-cache-dtype", "auto")),

@@ -22,6 +22,9 @@ from .weights import cdiv, matrix_bytes, padded_vocabulary
 __all__ = ["Engine", "Fit", "Simple", "fit", "refusals", "remedies", "simple_formula", "smallest_tp"]
 
 EXACT, ESTIMATED = "exact", "estimated"
+HUB, GIVEN = "the repository's config.json", "model_config"
+CATALOGUE = "the catalogue, by the model's name, as its config.json is not known yet"
+"""Where a shape may be from, as fit() takes it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Fit:
 
     kv_bytes_per_token: of the largest pipeline stage, before blocks are rounded. kv_cache_tokens and max_concurrency:
     as vLLM's log says them. headroom_bytes: what is left after weights, reserve and one request of max_model_len;
-    negative: what is missing. basis: "exact" where the architecture is known, else "estimated".
+    negative: what is missing. basis: of weights and of KV cache per token, "exact" where the architecture is known,
+    else "estimated". reserve_bytes is an estimate always, and so is what the cache then holds; notes say it.
     """
 
     fits: bool
@@ -100,13 +104,15 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
     return tuple(result)
 
 
-def fit(model: ModelShape, engine: Engine) -> Fit:
-    """Whether it fits, and what the KV cache then holds."""
+def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
+    """Whether it fits, and what the KV cache then holds. origin: where the shape is from, told in the notes."""
     weights = stage_weights(model, engine)
     reserve = reserve_bytes(model, engine)
     available = _available(engine, weights, reserve)
     length = engine.length(model)
-    notes = _notes(model, engine)
+    notes = (*_notes(model, engine), *_estimates(engine, reserve))
+    if origin:
+        notes += (f"The model's shape is from {origin}",)
     if model.missing:
         lacking = ", ".join(model.missing)
         notes += (f"config.json lacks {lacking}: only the weights' size is held against the memory",)
@@ -203,6 +209,16 @@ def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
+    """What is no arithmetic."""
+    if not reserve or engine.kv_cache_memory_bytes is not None:
+        return ()
+    return (
+        f"About {reserve / GIB:.1f} GiB per GPU are set aside for activations, graphs and libraries. That is an "
+        "estimate, and with it the tokens of the KV cache: vLLM measures it when it starts",
+    )
+
+
 def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 2, 4, 8)) -> int | None:
     """The smallest tensor parallel size that fits and that no rule refuses; None when none of them does."""
     for tp in sorted(choices):
@@ -214,16 +230,12 @@ def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 
 
 def longest(model: ModelShape, engine: Engine) -> int:
     """The largest max_model_len of which one request fits; 0 when none does, or nothing is known of the cache."""
-    weights, reserve = stage_weights(model, engine), reserve_bytes(model, engine)
-    if model.missing or _overdrawn(engine, weights, reserve):
+    if model.missing:
         return 0
-    cache = plan(stages(model.layers, engine.pp), engine.layout(model))
-    rooms = _rooms(cache, engine, _available(engine, weights, reserve))
-    usable = min((room // size - 1 for room, size in zip(rooms, cache.stage_bytes) if size), default=0)
     low, high = 0, engine.length(model)
     while low < high:
         middle = (low + high + 1) // 2
-        if cache.request_blocks(middle) <= usable:
+        if fit(model, replace(engine, max_model_len=middle)).fits:
             low = middle
         else:
             high = middle - 1

@@ -20,6 +20,8 @@ _ONLINE = {
     "fp8_per_block": Scheme("fp8 in blocks of 128x128", 8, 4, (128, 128)),
 }
 _ELEMENTS = {"float32": 4, "float": 4}
+LONG_CONTEXT = 32768
+"""Longer contexts were prefilled in chunks by default by the V0 engine, on ROCm before 0.6.6 only."""
 MXFP4_PADDING = 256
 """gpt-oss on ROCm: vLLM rounds the experts' sizes up (layers/quantization/mxfp4.py; fused_moe/oracle/mxfp4.py)."""
 
@@ -30,6 +32,7 @@ class Engine:
 
     memory_bytes: of one GPU or partition, as the driver reports it. max_model_len None: the model's own.
     quantization: online quantization asked of vLLM. platform "cpu": kv_cache_memory_bytes alone bounds the cache.
+    v1: the V1 engine runs it. chunked_prefill: None where nobody said, which V1 takes for yes and V0 for no.
     draft_bytes: weights of what drafts for the model, divided over draft_tp GPUs; None: as the model.
     """
 
@@ -56,6 +59,8 @@ class Engine:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     platform: str = "rocm"
+    v1: bool = True
+    chunked_prefill: bool | None = None
     draft_bytes: int = 0
     draft_tp: int | None = None
 
@@ -89,6 +94,17 @@ class Engine:
         """max_model_len in effect."""
         return self.max_model_len or model.context
 
+    def step_tokens(self, model: ModelShape) -> int:
+        """Tokens of the step that vLLM profiles with: without chunked prefill a whole prompt is in one step.
+
+        Source: SchedulerConfig of 0.6.3 to 0.10.2, EngineArgs of 0.10.2; long contexts: EngineArgs up to 0.6.5.
+        """
+        chunked = self.chunked_prefill
+        if chunked is None:
+            chunked = self.v1 or (self.rules.chunks_long and self.length(model) > LONG_CONTEXT)
+        tokens = self.max_num_batched_tokens
+        return tokens if chunked else max(tokens, self.length(model))
+
     def layout(self, model: ModelShape) -> Layout:
         """How its KV cache is laid out."""
         # Asynchronous scheduling overlaps two steps, a pipeline as many as it has stages (max_concurrent_batches).
@@ -101,7 +117,7 @@ class Engine:
             block_size=16 if cpu_latent else self.block_size,
             kv_dtype=self.kv_cache_dtype,
             element=self.element(model),
-            in_flight=batches * self.max_num_batched_tokens,
+            in_flight=batches * self.step_tokens(model),
             hybrid=self.hybrid_kv_cache and self.rules.hybrid and (self.rules.chunked or not model.chunked),
             uneven=self.rules.uneven,
             states=self.rules.states if self.prefix_caching else NO_COPIES,
@@ -116,13 +132,13 @@ class Engine:
 def reserve_bytes(model: ModelShape, engine: Engine) -> int:
     """An estimate of what the profiling run takes besides weights: activations, logits, libraries, graphs.
 
-    vLLM measures it and has no formula. The rule: buffers of one step of max_num_batched_tokens tokens (residual,
-    attention and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the
+    vLLM measures it and has no formula. The rule: buffers of one step's tokens (residual, attention
+    and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the
     vocabulary, and a constant for HIP, hipBLASLt and RCCL. Lines of `Available KV cache memory` correct it.
     """
     if engine.platform == "cpu":
         return 0
-    tokens, size, tp = engine.max_num_batched_tokens, max(2, engine.element(model)), engine.tp
+    tokens, size, tp = engine.step_tokens(model), max(2, engine.element(model)), engine.tp
     residual = 4 * model.hidden
     dense = 3 * model.intermediate // tp
     routed = (

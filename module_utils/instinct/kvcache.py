@@ -31,15 +31,15 @@ NO_COPIES = Copies(1, 1)
 
 @dataclass(frozen=True)
 class Rules:
-    """What a vLLM release does differently from others; read in the sources of 0.11.0 to 0.33.0.
+    """What a vLLM release does differently from others; read in the sources of 0.6.3 to 0.33.0.
 
     hybrid: layers of several kinds share the cache in groups; before, all were planned as full attention. chunked: also
     those of chunked attention, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 0.
     by_concurrency: the tokens that the log names are concurrency x max_model_len. grouped: they are blocks / groups x
     block size; else blocks x block size. overlap: sliding windows are kept for each step in flight, not for one.
     uneven: kinds of which none has this many times the layers of another form one group each. graphs_counted: graphs
-    are taken from the same budget, on ROCm. states: with prefix caching, which is on for state-space models too since
-    it copies states.
+    are taken from the same budget, on ROCm. chunks_long: the V0 engine prefills long contexts in chunks on ROCm.
+    states: with prefix caching, which is on for state-space models too since it copies states.
     """
 
     hybrid: bool
@@ -49,6 +49,7 @@ class Rules:
     overlap: bool
     uneven: float
     graphs_counted: bool
+    chunks_long: bool
     states: Copies
 
 
@@ -67,6 +68,7 @@ def rules(release: Release, line: Timeline) -> Rules:
         overlap=since("0.26.0"),
         uneven=1.5 if since("0.20.0") else 1.25 if since("0.12.0") else 1.0,
         graphs_counted=since("0.26.0"),
+        chunks_long=not since("0.6.6"),
         states=states,
     )
 

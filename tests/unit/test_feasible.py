@@ -224,6 +224,13 @@ def test_an_image_for_cpu_is_said() -> None:
         ("0.14.0", {"async_scheduling": False}, "async_scheduling", False),
         ("0.11.1", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "fp8"),
         ("0.11.1", {"enable_prefix_caching": False}, "prefix_caching", False),
+        ("0.9.1", {}, "v1", False),
+        ("0.9.1", {}, "max_num_batched_tokens", 2048),  # V1's default is larger
+        ("0.9.1", {}, "chunked_prefill", None),
+        ("0.9.1", {"enable_chunked_prefill": True}, "chunked_prefill", True),
+        ("0.9.2", {}, "v1", True),
+        ("0.9.2", {}, "max_num_batched_tokens", 8192),
+        ("0.9.2", {"enable_chunked_prefill": False}, "chunked_prefill", False),
     ],
 )
 def test_engine_of(version: str, args: dict[str, Any], name: str, value: Any) -> None:

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instinct.checkpoint import weight_files
-from instinct.fit import Engine, fit, longest, refusals, remedies, simple_formula, smallest_tp, stages
+from instinct.fit import (
+    CATALOGUE,
+    Engine,
+    fit,
+    longest,
+    refusals,
+    remedies,
+    simple_formula,
+    smallest_tp,
+    stages,
+)
 from instinct.modelshape import ModelShape, model_shape
 from instinct.recipes import statement
 
@@ -322,7 +332,7 @@ def test_experts_are_shared_by_data_parallel_ranks_and_the_rest_is_not() -> None
 def test_kv_heads_are_kept_several_times() -> None:
     found = fit(model(QWEN_MOE), engine(tp=8, expert_parallel=True))
     assert found.kv_bytes_per_token == fit(model(QWEN_MOE), engine(tp=4)).kv_bytes_per_token
-    assert found.notes == (
+    assert found.notes[:-1] == (
         "Each of the 4 KV heads is kept on 2 GPUs with a tensor parallel size of 8",
     )  # fmt: skip
 
@@ -399,6 +409,33 @@ def test_the_reserve_is_near_what_was_measured() -> None:
     for name in (LLAMA_70B, LLAMA_405B, DEEPSEEK):
         asked = engine(tp=8, max_num_seqs=1024, max_num_batched_tokens=16384)
         assert 2 * GIB < fit(model(name), asked).reserve_bytes < 14 * GIB
+
+
+def test_without_chunked_prefill_a_whole_prompt_is_profiled() -> None:
+    def reserve(version: str, **changes: Any) -> int:
+        shape = model(LLAMA_8B)  # 131,072 tokens
+        return fit(shape, engine(version, max_num_batched_tokens=2048, **changes)).reserve_bytes
+
+    chunked = reserve("0.9.1", v1=False, chunked_prefill=True)
+    whole = reserve("0.9.1", v1=False)
+    per_token = 2 * (4 * 4096 + 3 * 14336)
+    assert whole - chunked == (131072 - 2048) * per_token
+    assert reserve("0.9.1", v1=False, max_model_len=1024) == chunked
+    assert reserve("0.9.1") == chunked
+    assert reserve("0.9.1", chunked_prefill=False) == whole
+    # on ROCm long contexts were chunked by default before 0.6.6
+    assert reserve("0.6.4", v1=False) == chunked < reserve("0.6.4", v1=False, max_model_len=32768)
+    assert reserve("0.6.6", v1=False) == whole
+
+
+def test_notes_say_what_is_an_estimate_and_where_the_shape_is_from() -> None:
+    found = fit(model(LLAMA_8B), engine(), CATALOGUE)
+    assert found.basis == "exact"
+    assert f"About {found.reserve_bytes / GIB:.1f} GiB per GPU" in found.notes[-2]
+    assert "estimate" in found.notes[-2]
+    assert found.notes[-1].startswith("The model's shape is from the catalogue, by the model's name")
+    measured = fit(model(LLAMA_8B), engine(kv_cache_memory_bytes=20 * GIB)).notes
+    assert not any("estimate" in note or "shape" in note for note in measured)
 
 
 def test_fp8_kv_cache_holds_twice_the_tokens() -> None:
