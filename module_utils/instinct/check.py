@@ -63,7 +63,8 @@ class Checker:
     def text(self, value: Any, path: Path, default: str = "", pattern: str = "", meaning: str = "") -> str:
         """Non-empty text, matching `pattern` (told to people as `meaning`)."""
         if not isinstance(value, str):
-            self.wrong(path, f"must be text, not {kind(value)}.")
+            quotable = isinstance(value, (bool, int, float))
+            self.wrong(path, f"must be text, not {kind(value)}.", "Put it in quotes." if quotable else "")
             return default
         if not value.strip():
             self.wrong(path, "must not be empty.")

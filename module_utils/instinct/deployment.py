@@ -237,6 +237,10 @@ def _instances(check: Checker, value: Any, path: Path) -> int:
     """0 for "max"."""
     if value == MAX:
         return 0
+    if isinstance(value, str):
+        fix = f"It must be a whole number, or {MAX} for as many as fit."
+        check.wrong((*path, "instances_per_host"), f"{value!r} is not valid.", fix)
+        return 1
     return check.integer(value, (*path, "instances_per_host"), 1, 1, 512)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Union
 from .check import Checker, kind
 from .errors import Path
 from .hashing import canonical, text_hash
-from .owned import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, secret_place
+from .owned import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, holds_secret, secret_place
 
 Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
 
@@ -105,6 +105,8 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
             check.wrong(
                 (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
             )
+        elif _token(check, value, (*where, "args", key)):
+            continue
         elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
             args.append((key, str(value)))
         else:
@@ -172,7 +174,19 @@ def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag
     return tuple(sorted(flags.items()))
 
 
+def _token(check: Checker, value: object, path: Path) -> bool:
+    """Whether a value is refused, because a token is in it; the message does not repeat it."""
+    if not holds_secret(value):
+        return False
+    what = "looks like a token or a key, and would be readable in the instance's files and the process list."
+    fix = "Put the hub's into hf_model_token or hf_model_token_file, others into a file in runtime.extra_mounts."
+    check.wrong(path, what, fix)
+    return True
+
+
 def flag_value(check: Checker, value: Any, path: Path) -> Flag:
+    if _token(check, value, path):
+        return None
     if isinstance(value, Mapping):
         return _plain_map(check, value, path)
     if isinstance(value, (list, tuple)):
@@ -180,7 +194,7 @@ def flag_value(check: Checker, value: Any, path: Path) -> Flag:
         for index, item in enumerate(value):
             if isinstance(item, Mapping) or item is None or isinstance(item, (bool, list, tuple)):
                 check.wrong((*path, index), f"must be text or a number, not {kind(item)}.")
-            else:
+            elif not _token(check, item, (*path, index)):
                 items.append(item)
         if not value:
             check.wrong(path, "must not be an empty list.", "Remove the key to use vLLM's default.")
@@ -200,8 +214,10 @@ def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str
         if isinstance(item, Mapping):
             result[key] = _plain_map(check, item, (*path, key))
         elif isinstance(item, (list, tuple)):
+            for index, part in enumerate(item):
+                _token(check, part, (*path, key, index))
             result[key] = list(item)
-        else:
+        elif not _token(check, item, (*path, key)):
             result[key] = item
     return result
 
@@ -217,6 +233,8 @@ def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str]
             check.wrong(where, "is a secret, and would be readable in the instance's files.", secret)
         elif key in ENV_OWNED:
             check.wrong(where, "is set by the toolkit.", ENV_OWNED[key])
+        elif _token(check, item, where):
+            continue
         elif isinstance(item, bool):
             fix = 'Put it in quotes, as the variable wants it: "1", "0", "true" or "false".'
             check.wrong(where, "is a boolean, and variables are text.", fix)

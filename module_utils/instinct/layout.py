@@ -12,10 +12,14 @@ from .errors import Problem
 from .fleet import Fleet, Host
 from .gpu_clean import needs_reload
 from .hostgpus import HostGpus, host_gpus
+from .misfits import impossible, too_many
 from .observed import NumaNode
 from .placement import Gpus, island, pack
 from .ranks import HostGroup, Rank, host_groups, meeting_port, rank_of, servers_per_host
 from .topology import LogicalGpu
+
+SYSTEM_PORTS = 1024
+"""Ports below it are for a system's own services; RFC 6335, section 6."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...
             slots.extend(_slot(deployment, index, gpus, numa) for index, gpus in enumerate(placed))
             problems.extend(found)
             warnings.extend(_far_apart(deployment, placed))
+            warnings.extend(_low_port(deployment))
         problems.extend(_conflicts(slots, there.gpus))
     named = tuple(replace(item, hosts=(host.name,)) for item in problems)
     return Layout(there.gpus, tuple(slots), there.repartition, tuple(warnings)), named
@@ -189,7 +194,7 @@ def _gpus_text(host: Host, layout: Layout, catalog: GpuCatalog) -> str:
 def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], list[Problem]]:
     """The GPUs of each of a deployment's servers on a host."""
     path, given, gpus = deployment.path, deployment.gpus, there.gpus
-    problems = _impossible(deployment)
+    problems = impossible(deployment)
     problems += [
         Problem((*path, "gpus", position), f"GPU {gpu} does not exist: the host has {there.text}.")
         for position, gpu in enumerate(given or ())
@@ -208,7 +213,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
             for index in range(count)
         )
     if len(engines) < max(wanted, 1):
-        return (), [_too_many(deployment, there)]
+        return (), [too_many(deployment, there)]
     servers = servers_per_host(deployment)
     part = size // servers
     placed = [engine[number * part : (number + 1) * part] for engine in engines for number in range(servers)]
@@ -221,44 +226,6 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
     return tuple(placed), []
 
 
-def _impossible(deployment: Deployment) -> list[Problem]:
-    """Sizes that no hosts can serve."""
-    path, nodes, size = deployment.path, deployment.nodes, deployment.gpus_per_node
-    tensor, data = deployment.tensor_parallel_size, deployment.data_parallel_size
-    if data > 1 and data % nodes:
-        what = f"{data} data parallel ranks cannot be divided over {nodes} nodes, and none may span two."
-        return [Problem((*path, "data_parallel_size"), what, f"Make it a multiple of {nodes}.")]
-    if size % tensor and tensor % size:
-        what = f"tensor parallel groups of {tensor} would lie across hosts unevenly: each has {size} GPUs."
-        return [Problem((*path, "tensor_parallel_size"), what, "Make one a multiple of the other.")]
-    return []
-
-
-def _too_many(deployment: Deployment, there: HostGpus) -> Problem:
-    count, given = deployment.instances_per_host or 1, deployment.gpus
-    size = deployment.gpus_per_node
-    need, have = -(-count // deployment.instances_per_gpu) * size, len(given or there.gpus)
-    sizes = [
-        f"{key} {value}"
-        for key, value in (
-            ("tensor_parallel_size", deployment.tensor_parallel_size),
-            ("pipeline_parallel_size", deployment.pipeline_parallel_size),
-            ("data_parallel_size", deployment.data_parallel_size),
-        )
-        if value > 1
-    ]
-    product = " x ".join(sizes) or "tensor_parallel_size 1"
-    if deployment.nodes > 1:
-        product += f" over {deployment.nodes} nodes"
-    key = "instances_per_host" if count > 1 else sizes[0].split()[0] if sizes else "instances_per_host"
-    subject = f"{count} instances with {product} need" if count > 1 else f"{product} needs"
-    source = f"gpus names {have}" if given is not None else f"the host has {there.text}"
-    fix = f"Lower {key}" + (", or name more GPUs." if given is not None else ".")
-    if need <= have:
-        source += ", of which too few are joined by XGMI"
-    return Problem((*deployment.path, key), f"{subject} {need} GPUs, and {source}.", fix)
-
-
 def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
     """GPUs that the operator put together, and that XGMI does not join."""
     size = deployment.tensor_parallel_size
@@ -266,6 +233,16 @@ def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
     if all(len({island(gpu) for gpu in group}) == 1 for group in groups):
         return []
     return [f"deployment {deployment.name}: a tensor parallel group has GPUs that XGMI does not join"]
+
+
+def _low_port(deployment: Deployment) -> list[str]:
+    """A port where the host's own services listen."""
+    if deployment.port >= SYSTEM_PORTS:
+        return []
+    return [
+        f"deployment {deployment.name}: port {deployment.port} is below {SYSTEM_PORTS}, where the host's own "
+        "services listen (22 is SSH); take a higher one, such as 8000"
+    ]
 
 
 def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:

@@ -66,6 +66,15 @@ _SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CR
 _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
 
+# Tokens of the hub, and keys of OpenAI's form, which many services have taken over; whatever the variable's name.
+_SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})")
+
+
+def holds_secret(value: object) -> bool:
+    """Whether a text has a token or a key in it."""
+    return isinstance(value, str) and _SECRET_VALUE.search(value) is not None
+
+
 def secret_place(name: str) -> str:
     """Where a secret variable's value belongs instead; empty for a variable that is no secret."""
     if name.upper() in _HUB:

@@ -169,6 +169,11 @@ def test_a_build_and_its_tag() -> None:
             "hub, or an absolute path on the node, without :.",
         ),
         ({"port": "8000"}, "vllm_deployments[0].port: must be a whole number, not text."),
+        (
+            {"instances_per_host": "all"},
+            "vllm_deployments[0].instances_per_host: 'all' is not valid. It must be a whole number, or max for as "
+            "many as fit.",
+        ),
         ({"port": True}, "vllm_deployments[0].port: must be a whole number, not a boolean."),
         ({"port": 0}, "vllm_deployments[0].port: 0 is out of range. It must be from 1 to 65535."),
         ({"gpus": 3}, "vllm_deployments[0].gpus: must be a list, not a number."),
@@ -232,7 +237,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"vllm_version": 0.11},
-            "vllm_deployments[0].vllm_version: must be text, not a number.",
+            "vllm_deployments[0].vllm_version: must be text, not a number. Put it in quotes.",
         ),
         (
             {"model": "/srv/m", "exclude": ["*.bin"]},
@@ -362,6 +367,39 @@ def test_errors(keys: dict[str, Any], text: str) -> None:
 )
 def test_errors_of_the_list(value: Any, text: str) -> None:
     assert errors(value) == [text]
+
+
+HUB_TOKEN = "hf_" + "aB3" * 8
+API_KEY = "sk-" + "proj-" + "x" * 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"env": {"FOO": HUB_TOKEN}}, "env.FOO"),
+        ({"env": {"FOO": f"Bearer {API_KEY}"}}, "env.FOO"),
+        ({"engine_args": {"chat_template": HUB_TOKEN}}, "engine_args.chat_template"),
+        ({"engine_args": {"allowed_origins": ["x", API_KEY]}}, "engine_args.allowed_origins[1]"),
+        ({"engine_args": {"hf_overrides": {"a": {"b": HUB_TOKEN}}}}, "engine_args.hf_overrides.a.b"),
+        ({"engine_args": {"hf_overrides": {"a": ["x", HUB_TOKEN]}}}, "engine_args.hf_overrides.a[1]"),
+        ({"settings": {"attention_backend": API_KEY}}, "settings.attention_backend"),
+        (
+            {"image": None, "build": {"repo": "https://x/y", "ref": "v1", "args": {"A": HUB_TOKEN}}},
+            "build.args.A",
+        ),
+    ],
+)
+def test_what_looks_like_a_secret_is_refused_and_not_repeated(keys: dict[str, Any], where: str) -> None:
+    assert errors([deployment(**keys)]) == [
+        f"vllm_deployments[0].{where}: looks like a token or a key, and would be readable in the instance's files "
+        "and the process list. Put the hub's into hf_model_token or hf_model_token_file, others into a file in "
+        "runtime.extra_mounts."
+    ]
+
+
+@pytest.mark.parametrize("text", ["hf_transfer", "disk-cache-of-a-node-with-a-long-name", "task-" + "x" * 30])
+def test_what_only_begins_like_a_secret_is_not_one(text: str) -> None:
+    assert one(env={"FOO": text}, engine_args={"chat_template": text}).env == (("FOO", text),)
 
 
 def test_all_errors_at_once_and_the_secret_in_none() -> None:

@@ -112,12 +112,19 @@ def test_a_socket_whose_gpus_are_not_next_to_each_other() -> None:
         (
             {"tensor_parallel_size": 16},
             "vllm_deployments[0].tensor_parallel_size (host n1): tensor_parallel_size 16 needs 16 GPUs, and the "
-            "host has 8 GPUs (0 to 7) in SPX. Lower tensor_parallel_size.",
+            "host has 8 GPUs (0 to 7) in SPX. Lower tensor_parallel_size, or divide it over hosts (nodes: 2, "
+            "tensor_parallel_size: 8, pipeline_parallel_size: 2).",
         ),
         (
             {"pipeline_parallel_size": 3, "data_parallel_size": 3, "instances_per_host": "max"},
             "vllm_deployments[0].pipeline_parallel_size (host n1): pipeline_parallel_size 3 x data_parallel_size "
-            "3 needs 9 GPUs, and the host has 8 GPUs (0 to 7) in SPX. Lower pipeline_parallel_size.",
+            "3 needs 9 GPUs, and the host has 8 GPUs (0 to 7) in SPX. Lower pipeline_parallel_size, "
+            "or divide it over hosts (nodes: 3).",
+        ),
+        (
+            {"tensor_parallel_size": 4, "gpus": [0, 1, 2]},
+            "vllm_deployments[0].tensor_parallel_size (host n1): tensor_parallel_size 4 needs 4 GPUs, and gpus "
+            "names 3. Lower tensor_parallel_size, or name more GPUs.",
         ),
         (
             {"instances_per_host": 5, "instances_per_gpu": 2, "gpus": [0, 1]},
@@ -143,6 +150,13 @@ def test_groups_that_no_island_holds() -> None:
     ]
     named = layouts(sixteen, [deployment(tensor_parallel_size=2, gpus=[7, 8])])["n1"]
     assert named.warnings == ("deployment llama: a tensor parallel group has GPUs that XGMI does not join",)
+
+
+@pytest.mark.parametrize(("port", "count"), [(22, 1), (1023, 1), (1024, 0), (8000, 0)])
+def test_a_port_of_the_systems_own_services_is_a_warning(port: int, count: int) -> None:
+    warnings = layouts({"n1": state()}, [deployment(port=port)])["n1"].warnings
+    assert len(warnings) == count
+    assert all(f"deployment llama: port {port} is below 1024" in text for text in warnings)
 
 
 # ---- CPUs --------------------------------------------------------------------------------------------
