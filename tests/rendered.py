@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import yaml
+from instinct.companion_args import with_pins
 from instinct.deployment import Deployment, parse_deployments
 from instinct.envvars import check_env
 from instinct.feasible import Verdict
@@ -89,7 +90,8 @@ def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: s
     for host in HOSTS[: wanted.nodes]:
         for index in range(servers_per_host(wanted)):
             slot = Slot(wanted, index, gpus, rank=rank_of(wanted, index, group, host))
-            made = compose(slot, "/hf", (), None, None, tuned, Verdict())
+            pinned = with_pins(tuned, wanted, lambda _: "c" * 40)
+            made = compose(slot, "/hf", (), None, None, pinned, Verdict())
             words = tuple(word for part in made.argv for word in part)
             if words[:2] == ("vllm", "serve"):  # a Ray worker runs something else
                 yield words[2:]

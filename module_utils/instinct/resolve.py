@@ -185,7 +185,7 @@ def model_pin(
 ) -> ModelPin:
     """Commit, files with sizes, and config.json of a model's revision. Raises ResolveError.
 
-    `path` is the deployment's key model; a revision's problems are told at its sibling.
+    `path` is the key that names it; a revision's problems are told at the key beside model.
     """
     hub = endpoint or HUB
 
@@ -235,7 +235,8 @@ def _of_hub(
         except hub_errors.RevisionNotFoundError:
             what = f"model {repo} has no revision {revision} on {hub}."
             fix = "Give a branch, a tag or a commit that it has."
-            raise ResolveError(Problem((*path[:-1], "revision"), what, fix), GONE) from None
+            beside = (*path[:-1], "revision") if path[-1:] == ("model",) else path
+            raise ResolveError(Problem(beside, what, fix), GONE) from None
         except hub_errors.RepositoryNotFoundError:
             raise ResolveError(_absent(repo, path, hub, token), REFUSED) from None
         except hub_errors.HfHubHTTPError as error:

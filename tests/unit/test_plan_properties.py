@@ -54,6 +54,8 @@ def deployments(draw: st.DrawFn) -> list[dict[str, Any]]:
                         None,
                         {"max_model_len": 1024},
                         {"override_generation_config": {"top_p": 1, "top_k": 2}, "enforce_eager": True},
+                        {"lora_modules": ["a=org/lora"], "tokenizer": "org/draft"},
+                        {"speculative_config": {"model": "org/draft", "revision": "d" * 40}},
                     ]
                 )
             ),
