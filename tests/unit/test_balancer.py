@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from instinct import observe
 from instinct.balancer import Backend, Member, before_it_goes
 from instinct.balancer_keys import keys_map
 from instinct.balancer_material import self_signed
@@ -322,3 +323,24 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, deployments: Any, varia
     assert [
         line for line in warnings if "server state file" not in line and "frontend 'metrics'" not in line
     ] == []
+
+
+def test_what_node_state_finds(tmp_path: Path) -> None:
+    source = observe.Source(str(tmp_path))
+    etc, var = tmp_path / "etc/balancer", tmp_path / "var/balancer"
+    assert observe.read_balancer(source, str(etc.parent), str(var.parent)) == NEVER
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/haproxy").touch()
+    (etc / "abc").mkdir(parents=True)
+    (etc / "current").symlink_to("abc")
+    var.mkdir(parents=True)
+    plan = planned(two(), [deployment()]).balancers[0]
+    texts = wanted_files(plan.files, plan.host.settings, plan.material)
+    assert texts is not None
+    for name, text in texts.items():
+        (etc / "current" / name).write_text(text)
+    (var / "applied").write_text(spec_hash(texts) + "\n")
+    (var / "out.json").write_text('{"a/b": {"by": "run"}}')
+    (var / "haproxy.pid").write_text("1\n")  # not HAProxy
+    seen = observe.read_balancer(source, str(etc.parent), str(var.parent))
+    assert seen == applied(plan, running=False, out={"a/b": {"by": "run"}})
