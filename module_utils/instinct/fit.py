@@ -255,7 +255,8 @@ def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
         if length >= _SHORTEST:
             advice.append(f"Set max_model_len to {length} or less; the model's own is {model.context}")
         eight = replace(engine, kv_cache_dtype="fp8")
-        if engine.kv_cache_dtype == "auto" and fit(model, eight).fits:
+        possible = engine.kv_cache_dtype == "auto" and (engine.rules.latent_fp8 or not model.latent)
+        if possible and fit(model, eight).fits:
             advice.append(
                 f"Set kv_cache_dtype to fp8, which halves the KV cache and keeps max_model_len {found.max_model_len}"
             )

@@ -39,6 +39,7 @@ class Rules:
     block size; else blocks x block size. overlap: sliding windows are kept for each step in flight, not for one.
     uneven: kinds of which none has this many times the layers of another form one group each. graphs_counted: graphs
     are taken from the same budget, on ROCm. chunks_long: the V0 engine prefills long contexts in chunks on ROCm.
+    latent_fp8: latent attention can have an FP8 cache on ROCm.
     states: with prefix caching, which is on for state-space models too since it copies states.
     """
 
@@ -50,6 +51,7 @@ class Rules:
     uneven: float
     graphs_counted: bool
     chunks_long: bool
+    latent_fp8: bool
     states: Copies
 
 
@@ -69,6 +71,7 @@ def rules(release: Release, line: Timeline) -> Rules:
         uneven=1.5 if since("0.20.0") else 1.25 if since("0.12.0") else 1.0,
         graphs_counted=since("0.26.0"),
         chunks_long=not since("0.6.6"),
+        latent_fp8=since("0.12.0"),
         states=states,
     )
 

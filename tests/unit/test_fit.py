@@ -411,6 +411,20 @@ def test_the_reserve_is_near_what_was_measured() -> None:
         assert 2 * GIB < fit(model(name), asked).reserve_bytes < 14 * GIB
 
 
+@pytest.mark.parametrize(("version", "said"), [("0.11.2", False), ("0.12.0", True)])
+def test_an_fp8_cache_is_no_remedy_where_latent_attention_has_none(version: str, said: bool) -> None:
+    shape, asked = model(DEEPSEEK), engine(version, tp=8)
+    length = shape.context
+    needed = fit(shape, replace(asked, kv_cache_dtype="fp8"))
+    asked = replace(asked, memory_bytes=asked.memory_bytes - int((needed.headroom_bytes - 100) / 0.9))
+    found = fit(shape, asked)
+    assert not found.fits
+    assert (
+        any("kv_cache_dtype" in text and str(length) in text for text in remedies(shape, asked, found))
+        == said
+    )
+
+
 def test_without_chunked_prefill_a_whole_prompt_is_profiled() -> None:
     def reserve(version: str, **changes: Any) -> int:
         shape = model(LLAMA_8B)  # 131,072 tokens
