@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from .balancer_plan import BalancerPlan
-from .fit import Fit
-from .layout import ranges
+from .explain_deployments import deployments, told_once
 from .plan import FleetPlan, HostPlan
-from .serve import Instance
-from .steps import Action, size
-
-WIDTH = 110
+from .steps import Action
+from .texts import gpus_text, listed, numbered, wrapped
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -45,20 +40,24 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
     for balancer in plan.balancers:
         lines += _balancer(balancer, full)
-    lines += _deployments(plan.hosts, full)
+    told = deployments(plan.hosts, full)
+    once = told_once(told)
+    for item in told:
+        lines += ["", *item.lines(full, once)]
     if full:
         lines += _sources(plan)
     if plan.partial:
         lines += ["", *_partial(plan.partial)]
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
     warnings += [(warning, item.host.name) for item in plan.balancers for warning in item.warnings]
-    notes = [*plan.warnings, *(f"{_listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
+    notes = [*plan.warnings, *(f"{listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
+    notes += [f"deployments {', '.join(names)}: {text}" for text, names in once.items()]
     if notes:
         lines += ["", "Warnings", *(f"  {note}" for note in notes)]
     if plan.unreachable:
         lines += ["", "Not planned"]
         lines += [
-            f"  {_listed(hosts)}: {text}"
+            f"  {listed(hosts)}: {text}"
             for text, hosts in _by_text((text, name) for name, text in plan.unreachable)
         ]
     return "\n".join(lines)
@@ -68,7 +67,9 @@ def _summary(plan: FleetPlan, busy: int) -> str:
     total = len(plan.hosts)
     hosts = f"{total} host{'s' if total != 1 else ''}"
     if plan.hosts and not any(host.host.state for host in plan.hosts):
-        hosts += ", planned from the inventory alone and taken to be bare"
+        hosts += (
+            ", planned from the inventory alone and taken to be bare, with device names by the driver's rule"
+        )
     running = sum(len(host.instances) for host in plan.hosts)
     count = sum(len(host.actions) for host in plan.hosts)
     extra = [f"{_actions_text(len(item.actions))} on load balancer {item.host.name}"
@@ -95,7 +96,7 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
     for backend in plan.backends:
         hosts = Counter(member.host for member in backend.members)
         where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
-        lines += _wrapped(
+        lines += wrapped(
             "model", f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}"
         )
     return lines
@@ -107,7 +108,7 @@ def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
         # Spec hashes differ between nodes whose group numbers differ; that is no difference to people.
         shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
         groups.setdefault((shape, _gpus(host)), []).append(host)
-    return [(_listed([item.host.name for item in group]), group[0]) for group in groups.values()]
+    return [(listed([item.host.name for item in group]), group[0]) for group in groups.values()]
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
@@ -115,12 +116,6 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     for text, name in pairs:
         groups.setdefault(text, []).append(name)
     return list(groups.items())
-
-
-def _listed(names: Sequence[str], limit: int = 6) -> str:
-    if len(names) <= limit:
-        return ", ".join(names)
-    return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"
 
 
 def _gpus(host: HostPlan) -> str:
@@ -136,7 +131,7 @@ def _gpus(host: HostPlan) -> str:
     used = {gpu.index for item in host.instances for gpu in item.instance.slot.gpus}
     free = [gpu.index for gpu in gpus if gpu.index not in used]
     if host.instances and free:
-        text += f", {_numbered('GPU', free)} free"
+        text += f", {numbered('GPU', free)} free"
     return text
 
 
@@ -157,7 +152,7 @@ def _actions(host: HostPlan) -> list[str]:
         if first.kind == "server":
             ports = [instances[name].slot.port for name in names]
             gpus = [gpu.index for name in names for gpu in instances[name].slot.gpus]
-            target += f", {_numbered('port', ports)}, {_numbered('GPU', gpus)}"
+            target += f", {numbered('port', ports)}, {gpus_text(gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
         lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
         lines.append(f"      because {first.reason}")
@@ -174,91 +169,6 @@ def _groups(actions: Iterable[Action]) -> list[list[Action]]:
             key = (action.kind, deployment, _bare(action.before), action.reason)
         groups.setdefault(key, []).append(action)
     return list(groups.values())
-
-
-def _numbered(noun: str, numbers: Sequence[int]) -> str:
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
-
-
-@dataclass
-class _Told:
-    """A deployment as it is on one sort of host."""
-
-    instance: Instance
-    count: int
-    hosts: list[str]
-
-
-def _deployments(hosts: Sequence[HostPlan], full: bool) -> list[str]:
-    """Each deployment on each sort of host: what it is, whether it fits, what was chosen for it; `full`: why."""
-    seen: dict[tuple[object, ...], _Told] = {}
-    for host in hosts:
-        counts = Counter(item.instance.deployment.name for item in host.instances)
-        new = {name.rpartition("-")[0] for name in host.start}
-        first = {item.instance.deployment.name: item.instance for item in reversed(host.instances)}
-        for name, instance in sorted(first.items()):
-            if full or name in new:
-                key = (name, counts[name], instance.reasons, instance.verdict.fit)
-                seen.setdefault(key, _Told(instance, counts[name], [])).hosts.append(host.host.name)
-    lines: list[str] = []
-    for told in seen.values():
-        lines += ["", *_told(told), *(_reasons(told) if full else ())]
-    return lines
-
-
-def _told(told: _Told) -> list[str]:
-    instance, deployment = told.instance, told.instance.deployment
-    many = f"{told.count} instances per host" if told.count > 1 else "1 instance per host"
-    goal = f", tuned for {deployment.objective}" if deployment.objective else ""
-    vllm = f"vLLM {instance.tuned.release.asked}"
-    lines = [f"Deployment {deployment.name} on {_listed(told.hosts)}: {many}, {vllm}{goal}"]
-    if instance.verdict.fit:
-        lines += _wrapped("memory", _memory(instance.verdict.fit))
-    if instance.tuned.chosen:
-        words = {item.setting: item.value for item in instance.reasons}
-        listed = ", ".join(_setting(name, words[name]) for name in instance.tuned.chosen)
-        lines += _wrapped("chosen", listed)
-    for advice in instance.verdict.advice:
-        lines += _wrapped("advice", advice.text)
-    for warning in instance.warnings:
-        lines += _wrapped("warning", warning)
-    return lines
-
-
-def _memory(fit: Fit) -> str:
-    guess = "" if fit.basis == "exact" else ", estimated"
-    return (
-        f"per GPU {size(fit.weights_bytes_per_gpu)} of weights and {size(fit.kv_cache_bytes)} of KV cache{guess}: "
-        f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
-    )
-
-
-def _setting(name: str, value: str) -> str:
-    return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
-
-
-def _wrapped(title: str, text: str) -> list[str]:
-    head = f"  {title:8} "
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    )
-
-
-def _reasons(told: _Told) -> list[str]:
-    """Every setting with its reason and source, then what documents say of such a deployment."""
-    instance = told.instance
-    lines = []
-    if told.count > 1:
-        lines.append(f"  Shown: {instance.name}. The others differ in port and devices.")
-    width = min(32, max(len(reason.setting) for reason in instance.reasons))
-    for reason in instance.reasons:
-        lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
-        lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
-    for note in instance.verdict.notes:
-        lines += _wrapped("note", note)
-    for hint in instance.tuned.advice:
-        lines += _wrapped("hint", f"{hint.text} [{hint.source}]")
-    return lines
 
 
 def _sources(plan: FleetPlan) -> list[str]:

@@ -537,6 +537,7 @@ def test_text_for_people() -> None:
         "           tokens at once\n"
         "  chosen   VLLM_ROCM_USE_AITER=1, VLLM_ROCM_USE_AITER_MHA=1, HIP_FORCE_DEV_KERNARG=1,\n"
         "           TORCH_BLAS_PREFER_HIPBLASLT=1, SAFETENSORS_FAST_GPU=1\n"
+        "  advice   set max_model_len to your longest request; 8,192 tokens is the model's limit\n"
         "\n"
         "Not planned\n"
         "  n65: it could not be reached"
