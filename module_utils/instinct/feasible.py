@@ -55,11 +55,12 @@ def judge(
     tuned: Tuned,
     model: ModelFacts,
     config: Mapping[str, Any] | None,
+    origin: str,
     files: Sequence[tuple[str, int]] | None,
     knowledge: Knowledge,
     draft: Draft | None = None,
 ) -> Verdict:
-    """Judge the image, the memory and the model's shape."""
+    """Judge the image, the memory and the model's shape; origin: where its config is from."""
     problems, warnings = _image(deployment, machine, software, knowledge)
     if tuned.problems:
         return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
@@ -79,7 +80,7 @@ def judge(
     problems += _backend(deployment, tuned, model, engine, knowledge)
     if problems:
         return Verdict(None, problems, warnings)
-    found = fit(shape, engine)
+    found = fit(shape, engine, origin)
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
         return Verdict(found, more, (*warnings, *doubts))

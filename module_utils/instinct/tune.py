@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .backends import Backends, check_named
 from .deployment import Deployment
 from .envvars import check_env
 from .errors import Path, Problem
@@ -88,7 +89,10 @@ def tune(
 ) -> Tuned:
     """Decide flags and variables. ValueError when the vLLM version is none, or older than the catalogue."""
     book = knowledge.book(software.vllm or "")
-    desk = _Desk(deployment, book)
+    backends = None
+    if software.platform not in OTHER_PLATFORMS:
+        backends = Backends(book.release, book.line, knowledge.backends)
+    desk = _Desk(deployment, book, backends)
     desk.take_engine_args()
     desk.take_env()
     desk.take_settings()
@@ -125,9 +129,10 @@ def tune(
 class _Desk:
     """Takes what is decided, in the order of who may decide, and collects what is wrong with it."""
 
-    def __init__(self, deployment: Deployment, book: SettingsBook) -> None:
+    def __init__(self, deployment: Deployment, book: SettingsBook, backends: Backends | None) -> None:
         self.deployment = deployment
         self.book = book
+        self.backends = backends
         self.ledger = Ledger()
         self.chosen: tuple[str, ...] = ()
         self.warnings: list[str] = []
@@ -146,6 +151,7 @@ class _Desk:
                 continue
             self.judge((*path, key), check(table, key, value))
             self.check_range((*path, key), name, value)
+            self.check_backend((*path, key), name, value)
             if value is not None:
                 source = deployment_key(self.deployment, "engine_args", key)
                 self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
@@ -153,7 +159,9 @@ class _Desk:
     def take_env(self) -> None:
         """The operator's variables."""
         for key, text in self.deployment.env:
-            self.judge((*self.deployment.path, "env", key), check_env(self.book.env, key, text))
+            path: Path = (*self.deployment.path, "env", key)
+            self.judge(path, check_env(self.book.env, key, text))
+            self.check_backend(path, key, text)
             source = deployment_key(self.deployment, "env", key)
             self.ledger.add({}, {key: text}, "set by the deployment", source)
 
@@ -229,6 +237,13 @@ class _Desk:
         if value < low or (high is not None and value > high):
             hint = f" Did you mean {value / 100:g}?" if high == 1.0 and 1 < value <= 100 else ""
             self.problems.append(Problem(path, f"{value} is out of range.", f"It is {meaning}.{hint}"))
+
+    def check_backend(self, path: Path, name: str, value: Value) -> None:
+        """An attention backend that is not for these GPUs."""
+        if self.backends is not None and name == self.backends.named_by():
+            finding = check_named(self.backends, str(value))
+            if finding is not None:
+                self.judge(path, finding)
 
     def check_share(self, knowledge: Knowledge) -> None:
         """Instances on one GPU must not want more than all of its memory."""

@@ -16,6 +16,7 @@ from .companions import Repository, speculates_with, unmounted
 from .deployment import Deployment
 from .errors import Problem
 from .feasible import Draft, Verdict, judge
+from .fit import CATALOGUE, GIVEN, HUB
 from .fleet import Host
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
@@ -143,9 +144,9 @@ class Workshop:
     ) -> Decision:
         pin = self._model(deployment, endpoint)
         given = self.models.get(deployment.model_config)
-        config = given.config if given else (pin.config if pin else None)
+        config, origin = (given.config, GIVEN) if given else (pin.config if pin else None, HUB)
         if config is None:
-            config = known_config(self.knowledge.models, deployment.model)
+            config, origin = known_config(self.knowledge.models, deployment.model), CATALOGUE
         files = given.files if given else None
         if files is None and pin and pin.files:
             files = tuple(pin.selection(deployment.exclude, deployment.include).items())
@@ -172,7 +173,9 @@ class Workshop:
 
         tuned = with_pins(tuned, deployment, commit_of)
         draft = self._draft(deployment, endpoint)
-        verdict = judge(deployment, machine, software, tuned, facts, config, files, self.knowledge, draft)
+        verdict = judge(
+            deployment, machine, software, tuned, facts, config, origin, files, self.knowledge, draft
+        )
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         return Decision(tuned, verdict, wrong)

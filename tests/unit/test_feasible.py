@@ -47,7 +47,7 @@ def verdict(
     wanted = deployment(**keys)
     model = model_facts(wanted.model, config)
     tuned = tune(wanted, machine, software, model, knowledge())
-    return judge(wanted, machine, software, tuned, model, config, None, knowledge())
+    return judge(wanted, machine, software, tuned, model, config, "a test", None, knowledge())
 
 
 def texts(problems: tuple[Problem, ...]) -> str:
