@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from instinct.explain import explain
 from instinct.lock import ImagePin, ImageSoftware, Lock
 from instinct.texts import gpus_text
 
 from .plan_world import DIGEST, LOCK, deployment, plan, state
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def block(text: str, name: str) -> str:
@@ -138,3 +143,32 @@ def test_assumed_device_names_are_said_to_be() -> None:
         in explain(made)
     )
     assert "driver's rule" not in explain(plan({"n1": state()}, [deployment()]))
+
+
+def example() -> str:
+    """What `plan.yml -e offline=true` says of inventory/example."""
+    there = ROOT / "inventory/example"
+    variables: dict[str, Any] = {}
+    for path in sorted((there / "group_vars/instinct").glob("*.yml")):
+        variables.update(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    hosts = yaml.safe_load((there / "hosts.yml").read_text(encoding="utf-8"))["instinct"]["hosts"]
+    wanted = variables.pop("vllm_deployments")
+    return explain(plan(dict.fromkeys(hosts), wanted, Lock({}, {}), offline=True, **variables))
+
+
+def test_the_documents_show_what_the_example_says() -> None:
+    text = (ROOT / "docs/deployments.md").read_text(encoding="utf-8")
+    shown = text.partition("## Does it fit?")[2].partition("```text\n")[2].partition("```")[0]
+    assert shown in example()
+    assert "requests of" in shown
+
+
+def test_the_example_has_nothing_to_warn_of() -> None:
+    assert "warning" not in example().lower()
+
+
+@pytest.mark.parametrize("sort", ["host", "instance"])
+def test_every_field_of_the_plan_is_described(sort: str) -> None:
+    schema = json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
+    fields = schema["$defs"][sort]["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
