@@ -139,7 +139,7 @@ LITE: dict[str, Any] = {
         (
             "0.11.1",
             {"tensor_parallel_size": 2, "settings": {"attention_backend": "aiter_mla"}},
-            "attention backend aiter_mla: 8 attention heads per GPU are not among 16, 128; tensor_parallel_size 1 gives",
+            "attention backend aiter_mla: 8 attention heads per GPU are not among 16, 128; tensor_parallel_size 1",
         ),
         (
             "0.11.1",

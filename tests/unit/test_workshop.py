@@ -67,7 +67,8 @@ def test_offline_an_unknown_image_needs_the_operators_word() -> None:
     with pytest.raises(FleetError) as error:
         made(UNKNOWN, None)
     assert error.value.problems[0].text() == (
-        f"vllm_deployments[0].image (host n1): which vLLM is in {IMAGE} is not known: the tag moves, or is not in the catalogue. "
+        f"vllm_deployments[0].image (host n1): which vLLM is in {IMAGE} is not known: the tag moves, or is not in the "
+        "catalogue. "
         'Set vllm_version ("0.11.1") in the deployment, or plan with a node that can be asked.'
     )
     assert first(made(UNKNOWN, None, vllm_version="0.33.0"))["vllm"] == "0.33.0"
