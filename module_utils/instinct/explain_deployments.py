@@ -36,8 +36,14 @@ class Told:
         instance, deployment = self.instance, self.instance.deployment
         many = f"{self.count} instances" if self.count > 1 else "1 instance"
         goal = f", tuned for {deployment.objective}" if deployment.objective else ""
-        where = "each group of hosts" if len(self.groups) > 1 else "its hosts together"
-        place = f"{many} on {where}" if self.groups else f"{many} per host"
+        where = (
+            "each group of hosts"
+            if len(self.groups) > 1
+            else "both"
+            if deployment.nodes == 2
+            else "all of them"
+        )
+        place = f"{many} over {where}" if self.groups else f"{many} per host"
         lines = [
             f"Deployment {deployment.name} on {listed(self.hosts)}: {place}, "
             f"vLLM {instance.tuned.release.asked}{goal}"
@@ -48,7 +54,7 @@ class Told:
         if self.groups:
             own = gpus_text([gpu.index for gpu in instance.slot.gpus]) if self.count == 1 else ""
             parts = [_division(deployment), f"{own} of each host" if own else ""]
-            parts += [f"{numbered('GPU', self.idle)} of each host stay idle"] if self.idle else []
+            parts += [f"{numbered('GPU', self.idle)} of each host idle"] if self.idle else []
             lines += wrapped("parallel", "; ".join(part for part in parts if part))
         fit = instance.verdict.fit
         if fit:
@@ -145,7 +151,9 @@ def _words(instance: Instance, name: str) -> str:
 
 def _command(instance: Instance, count: int) -> list[str]:
     """The whole command with its variables, to be copied; serve.sh runs the same."""
-    others = "; the others differ in port and devices" if count > 1 else ""
+    differing = ["port"] if count > 1 else []
+    differing += ["rank"] if instance.deployment.nodes > 1 else []
+    others = f"; the others differ in {' and '.join(differing)}" if differing else ""
     words = [f"{name}={shlex.quote(value)}" for name, value in instance.env]
     words += [shlex.join(group) for group in instance.argv]
     lines = [f"    {word} \\" for word in words[:-1]]

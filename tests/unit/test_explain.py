@@ -45,11 +45,11 @@ def test_a_group_of_hosts_is_told_once() -> None:
     own = {name: {"instinct_address": f"192.0.2.{name[1:]}"} for name in states}
     said = block(explain(plan(states, wanted, own=own)), "llama")
     assert said.startswith(
-        "Deployment llama on n1, n2, n3, n4: 1 instance on each group of hosts, vLLM 0.11.1 "
+        "Deployment llama on n1, n2, n3, n4: 1 instance over each group of hosts, vLLM 0.11.1 "
         "group n1 is the head, with n2; they meet at 192.0.2.1, port 28000 "
         "group n3 is the head, with n4; they meet at 192.0.2.3, port 28000 "
         "parallel tensor parallel 4 within each host, pipeline parallel 2 between them; GPUs 0-3 of each host; "
-        "GPUs 4-7 of each host stay idle memory "
+        "GPUs 4-7 of each host idle memory "
     )
 
 
@@ -70,6 +70,7 @@ def test_a_group_of_hosts_is_told_once() -> None:
 def test_how_a_group_is_divided(keys: dict[str, Any], text: str) -> None:
     said = block(explain(plan({"n1": state(), "n2": state()}, [deployment(nodes=2, **keys)])), "llama")
     assert text in said
+    assert said.startswith("Deployment llama on n1, n2: 1 instance over both, ")
     assert "idle" not in said
 
 
