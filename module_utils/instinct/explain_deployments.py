@@ -134,10 +134,11 @@ def _division(deployment: Deployment) -> str:
 
 
 def _memory(fit: Fit, sharing: int) -> str:
-    guess = "" if fit.basis == "exact" else ", estimated"
+    # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
+    guess = "" if fit.basis == "exact" else ", a guess"
     unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
     return (
-        f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and {size(fit.kv_cache_bytes)} of KV cache{guess}: "
+        f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "
         f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
     )
 
