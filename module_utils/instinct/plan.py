@@ -227,12 +227,12 @@ def plan_host(
         unknown=unknown,
     )
     problems = _check(host)
-    if unknown:
-        room, doubts = check_disk(host, planned.images, ())
-        return replace(planned, warnings=(*planned.warnings, *doubts)), (*problems, *room)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
+    room, doubts = check_disk(host, planned.images, (model for model, _ in models))
+    if unknown:  # the weights come later in the same run, and must have room then
+        return replace(planned, warnings=(*planned.warnings, *doubts)), (*problems, *room)
     actions += [action for _, action in models]
     stop: tuple[str, ...] = ()
     if layout.repartition:
@@ -242,7 +242,6 @@ def plan_host(
     instances, wrong = workshop.instances(host, layout, catalog)
     servers, remove = _servers(host, layout, instances)
     actions += [*remove, *servers]
-    room, doubts = check_disk(host, planned.images, (model for model, _ in models))
     planned = replace(
         planned,
         actions=tuple(actions),
