@@ -54,8 +54,11 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint types unit lab-test parsers docs bench
-test: lint types unit lab-test ## everything
+.PHONY: test lint types unit lab-test deep parsers docs bench
+test: lint types ## everything but make deep
+	@# The lab comes up while the unit tests run.
+	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) unit; result=$$?; wait $$up; exit $$result
+	$(MAKE) lab-test
 
 lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
 	$(BIN)/ruff check .
@@ -86,6 +89,9 @@ parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the pars
 
 docs: venv-dev ## write docs/commands.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
+
+deep: venv-dev ## the rest of the lab tests
+	$(BIN)/pytest tests/integration -v -m deep
 
 bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench

@@ -22,10 +22,10 @@ from .conftest import ROOT, Lab
 
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 ONE_RANK = (
-    "llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "gemma3", "gpt_oss", "granite_hybrid",
-    "jamba", "qwen3_next", "llama4",
+    "llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "gemma3", "gpt_oss", "granite_hybrid",
 )  # fmt: skip
-TWO_RANKS = ("llama", "qwen3_moe", "deepseek_v3", "gemma3", "nemotron_h")
+TWO_RANKS = ("llama", "qwen3_moe", "deepseek_v3")
+"""Recorded answers of 31 architectures are in tests/data/fit."""
 
 
 def ask(lab: Lab, cases: list[dict[str, Any]], *options: str) -> list[dict[str, Any]]:

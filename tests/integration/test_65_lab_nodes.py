@@ -10,6 +10,8 @@ import pytest
 from .conftest import Lab
 from .helpers import STANDIN, wait_for
 
+pytestmark = pytest.mark.deep
+
 DEVICES = "--device /dev/kfd --device /dev/dri/renderD128"
 RUN = f"docker run -d --init --name user {DEVICES} --entrypoint sleep {STANDIN} 600"
 HOLDERS = r"for f in /proc/[0-9]*/fd/*; do case $(readlink $f) in /dev/kfd) cat ${f%/fd*}/comm;; esac; done | sort -u"

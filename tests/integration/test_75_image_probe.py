@@ -92,6 +92,7 @@ def test_what_one_node_answered_is_known_of_another(fresh_lab: Lab) -> None:
     assert [result["partial"] for result in plans(done)] == [[]]
 
 
+@pytest.mark.deep
 def test_the_real_image_answers(lab: Lab) -> None:
     host = lab.hosts[0]
     lab.write_vars(vllm_deployments=[deployment(image=VLLM)])

@@ -250,6 +250,7 @@ def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> Non
     assert all(item.begun < killed and item.begun + item.seconds > asked for item in failed)
 
 
+@pytest.mark.deep
 def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     name = "llama/lab-n2.llama-0:8000"
@@ -270,6 +271,7 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
         wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before, 20)
 
 
+@pytest.mark.deep
 def test_after_a_reboot_of_its_host_it_balances_and_what_was_out_is_out(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     assert lab.play("drain", "--limit", "lab-n2", "-e", "instance=llama-1").rc == 0
