@@ -15,9 +15,7 @@ from typing import Any
 from .findings import BAD_VALUE, DEPRECATED, NO_EFFECT, Finding
 from .versions import version_key
 
-BASH = "bash"
 CUDA = "cuda"
-VLLM_SERVE = "vllm-serve"
 ASKED = ("vllm", "rocm", "entrypoint", "gfx")
 """What a plan needs of an image."""
 
