@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations: what a deployment ran, and runs, on a host. Pure; genstore.py keeps them on the node.
+
+A generation is a numbered record of all instances that a deployment has on a host. It is recorded before anything
+changes, so that the way back is always there. Numbers are of the deployment, the same on all hosts; a host records
+only what changes there, so that a host "as of generation 5" may have 4 as its newest record.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = 1
+TOLD = 6  # differences that a text names
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a load balancer needs to know of an instance.
+
+    limit: requests that it gets at once. headless: it works for another server, and is asked nothing. endpoint: its
+    deployment is to be had through the load balancer. path: the deployment's place in the inventory, for problems.
+    """
+
+    name: str
+    deployment: str
+    models: tuple[str, ...]
+    listen: str
+    port: int
+    ports: tuple[int, ...]
+    limit: int
+    headless: bool = False
+    endpoint: bool = True
+    path: tuple[str | int, ...] = field(default=("vllm_deployments",), compare=False)
+
+
+@dataclass(frozen=True)
+class Member:
+    """An instance of a generation; its files and its container are in the node's store.
+
+    ports: where it listens. hosts: those of its engine, where it spans hosts. limit: requests that it gets at once.
+    """
+
+    name: str
+    spec_hash: str
+    port: int
+    ports: tuple[int, ...] = ()
+    render_nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    headless: bool = False
+    limit: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As the store and node_state have it."""
+        return {
+            "name": self.name,
+            "spec_hash": self.spec_hash,
+            "port": self.port,
+            "ports": list(self.ports),
+            "render_nodes": list(self.render_nodes),
+            "hosts": list(self.hosts),
+            "headless": self.headless,
+            "limit": self.limit,
+        }
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Member:
+        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        return cls(
+            name=str(item["name"]),
+            spec_hash=str(item["spec_hash"]),
+            port=int(item["port"]),
+            ports=tuple(int(port) for port in item["ports"]),
+            render_nodes=tuple(str(name) for name in item["render_nodes"]),
+            hosts=tuple(str(name) for name in item["hosts"]),
+            headless=bool(item["headless"]),
+            limit=int(item["limit"]),
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A deployment on one host as it was recorded, without its files.
+
+    made: UTC; "" for one that is yet to be recorded. image: by which the engine knows it; image_ref: as the inventory
+    had it. weights: (repository, commit) of all that its instances load. modes: of their GPUs, "SPX NPS1". command and
+    env are its first instance's, as a shell has them, values of secrets masked. stop_timeout: seconds. No members: the
+    deployment had nothing on the host.
+    """
+
+    deployment: str
+    generation: int
+    made: str = ""
+    why: str = ""
+    image: str = ""
+    image_ref: str = ""
+    vllm: str = ""
+    model: str = ""
+    commit: str = ""
+    weights: tuple[tuple[str, str], ...] = ()
+    modes: str = ""
+    command: str = ""
+    env: str = ""
+    models: tuple[str, ...] = ()
+    listen: str = ""
+    endpoint: bool = True
+    stop_timeout: int = 120
+    members: tuple[Member, ...] = ()
+
+    @property
+    def specs(self) -> dict[str, str]:
+        """Spec hashes by the instances' names: two generations with equal ones run the same."""
+        return {member.name: member.spec_hash for member in self.members}
+
+    def offered(self, member: Member, path: tuple[str | int, ...] = ("vllm_deployments",)) -> Offered:
+        """What a load balancer needs of a member."""
+        return Offered(
+            name=member.name,
+            deployment=self.deployment,
+            models=self.models,
+            listen=self.listen,
+            port=member.port,
+            ports=member.ports,
+            limit=member.limit,
+            headless=member.headless,
+            endpoint=self.endpoint,
+            path=path,
+        )
+
+    def server(self, member: Member) -> dict[str, Any]:
+        """SERVER of a stored member: the module vllm_server reads the rest from the node's store."""
+        return {
+            "name": member.name,
+            "deployment": self.deployment,
+            "generation": self.generation,
+            "spec_hash": member.spec_hash,
+            "image": self.image,
+            "port": member.port,
+            "served_model": self.models[0] if self.models else "",
+            "headless": member.headless,
+            "stop_timeout": self.stop_timeout,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """As the plan and node_state have it; the store adds each member's server and description."""
+        found = {name: value for name, value in vars(self).items() if name not in ("weights", "members")}
+        return {
+            "schema": SCHEMA,
+            **found,
+            "models": list(self.models),
+            "weights": [list(item) for item in self.weights],
+            "members": [member.to_json() for member in self.members],
+        }
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Generation:
+        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        if item["schema"] != SCHEMA:
+            raise ValueError(f"schema {item['schema']}")
+        return cls(
+            deployment=str(item["deployment"]),
+            generation=int(item["generation"]),
+            made=str(item["made"]),
+            why=str(item["why"]),
+            image=str(item["image"]),
+            image_ref=str(item["image_ref"]),
+            vllm=str(item["vllm"]),
+            model=str(item["model"]),
+            commit=str(item["commit"]),
+            weights=tuple((str(repo), str(commit)) for repo, commit in item["weights"]),
+            modes=str(item["modes"]),
+            command=str(item["command"]),
+            env=str(item["env"]),
+            models=tuple(str(name) for name in item["models"]),
+            listen=str(item["listen"]),
+            endpoint=bool(item["endpoint"]),
+            stop_timeout=int(item["stop_timeout"]),
+            members=tuple(Member.from_json(member) for member in item["members"]),
+        )
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A deployment stays at a generation until upgrade.yml; since: UTC."""
+
+    generation: int
+    why: str
+    since: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the store has it."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Hold:
+        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        return cls(int(item["generation"]), str(item["why"]), str(item.get("since") or ""))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A rollout that is under way, or was cut off: units that have the new generation, and the old one's figures."""
+
+    generation: int
+    why: str
+    since: str = ""
+    units: tuple[Any, ...] = ()
+    baseline: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the store has it."""
+        return {**vars(self), "units": list(self.units), "baseline": dict(self.baseline)}
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Trial:
+        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        return cls(
+            int(item["generation"]),
+            str(item["why"]),
+            str(item.get("since") or ""),
+            tuple(item.get("units") or ()),
+            dict(item.get("baseline") or {}),
+        )
+
+
+@dataclass(frozen=True)
+class History:
+    """What a host keeps of a deployment: generations from old to new, and how it is bound."""
+
+    deployment: str
+    kept: tuple[Generation, ...] = ()
+    held: Hold | None = None
+    trial: Trial | None = None
+
+    @property
+    def newest(self) -> Generation | None:
+        """The generation that was recorded last."""
+        return self.kept[-1] if self.kept else None
+
+    def as_of(self, number: int) -> Generation | None:
+        """The host's newest record that is not newer than a number; None: the host had nothing then."""
+        return next((item for item in reversed(self.kept) if item.generation <= number), None)
+
+    def of_spec(self, name: str, spec_hash: str | None) -> Generation | None:
+        """The newest generation that has this instance with this spec hash: what its container runs."""
+        return next((item for item in reversed(self.kept) if item.specs.get(name) == spec_hash), None)
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> History:
+        """A deployment's entry of node_state. Raises KeyError, TypeError, ValueError."""
+        kept = sorted((Generation.from_json(one) for one in item["kept"]), key=lambda one: one.generation)
+        held, trial = item.get("held"), item.get("trial")
+        return cls(
+            str(item["deployment"]),
+            tuple(kept),
+            Hold.from_json(held) if held else None,
+            Trial.from_json(trial) if trial else None,
+        )
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a run is about, beyond the inventory.
+
+    rollback: a generation per deployment, 0 for the one before what runs. lift: deployments that are planned from the
+    inventory though they are held or on trial. only: deployments that the run is about, None for all; the others stay
+    as they are. why: the operator's reason for a rollback.
+    """
+
+    rollback: Mapping[str, int] = field(default_factory=dict)
+    lift: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    why: str = ""
+
+
+# ---- differences -------------------------------------------------------------------------------------
+
+
+def difference(old: Generation, new: Generation) -> str:
+    """What is new, for people: "image lab/x:1 → lab/x:2; --max-num-seqs 256 → 512"."""
+    found = [
+        *_image(old, new),
+        *_pair("vLLM", old.vllm, new.vllm),
+        *_pair("model", old.model, new.model),
+        *(_pair("commit", old.commit[:12], new.commit[:12]) if old.model == new.model else ()),
+        *_words(_flags(old.command), _flags(new.command)),
+        *_words(_variables(old.env), _variables(new.env)),
+        *_members(old, new),
+        *_pair("GPUs in", old.modes, new.modes),
+    ]
+    if len(found) > TOLD:
+        found = [*found[: TOLD - 1], f"{len(found) - TOLD + 1} more"]
+    return "; ".join(found) or "other content of its files"
+
+
+def _pair(what: str, old: str, new: str) -> Iterable[str]:
+    if old != new:
+        yield f"{what} {old or 'unknown'} → {new or 'unknown'}"
+
+
+def _image(old: Generation, new: Generation) -> Iterable[str]:
+    if old.image_ref != new.image_ref:
+        yield f"image {old.image_ref} → {new.image_ref}"
+    elif old.image != new.image:
+        short = [item.image.rpartition("@")[2][:19] for item in (old, new)]
+        yield f"image {new.image_ref}, {short[0]} → {short[1]}"
+
+
+def _flags(command: str) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return {flag: " ".join(words) for flag, words in found.items()}
+
+
+def _variables(env: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in shlex.split(env))
+    return {name: value for name, _, value in pairs}
+
+
+def _words(old: Mapping[str, str], new: Mapping[str, str]) -> Iterable[str]:
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if before is None:
+            yield f"{name} {after}".rstrip() + " (new)"
+        elif after is None:
+            yield f"{name} {before}".rstrip() + " (gone)"
+        else:
+            yield f"{name} {before or 'on'} → {after or 'on'}"
+
+
+def _members(old: Generation, new: Generation) -> Iterable[str]:
+    if len(old.members) != len(new.members):
+        yield f"instances {len(old.members)} → {len(new.members)}"
+        return
+    before, after = ([node for item in each.members for node in item.render_nodes] for each in (old, new))
+    if before != after:
+        yield f"GPUs {_list(before)} → {_list(after)}"
+    elif old.specs.keys() != new.specs.keys():
+        yield f"instances {', '.join(old.specs)} → {', '.join(new.specs)}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)})"
