@@ -97,6 +97,12 @@ options:
     type: str
     choices: [present, started, stopped]
     default: present
+  wait:
+    description:
+      - Whether to wait until the servers are ready. Those of an engine over several hosts wait for one another, so
+        they are first started on all hosts without waiting, and waited for in a second call.
+    type: bool
+    default: true
   timeout:
     description: Seconds to wait for readiness at most, whatever the servers' own O(servers[].ready_timeout).
     type: int
@@ -146,8 +152,8 @@ servers:
       description: Whether it was (in check mode, would be) touched.
       type: bool
     state:
-      description: V(ready), V(stopped) or V(failed); in check mode also V(would be ready), V(would be
-        stopped).
+      description: V(ready), V(stopped) or V(failed), and V(started) without O(wait); in check mode also
+        V(would be ready) and the like.
       type: str
     tokens:
       description: Tokens that the probe got; 0 for a headless server.
@@ -216,6 +222,7 @@ def argument_spec():
         },
         "remove": {"type": "list", "elements": "str", "default": []},
         "state": {"type": "str", "choices": ["present", "started", "stopped"], "default": "present"},
+        "wait": {"type": "bool", "default": True},
         "timeout": {"type": "int"},
         "docker_socket": {"type": "path", "default": SOCKET},
     }
@@ -225,7 +232,7 @@ def work(params, redact, check):
     """Converge the servers. Returns the module's result."""
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
-    fleet = Fleet(lambda: connect(params["docker_socket"], check), redact, params["timeout"])
+    fleet = Fleet(lambda: connect(params["docker_socket"], check), redact, params["timeout"], params["wait"])
     return converge(fleet, servers, remove, params["state"], check)
 
 

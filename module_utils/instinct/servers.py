@@ -62,11 +62,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own)."""
+    """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own).
+
+    wait False: servers are started, and not waited for.
+    """
 
     connect: Callable[[], Engine]
     redact: Redactor
     limit: int | None
+    wait: bool = True
 
 
 def converge(
@@ -96,10 +100,10 @@ def _converge(
             _remove(engine, name)
         for task in tasks:
             _change(engine, task)
-        if state != "stopped":
+        if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
         result["seconds"] = round(time.monotonic() - started, 1)
-    result["servers"] = [_outcome(task, state, check) for task in tasks]
+    result["servers"] = [_outcome(task, state, check, fleet.wait) for task in tasks]
     failed = [task for task in tasks if task.failure]
     if failed:
         raise NodeError(_message(failed, len(tasks)), **result)
@@ -350,8 +354,8 @@ def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:
 # ---- the outcome -------------------------------------------------------------------------------------
 
 
-def _outcome(task: Task, state: str, check: bool) -> Json:
-    status = {"present": "ready", "started": "ready", "stopped": "stopped"}[state]
+def _outcome(task: Task, state: str, check: bool, waited: bool) -> Json:
+    status = "stopped" if state == "stopped" else "ready" if waited else "started"
     found: Json = {
         "name": task.server.name,
         "changed": task.steps != Steps(),

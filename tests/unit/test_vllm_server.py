@@ -669,6 +669,22 @@ def silent(log: str = "", exit_after: float | None = None) -> Any:
     return program
 
 
+def test_servers_of_an_engine_over_hosts_are_started_first_and_waited_for_later(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"], delay=0.8)
+    started = time.monotonic()
+    first, failed = run_module(vllm_server.main, args(docker, server, wait=False))
+    assert not failed, first
+    assert (first["changed"], [one["state"] for one in first["servers"]]) == (True, ["started"])
+    assert time.monotonic() - started < 0.7
+    second, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, second
+    assert (second["changed"], [one["state"] for one in second["servers"]]) == (False, ["ready"])
+    assert second["servers"][0]["tokens"] == 4
+
+
 def test_a_headless_server_is_ready_when_it_stays(docker: FakeDocker, run_module: Any) -> None:
     with socket.socket() as other:  # its port is not looked at
         other.bind(("127.0.0.1", 0))
