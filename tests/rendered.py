@@ -91,7 +91,7 @@ def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: s
         for index in range(servers_per_host(wanted)):
             slot = Slot(wanted, index, gpus, rank=rank_of(wanted, index, group, host))
             pinned = with_pins(tuned, wanted, lambda _: "c" * 40)
-            made = compose(slot, "/hf", (), None, None, pinned, Verdict())
+            made = compose(slot, "127.0.0.1", "/hf", (), None, None, pinned, Verdict())
             words = tuple(word for part in made.argv for word in part)
             if words[:2] == ("vllm", "serve"):  # a Ray worker runs something else
                 yield words[2:]

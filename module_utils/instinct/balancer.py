@@ -163,7 +163,7 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
 
 def _address(item: Instance, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
     """Where the balancer reaches an instance: its own address, or its host's where it listens on all."""
-    listen = item.deployment.listen
+    listen = item.listen
     if offer.host == host.name and listen in (*ANY, *LOOPBACK):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
     if listen in LOOPBACK:

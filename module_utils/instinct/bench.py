@@ -102,8 +102,8 @@ class Target:
     def base_url(self) -> str:
         """Where the node reaches the instance."""
         listen = (groups_of(self.argv).get("host") or ["127.0.0.1"])[0]
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listen, listen)
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def before(self, release: str) -> bool:
         """Its vLLM is older than a release; False where the plan does not say which it is."""

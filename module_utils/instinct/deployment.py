@@ -43,7 +43,8 @@ class Deployment:
 
     instances_per_host 0: as many as the host's GPUs allow ("max"). nodes: hosts of one instance. objective "":
     none, only what serves every purpose is tuned. vllm_version "": what the image is known to hold.
-    model_config: a config.json, or a directory with one, on the control node. endpoint: the load balancer offers it.
+    model_config: a config.json, or a directory with one, on the control node. listen "": as own_listen says.
+    endpoint: the load balancer offers it.
     """
 
     index: int
@@ -56,7 +57,7 @@ class Deployment:
     build: Build | None = None
     hosts: tuple[str, ...] | None = None
     port: int = 8000
-    listen: str = "0.0.0.0"
+    listen: str = ""
     endpoint: bool = True
     instances_per_host: int = 1
     instances_per_gpu: int = 1
@@ -166,9 +167,9 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
         build=build,
         hosts=check.texts(values["hosts"], (*path, "hosts")) if "hosts" in values else None,
         port=check.integer(values.get("port", 8000), (*path, "port"), 8000, 1, 65535),
-        listen=check.text(
-            values.get("listen", "0.0.0.0"), (*path, "listen"), "0.0.0.0", r"[0-9a-zA-Z.:_-]+", "an address"
-        ),
+        listen=check.text(values["listen"], (*path, "listen"), "", r"[0-9a-zA-Z.:_-]+", "an address")
+        if "listen" in values
+        else "",
         endpoint=check.boolean(values.get("endpoint", True), (*path, "endpoint"), True),
         instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
         instances_per_gpu=whole("instances_per_gpu", 8),

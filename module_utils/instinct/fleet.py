@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from typing import Any
 
+from .balancer_settings import GROUP as BALANCERS
 from .catalog import GpuCatalog
 from .deployment import Deployment, parse_deployments
 from .errors import FleetError, Problem, natural, suggest
@@ -14,6 +16,8 @@ from .gpu_clean import aside
 from .hashing import canonical
 from .inventory import ADDRESS, HostSettings, parse_address, parse_settings
 from .observed import NodeState
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class HostInput:
 class Host:
     """A host to plan; state None means that nothing is known but what the inventory declares.
 
-    address: where the other hosts of a group reach it.
+    address: where other hosts reach it. listen: where its instances listen that do not say; "": it has to be said.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Host:
     deployments_defined: bool
     state: NodeState | None = None
     address: str = ""
+    listen: str = LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,25 @@ def build_fleet(
             if why:
                 unreachable.append((name, why))
                 continue
-        hosts.append(Host(name, settings, selected, value is not None, state, address))
+        listen = own_listen(name, address, members.get(BALANCERS, ()))
+        hosts.append(Host(name, settings, selected, value is not None, state, address, listen))
     if problems:
         raise FleetError(problems)
     spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
     return Fleet(tuple(hosts), tuple(unreachable), catalog, spans)
+
+
+def own_listen(host: str, address: str, balancers: Iterable[str]) -> str:
+    """Where a host's instances listen: on loopback, unless a load balancer on another host has to reach them.
+
+    "": it has to, and the host's address is a name (which may mean loopback on the host itself) or loopback.
+    """
+    if all(name == host for name in balancers):
+        return LOOPBACK
+    try:
+        return "" if ip_address(address).is_loopback else address
+    except ValueError:
+        return ""
 
 
 def _span(

@@ -192,6 +192,12 @@ def _check(host: Host) -> tuple[Problem, ...]:
         what = f"is not defined, and the host has instances ({names})."
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
+    if not host.listen and any(item.endpoint and not item.listen for item in host.deployments):
+        what = f"a load balancer on another host has to reach the instances, and {host.address} is no IP address of it."
+        fix = (
+            "Set instinct_address to the address at which they are to listen (or listen in the deployments)."
+        )
+        found.append(Problem((), what, fix, (host.name,)))
     _, problem = steps.docker_engine(host)
     if problem:
         found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))

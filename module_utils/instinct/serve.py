@@ -10,6 +10,7 @@ from typing import Any
 from .companions import repositories
 from .deployment import Deployment
 from .feasible import Verdict
+from .fleet import LOOPBACK
 from .layout import Slot
 from .lock import ImagePin, ModelPin, parse_ref
 from .parallel import Argument, parallel_args
@@ -21,9 +22,10 @@ from .tune import Tuned
 
 @dataclass(frozen=True)
 class Instance:
-    """One vLLM server, complete but for its rendered files; hosts of one kind share it."""
+    """One vLLM server, complete but for its rendered files; hosts of one kind share it, where they listen alike."""
 
     slot: Slot
+    listen: str
     image: str
     commit: str
     argv: tuple[tuple[str, ...], ...]
@@ -62,7 +64,7 @@ class Instance:
     @property
     def probe_host(self) -> str:
         """The address at which the node itself reaches the server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.deployment.listen, self.deployment.listen)
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
         """INSTANCE of the plan, but for its host."""
@@ -100,6 +102,7 @@ class Instance:
 
 def compose(
     slot: Slot,
+    listen: str,
     hub_dir: str,
     group_ids: Sequence[int],
     image: ImagePin | None,
@@ -110,7 +113,7 @@ def compose(
     """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
     deployment = slot.deployment
     commit = model.commit if model else ""
-    own = (*_own_args(slot, commit), *parallel_args(deployment, slot, tuned.table))
+    own = (*_own_args(slot, listen, commit), *parallel_args(deployment, slot, tuned.table))
     argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
     argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in own]
     argv += [tuple(flag_argv(tuned.table, name, value)) for name, value in sorted(tuned.args.items())]
@@ -118,6 +121,7 @@ def compose(
     source = deployment_key(deployment, "model")
     return Instance(
         slot=slot,
+        listen=listen,
         image=pull_ref(deployment, image),
         commit=commit,
         argv=tuple(group for group in argv if group),
@@ -145,7 +149,7 @@ def pull_ref(deployment: Deployment, pin: ImagePin | None) -> str:
     return f"{parse_ref(deployment.image).repository}@{pin.digest}"
 
 
-def _own_args(slot: Slot, commit: str) -> tuple[Argument, ...]:
+def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
     deployment = slot.deployment
     found = []
     if not deployment.local_model:
@@ -163,7 +167,14 @@ def _own_args(slot: Slot, commit: str) -> tuple[Argument, ...]:
     found.append(Argument("served_model_name", name, "the name that clients ask for", VLLM_CLI))
     if not (slot.rank and slot.rank.headless):
         key = deployment_key(deployment, "listen")
-        found.append(Argument("host", deployment.listen, "the address to listen at", key))
+        reason = "the address to listen at"
+        if not deployment.listen:
+            reason = "nothing beyond the host has to reach it"
+            if listen != LOOPBACK:
+                reason = (
+                    "the host's own address, where the load balancer of another host reaches it, and no other"
+                )
+        found.append(Argument("host", listen, reason, key))
         key = deployment_key(deployment, "port")
         found.append(Argument("port", slot.port, "the deployment's port plus the instance's index", key))
     return tuple(found)

@@ -17,7 +17,7 @@ from .deployment import Deployment
 from .errors import Problem
 from .feasible import Draft, Verdict, judge
 from .fit import CATALOGUE, GIVEN, HUB
-from .fleet import Host
+from .fleet import LOOPBACK, Host
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
 from .knowledge import Knowledge
@@ -193,15 +193,21 @@ class Workshop:
     def _make(self, slot: Slot, host: Host, tuned: Tuned, verdict: Verdict) -> Planned:
         settings = host.settings
         group_ids = host.state.device_gids if host.state else ()
-        key = (id(tuned), slot, settings.endpoint, settings.cache_dir, group_ids)
+        listen = listen_of(slot.deployment, host)
+        key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids)
         if key not in self._made:
             deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
             model = self._model(deployment, settings.endpoint)
-            instance = compose(slot, settings.cache_dir, group_ids, image, model, tuned, verdict)
+            instance = compose(slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict)
             files = self.render(instance)
             self._made[key] = Planned(instance, files, spec_hash(files))
         return self._made[key]
+
+
+def listen_of(deployment: Deployment, host: Host) -> str:
+    """The address at which a host's instances of a deployment listen: nothing asks those that no endpoint offers."""
+    return deployment.listen or (host.listen if deployment.endpoint else LOOPBACK)
 
 
 def machine_of(host: Host, slot: Slot, catalog: GpuCatalog) -> Machine:

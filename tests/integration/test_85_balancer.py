@@ -97,9 +97,7 @@ def deploy(lab: Lab, second: int = 1 << 20, **variables: Any) -> None:
             deployment(
                 instances_per_host=2, engine_args={"shutdown_timeout": 20}, env={"STANDIN_KV_TOKENS": tokens}
             ),
-            deployment(
-                name="other", gpus=[7], port=8100, served_model_name="other", hosts=[HOST], listen="127.0.0.1"
-            ),
+            deployment(name="other", gpus=[7], port=8100, served_model_name="other", hosts=[HOST]),
         ],
         **variables,
     )
@@ -306,6 +304,8 @@ def test_secrets_and_ports(endpoint: Endpoint) -> None:
         assert lab.on(host, f"find {places} -name '*.pem' -perm /077 2> /dev/null || true").strip() == ""
     ports = lab.on(HOST, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
     assert sorted(ports) == sorted([
-        "0.0.0.0:22", "[::]:22", "0.0.0.0:8443", "127.0.0.1:8405", "127.0.0.1:8406", "0.0.0.0:8000", "0.0.0.0:8001",
-        "127.0.0.1:8100",
+        "0.0.0.0:22", "[::]:22", "0.0.0.0:8443", "127.0.0.1:8405", "127.0.0.1:8406", "127.0.0.1:8000",
+        "127.0.0.1:8001", "127.0.0.1:8100",
     ])  # fmt: skip
+    ports = lab.on("lab-n2", "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
+    assert sorted(ports) == sorted(["0.0.0.0:22", "[::]:22", "172.30.77.12:8000", "172.30.77.12:8001"])

@@ -30,6 +30,7 @@ DRAW = drawer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
 KEYS = keys_map({"default": "sk-" + "k" * 40})
 PEM = self_signed(["192.0.2.1"])
 MATERIAL = Material(KEYS, PEM, "keys.yml", "endpoint.pem")
+ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
 NEVER = {"installed": False, "running": False, "files": {}, "applied": None, "config": None, "out": None}
 
 
@@ -58,7 +59,9 @@ def planned(
     endpoint = Endpoint(
         some, frozenset((*states, *gpu_hosts)), Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some})
     )
-    plan = plan_fleet(fleet(states, deployments, **keys), workshop(LOCK), endpoint)
+    keys.setdefault("own", {name: ADDRESSES.get(name, {}) for name in states})
+    groups = {"load_balancer": [item.name for item in some]}
+    plan = plan_fleet(fleet(states, deployments, groups=groups, **keys), workshop(LOCK), endpoint)
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
 
@@ -96,9 +99,6 @@ def settled(deployments: Any, **keys: Any) -> dict[str, Any]:
     return {name: apply_to_state(state(), plan[name]) for name in ("n1", "n2")}
 
 
-ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
-
-
 def test_all_instances_of_all_hosts() -> None:
     plan = planned(two(), [deployment(instances_per_host=2)], own=ADDRESSES)
     (balancer,) = plan.balancers
@@ -118,7 +118,9 @@ def test_all_instances_of_all_hosts() -> None:
     text = explain(plan)
     assert "2 actions on load balancer lb" in text
     assert "lab/tiny-llama: deployment llama on n1 (2), n2 (2)" in text
-    assert "instances of llama listen on all addresses" in text
+    assert "listen on all addresses" not in text
+    asked = planned(two(), [deployment(listen="0.0.0.0")])
+    assert "instances of llama listen on all addresses" in explain(asked)
 
 
 def test_nothing_differs_after_a_run() -> None:
@@ -222,7 +224,8 @@ def test_a_balancer_that_is_not_part_of_the_run() -> None:
 
 def test_keys_that_are_yet_to_be_made() -> None:
     endpoint = Endpoint((host(),), frozenset(("n1",)), Kit(DRAW, "agent\n"))
-    plan = plan_fleet(fleet({"n1": state()}, [deployment()]), workshop(), endpoint)
+    wanted = fleet({"n1": state()}, [deployment()], groups={"load_balancer": ["lb"]}, own=ADDRESSES)
+    plan = plan_fleet(wanted, workshop(), endpoint)
     assert [item.kind for item in plan.balancers[0].actions] == ["haproxy", "balancer"]
 
 
@@ -249,8 +252,43 @@ def test_an_instance_that_the_balancer_cannot_reach() -> None:
     ]
     here = planned({"n1": state()}, only, host(name="n1")).balancers[0]
     assert here.backends[0].members[0].address == "127.0.0.1"
-    assert not any(
-        "listen on all addresses" in text for text in planned({"n1": state()}, only, host(name="n1")).warnings
+
+
+@pytest.mark.parametrize(
+    ("balancers", "address", "keys", "listen", "target"),
+    [
+        (["n1"], "192.0.2.11", {}, "127.0.0.1", "127.0.0.1"),
+        (["n1"], "a-name", {}, "127.0.0.1", "127.0.0.1"),
+        (["lb"], "192.0.2.11", {}, "192.0.2.11", "192.0.2.11"),
+        (["lb"], "fd00::11", {}, "fd00::11", "fd00::11"),
+        (["n1", "lb"], "192.0.2.11", {}, "192.0.2.11", "192.0.2.11"),
+        (["n1"], "192.0.2.11", {"listen": "0.0.0.0"}, "0.0.0.0", "127.0.0.1"),
+        (["lb"], "192.0.2.11", {"listen": "0.0.0.0"}, "0.0.0.0", "192.0.2.11"),
+        (["lb"], "a-name", {"listen": "0.0.0.0"}, "0.0.0.0", "a-name"),
+        (["lb"], "192.0.2.11", {"listen": "10.0.0.1"}, "10.0.0.1", "10.0.0.1"),
+        (["lb"], "a-name", {"endpoint": False}, "127.0.0.1", None),
+    ],
+)
+def test_where_instances_listen(
+    balancers: list[str], address: str, keys: dict[str, Any], listen: str, target: str | None
+) -> None:
+    own = {"n1": {"ansible_host": address}}
+    plan = planned({"n1": state()}, [deployment(**keys)], *(host(name=name) for name in balancers), own=own)
+    (item,) = plan.to_json()["hosts"]["n1"]["instances"]
+    assert item["argv"][item["argv"].index("--host") + 1] == listen
+    for balancer in plan.balancers:
+        assert [member.address for backend in balancer.backends for member in backend.members] == (
+            [target] if target else []
+        )
+
+
+@pytest.mark.parametrize("address", ["a-name", "127.0.0.1", "::1"])
+def test_an_address_that_says_nothing_to_other_hosts(address: str) -> None:
+    with pytest.raises(FleetError) as error:
+        planned({"n1": state()}, [deployment()], own={"n1": {"ansible_host": address}})
+    (problem,) = error.value.problems
+    assert problem.text().startswith(
+        f"host n1: a load balancer on another host has to reach the instances, and {address} is no"
     )
 
 

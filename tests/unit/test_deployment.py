@@ -38,7 +38,7 @@ def test_defaults() -> None:
         revision="main",
         image=IMAGE,
         port=8000,
-        listen="0.0.0.0",
+        listen="",
         instances_per_host=1,
         tensor_parallel_size=1,
         served_model_name=REPO,

@@ -55,7 +55,7 @@ def test_serve_sh() -> None:
         f"exec vllm serve {REPO} \\\n"
         f"  --revision {COMMIT} \\\n"
         f"  --served-model-name {REPO} \\\n"
-        "  --host 0.0.0.0 \\\n"
+        "  --host 127.0.0.1 \\\n"
         "  --port 8000 \\\n"
         "  --tensor-parallel-size 2 \\\n"
         "  --no-enable-prefix-caching \\\n"

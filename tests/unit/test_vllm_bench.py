@@ -143,7 +143,12 @@ def test_arguments_go_over_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("listen", "url"),
-    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("10.0.0.7", "http://10.0.0.7:8000")],
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("10.0.0.7", "http://10.0.0.7:8000"),
+        ("fd00::7", "http://[fd00::7]:8000"),
+    ],
 )
 def test_the_url_is_where_the_instance_listens(listen: str, url: str) -> None:
     assert target(argv=["vllm", "serve", "m", "--host", listen]).base_url == url
