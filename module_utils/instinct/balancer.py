@@ -9,6 +9,7 @@ from typing import Any
 
 from .balancer_settings import AGENT_PORT, BalancerHost, BalancerSettings
 from .errors import Problem, natural
+from .generations import Offered
 from .hashing import canonical, text_hash
 from .serve import Instance
 
@@ -75,29 +76,45 @@ class Offer:
 
     host: str
     address: str
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[Offered, ...] = ()
     stopping: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     whole: bool = True
 
 
-def served(offer: Offer) -> tuple[Instance, ...]:
+def offered(instance: Instance) -> Offered:
+    """What a balancer needs to know of an instance."""
+    return Offered(
+        name=instance.name,
+        deployment=instance.deployment.name,
+        models=models_of(instance),
+        listen=instance.listen,
+        port=instance.slot.port,
+        ports=instance.slot.ports,
+        limit=limit_of(instance),
+        headless=instance.headless,
+        endpoint=instance.deployment.endpoint,
+        path=instance.deployment.path,
+    )
+
+
+def served(offer: Offer) -> tuple[Offered, ...]:
     """The host's instances that clients may ask: not those that work for another host's server."""
-    return tuple(item for item in offer.instances if item.deployment.endpoint and not item.headless)
+    return tuple(item for item in offer.instances if item.endpoint and not item.headless)
 
 
 def names_twice(offers: Iterable[Offer]) -> Iterable[Problem]:
     """Model names that two deployments would answer to."""
-    owners: dict[str, Instance] = {}
+    owners: dict[str, str] = {}
     told = set()
     for offer in offers:
         for item in served(offer):
-            for model in models_of(item):
-                other = owners.setdefault(model, item).deployment
-                if other.name != item.deployment.name and (model, item.deployment.name) not in told:
-                    told.add((model, item.deployment.name))
-                    path = (*item.deployment.path, "served_model_name")
-                    what = f"deployments {other.name} and {item.deployment.name} both serve {model!r} at one address."
+            for model in item.models:
+                other = owners.setdefault(model, item.deployment)
+                if other != item.deployment and (model, item.deployment) not in told:
+                    told.add((model, item.deployment))
+                    path = (*item.path, "served_model_name")
+                    what = f"deployments {other} and {item.deployment} both serve {model!r} at one address."
                     fix = (
                         "Give one another served_model_name, or endpoint: false, or make them one deployment."
                     )
@@ -124,9 +141,9 @@ def backends_of(
         for item in served(offer):
             address, wrong = _address(item, offer, host)
             problems += wrong
-            member = Member(offer.host, item.name, address, item.slot.port, limit_of(item))
-            models, members = found.setdefault(item.deployment.name, ({}, {}))
-            models.update(dict.fromkeys(models_of(item)))
+            member = Member(offer.host, item.name, address, item.port, item.limit)
+            models, members = found.setdefault(item.deployment, ({}, {}))
+            models.update(dict.fromkeys(item.models))
             members[member.name] = member
     planned = {offer.host: offer for offer in offers if offer.whole}
     for backend in (host.seen.config.get("backends") or ()) if host.seen else ():
@@ -161,7 +178,7 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
     return (*going.values(), *wanted.values())
 
 
-def _address(item: Instance, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
+def _address(item: Offered, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
     """Where the balancer reaches an instance: its own address, or its host's where it listens on all."""
     listen = item.listen
     if offer.host == host.name and listen in (*ANY, *LOOPBACK):
@@ -169,7 +186,7 @@ def _address(item: Instance, offer: Offer, host: BalancerHost) -> tuple[str, lis
     if listen in LOOPBACK:
         what = f"instances of {offer.host} listen on {listen}, which load balancer {host.name} cannot reach."
         fix = "Listen on an address of the host that the balancer reaches, or set endpoint: false."
-        return listen, [Problem((*item.deployment.path, "listen"), what, fix, (offer.host,))]
+        return listen, [Problem((*item.path, "listen"), what, fix, (offer.host,))]
     return (offer.address if listen in ANY else listen), []
 
 
@@ -182,12 +199,10 @@ def limit_of(item: Instance) -> int:
 
 def conflicts(host: BalancerHost, offers: Iterable[Offer]) -> list[Problem]:
     """Ports of instances on the balancer's own host."""
-    taken = {
-        port: item for o in offers if o.host == host.name for item in o.instances for port in item.slot.ports
-    }
+    taken = {port: item for o in offers if o.host == host.name for item in o.instances for port in item.ports}
     return [
         Problem(
-            (*taken[port].deployment.path, "port"),
+            (*taken[port].path, "port"),
             f"instance {taken[port].name} and the load balancer would both listen on port {port}.",
             "Choose another port, or set load_balancer_port.",
             (host.name,),

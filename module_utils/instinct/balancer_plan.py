@@ -137,7 +137,7 @@ def plan_balancers(
         if host.absent
     ]
     open_to_all = sorted(
-        {item.deployment.name for offer in offers for item in served(offer) if item.listen in ANY}
+        {item.deployment for offer in offers for item in served(offer) if item.listen in ANY}
     )
     if open_to_all:
         warnings.append(

@@ -174,7 +174,7 @@ def _offer(plan: HostPlan) -> Offer:
     return Offer(
         host=plan.host.name,
         address=plan.host.address or plan.host.name,
-        instances=tuple(item.instance for item in plan.instances),
+        instances=tuple(item.offered for item in plan.instances),
         stopping=tuple(name for name in touched if name in alive),
         kept=plan.layout.left_out,
         whole=not plan.partial,

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from . import parallel
+from .balancer import offered
 from .catalog import GpuCatalog, GpuModel
 from .checkpoint import checkpoint_size
 from .companion_args import with_pins
@@ -18,6 +19,7 @@ from .errors import Problem
 from .feasible import Draft, Verdict, judge
 from .fit import CATALOGUE, GIVEN, HUB
 from .fleet import LOOPBACK, Host
+from .generations import Offered
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
 from .knowledge import Knowledge
@@ -55,6 +57,11 @@ class Planned:
     def server(self) -> dict[str, Any]:
         """SERVER of the plan."""
         return server(self.instance, self.files, self.spec_hash)
+
+    @cached_property
+    def offered(self) -> Offered:
+        """What a load balancer needs to know of it."""
+        return offered(self.instance)
 
     @cached_property
     def described(self) -> dict[str, Any]:
