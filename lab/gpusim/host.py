@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass, field, replace
 
 GOVERNORS = ("conservative", "ondemand", "userspace", "powersave", "performance", "schedutil")
@@ -43,6 +44,23 @@ class Nic:
     up: bool = True
     rate: int = 400
     firmware: str = "28.43.2026"
+
+
+# As the drivers fill a RoCE port's table: per address first RoCE v1, then v2; link-local, then IPv4.
+GID_TYPES = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
+
+
+def netdev(nic: Nic) -> str:
+    """The name of the NIC's network interface."""
+    return f"rdma{nic.name.removeprefix('mlx5_')}"
+
+
+def gids(nic: Nic) -> tuple[str, ...]:
+    """The port's addresses: a subnet for each NIC, and in it the number at the end of the node's name."""
+    number, rail = re.sub(r".*?(\d*)$", r"\1", os.uname().nodename), int(nic.name.removeprefix("mlx5_"))
+    local = f"fe80:0000:0000:0000:0200:00ff:fe00:{rail:04x}"
+    mapped = f"0000:0000:0000:0000:0000:ffff:c0a8:{rail + 100:02x}{int(number or 1) % 256:02x}"
+    return (local, local, mapped, mapped)
 
 
 def make_nics(count: int) -> tuple[Nic, ...]:

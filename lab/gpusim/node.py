@@ -36,15 +36,19 @@ from .topology import drm_devices, partitions
 
 NULL = os.makedev(1, 3)
 DRM_MAJOR = 226
+OUR_DEVICES = ("kfd", "dri/renderD*", "infiniband/*")
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
 
 
 def wanted_devices(node: Node) -> dict[str, int]:
     """Device nodes below /dev for this state: name to device number."""
+    found = {f"infiniband/uverbs{number}": NULL for number in range(len(node.host.nics))}
+    if found:
+        found["infiniband/rdma_cm"] = NULL
     if not node.driver.loaded:
-        return {}
-    found = {"kfd": NULL}
+        return found
+    found["kfd"] = NULL
     if faults.value(node, "all-render-nodes"):
         found |= {f"dri/renderD{d.render}": os.makedev(DRM_MAJOR, d.render) for d in drm_devices(node)}
     return found | {f"dri/renderD{p.render}": NULL for p in partitions(node)}
@@ -60,13 +64,11 @@ def _group() -> int:
 def sync_devices(dev: Path, node: Node) -> None:
     """Make and remove device nodes; those that are right stay untouched, as they may be open."""
     wanted = wanted_devices(node)
-    dri = dev / "dri"
-    present = {f"dri/{path.name}" for path in dri.glob("renderD*")} if dri.is_dir() else set()
-    if os.path.lexists(dev / "kfd"):
-        present.add("kfd")
+    present = {str(path.relative_to(dev)) for ours in OUR_DEVICES for path in dev.glob(ours)}
     for name in present - set(wanted):
         (dev / name).unlink()
-    dri.mkdir(parents=True, exist_ok=True)
+    for name in {"dri", *(os.path.dirname(name) for name in wanted)}:
+        (dev / name).mkdir(parents=True, exist_ok=True)
     for name, number in wanted.items():
         path = dev / name
         with contextlib.suppress(FileNotFoundError):

@@ -100,7 +100,7 @@ def _nic_device(nic: Nic) -> dict[str, Entry]:
         "config": File(_nic_config),
         "subsystem": Link("../../../bus/pci"),
         "infiniband": folder(**{nic.name: Dir(partial(_nic, nic))}),
-        "net": folder(**{f"rdma{nic.name.removeprefix('mlx5_')}": folder(
+        "net": folder(**{host.netdev(nic): folder(
             mtu=text(9000), operstate=text("up" if nic.up else "down"),
         )}),
     }  # fmt: skip
@@ -113,6 +113,11 @@ def _nic(nic: Nic) -> dict[str, Entry]:
         rate=text(f"{nic.rate} Gb/sec (4X NDR)" if nic.rate == 400 else f"{nic.rate} Gb/sec (4X)"),
         link_layer=text("Ethernet"),
         lid=text("0x0"),
+        gids=folder(**{str(index): text(gid) for index, gid in enumerate(host.gids(nic))}),
+        gid_attrs=folder(
+            types=folder(**{str(index): text(kind) for index, kind in enumerate(host.GID_TYPES)}),
+            ndevs=folder(**{str(index): text(host.netdev(nic)) for index in range(len(host.GID_TYPES))}),
+        ),
     )
     return {
         "node_type": text("1: CA"),

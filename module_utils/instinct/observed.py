@@ -95,6 +95,30 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Interface:
+    """A network interface with its global addresses; speed in Mb/s, None where it is not known."""
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    mtu: int
+    speed: int | None = None
+
+
+@dataclass(frozen=True)
+class Hca:
+    """A port of an RDMA device; rate in Gb/s. interface: its network interface. gid_index: RoCE v2 with IPv4."""
+
+    name: str
+    port: int
+    active: bool
+    layer: str
+    rate: int
+    interface: str
+    gid_index: int | None = None
+
+
+@dataclass(frozen=True)
 class Disk:
     """Free space of the file system that holds `path`."""
 
@@ -135,6 +159,9 @@ class NodeState:
     git: bool = False
     kfd_zombies: tuple[int, ...] = ()
     partition_change: str = ""  # the step at which a change of modes was cut off
+    interfaces: tuple[Interface, ...] = ()
+    hcas: tuple[Hca, ...] = ()
+    verbs: bool = False  # programs can use the RDMA devices
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
@@ -190,7 +217,32 @@ class NodeState:
             git=bool(state.get("git")),
             kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
             partition_change=str(state.get("partition_change") or ""),
+            interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
+            hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
+            verbs=bool(state.get("verbs")),
         )
+
+
+def _interface(item: Mapping[str, Any]) -> Interface:
+    return Interface(
+        name=str(item["name"]),
+        addresses=tuple(str(address) for address in item.get("addresses") or ()),
+        up=bool(item.get("up")),
+        mtu=int(item.get("mtu") or 0),
+        speed=item.get("speed"),
+    )
+
+
+def _hca(item: Mapping[str, Any]) -> Hca:
+    return Hca(
+        name=str(item["name"]),
+        port=int(item.get("port") or 1),
+        active=item.get("state") == "ACTIVE",
+        layer=str(item.get("layer") or ""),
+        rate=int(item.get("rate") or 0),
+        interface=str(item.get("interface") or ""),
+        gid_index=item.get("gid_index"),
+    )
 
 
 def _gpu(item: Mapping[str, Any]) -> Gpu:

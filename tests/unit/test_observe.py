@@ -549,3 +549,74 @@ def test_disk_is_that_of_the_nearest_parent(tmp_path: Path) -> None:
     entry = state["disk"][1]
     assert entry["device"] == os.stat(tmp_path).st_dev
     assert 0 <= entry["free_bytes"] <= entry["total_bytes"]
+
+
+# --- network -----------------------------------------------------------------------------------------------
+
+
+def message(family: int, scope: int, index: int, **attributes: bytes) -> bytes:
+    """RTM_NEWADDR as the kernel sends it, for `ip addr`."""
+    numbers = {"address": 1, "local": 2, "label": 3}
+    body = bytes([family, 24, 0, scope]) + index.to_bytes(4, sys.byteorder)
+    for name, value in attributes.items():
+        size = len(value) + 4
+        body += size.to_bytes(2, sys.byteorder) + numbers[name].to_bytes(2, sys.byteorder)
+        body += value + bytes(-size % 4)
+    head = (len(body) + 16).to_bytes(4, sys.byteorder) + (20).to_bytes(2, sys.byteorder)
+    return head + bytes(10) + body
+
+
+DONE = (20).to_bytes(4, sys.byteorder) + (3).to_bytes(2, sys.byteorder) + bytes(14)
+
+
+def test_addresses_of_the_kernels_answer() -> None:
+    host, link = 254, 253
+    data = (
+        message(2, host, 1, address=bytes([127, 0, 0, 1]), local=bytes([127, 0, 0, 1]), label=b"lo\0")
+        + message(2, 0, 2, label=b"bond0:1\0", address=bytes([10, 0, 0, 9]), local=bytes([10, 0, 0, 1]))
+        + message(10, 0, 2, address=bytes([0xFD, *[0] * 14, 7]))
+        + message(10, link, 2, address=bytes([0xFE, 0x80, *[0] * 13, 1]))
+    )
+    wanted = [("2", "10.0.0.1"), ("2", "fd00::7")]
+    assert observe.parse_addresses(data) == (wanted, False)
+    assert observe.parse_addresses(data + DONE) == (wanted, True)
+
+
+def test_interfaces_of_this_machine_are_what_the_kernel_says() -> None:
+    found = {item["name"]: item for item in observe.read_interfaces(observe.Source())}
+    assert "lo" not in found
+    for name, item in found.items():
+        assert item["mtu"] == int(Path(f"/sys/class/net/{name}/mtu").read_text())
+        assert item["addresses"]
+    assert observe.read_interfaces(observe.Source("/nonexistent")) == []
+
+
+def test_rdma_ports(tree: Tree) -> None:
+    top = "sys/class/infiniband"
+    empty = "0000:0000:0000:0000:0000:0000:0000:0000"
+    for name, layer, state, gids in (
+        ("ionic_0", "Ethernet", "4: ACTIVE", ("fe80::1", "fe80::1", f"{observe.MAPPED}0a00:0001")),
+        ("mlx5_0", "Ethernet", "1: DOWN", ("fe80::1", "fe80::1", empty, empty)),
+        ("mlx5_9", "InfiniBand", "4: ACTIVE", (empty,)),
+    ):
+        port = f"{top}/{name}/ports/1"
+        for file, text in {"state": state, "link_layer": layer, "rate": "400 Gb/sec (4X NDR)"}.items():
+            put(tree.root, f"{port}/{file}", f"{text}\n")
+        for index, gid in enumerate(gids):
+            put(tree.root, f"{port}/gids/{index}", f"{gid}\n")
+            put(tree.root, f"{port}/gid_attrs/types/{index}", "RoCE v2\n" if index else "IB/RoCE v1\n")
+    put(tree.root, f"{top}/ionic_0/ports/1/gid_attrs/ndevs/0", "ens1\n")
+    put(tree.root, f"{top}/mlx5_9/device/net/ib0/mtu", "4092\n")
+    put(tree.root, "dev/infiniband/uverbs0", "")
+    state = observed(tree.root)
+    assert [tuple(item.values()) for item in state["rdma"]] == [
+        ("ionic_0", 1, "ACTIVE", "Ethernet", 400, "ens1", 2),
+        ("mlx5_0", 1, "DOWN", "Ethernet", 400, None, None),
+        ("mlx5_9", 1, "ACTIVE", "InfiniBand", 400, "ib0", None),
+    ]
+    assert state["verbs"]
+    assert not [item for item in state["problems"] if "infiniband" in item["what"]]
+    found = NodeState.from_json(state)
+    assert [(item.name, item.active, item.gid_index) for item in found.hcas] == [
+        ("ionic_0", True, 2), ("mlx5_0", False, None), ("mlx5_9", True, None),
+    ]  # fmt: skip
