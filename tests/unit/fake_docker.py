@@ -248,7 +248,8 @@ class FakeDocker:
             running = [
                 container.inspect()
                 for container in self.containers.values()
-                if container.status == "running" and label in (container.body.get("Labels") or {})
+                if (container.status == "running" or query.get("all") == "true")
+                and label in (container.body.get("Labels") or {})
             ]
             return self.send(http, 200, running)
         container = self._find(http, path)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges what runs: one row per instance, its state and what to do next, and the sums of a deployment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import host_names, natural
+from .generations import History
+from .supervise_state import WINDOW
+
+GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
+MISSING, SILENT, PAUSED, NO_TRAFFIC = "missing", "silent", "paused", "no traffic"
+NOT_REACHED, STOPPED = "not reached", "stopped"
+WAITING, STARTING, STOPPING, UNPROVEN = "waiting", "starting", "stopping", "unproven"
+SERVING, WORKING = "serving", "works"
+
+STATES = (
+    GAVE_UP, CRASHED, FAILING, DEAD, SILENT, MISSING, NO_TRAFFIC, PAUSED, NOT_REACHED, STOPPED,
+    WAITING, STARTING, STOPPING, UNPROVEN, SERVING, WORKING,
+)  # fmt: skip
+"""Every state, the worst first; docs/runbooks/status.md explains each."""
+TROUBLE = STATES[: STATES.index(WAITING)]
+WELL = (SERVING, WORKING)
+
+NEXT = {
+    SILENT: "docker logs instinct-{instance} on {host} says what it does; restart it when that is nothing",
+    DEAD: "its supervisor starts it again; when that does not help, docker logs instinct-{instance} on {host}",
+    MISSING: "site.yml makes it again",
+    NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host says why its checks fail",
+    PAUSED: "docker unpause instinct-{instance} on {host}",
+    NOT_REACHED: "look at the host; drain.yml --limit {host} keeps requests away from it for good",
+    STOPPED: "restart.yml starts it, and site.yml when it is still wanted",
+}
+
+IN, OUT, DOWN, NONE = "in", "out", "down", ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An instance. Load and speed are None where nobody answered; age: seconds in this state.
+
+    balancer: IN, OUT, DOWN, "1 of 2" where two load balancers differ, NONE where there is none for it.
+    rank: it works for a server on another host, and has no port of its own.
+    """
+
+    deployment: str
+    host: str
+    instance: str
+    state: str
+    why: str = ""
+    next_step: str = ""
+    version: str = ""
+    generation: int | None = None
+    age: float | None = None
+    kv: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    tokens: float | None = None
+    restarts: int = 0
+    failures: int = 0
+    balancer: str = NONE
+    rank: bool = False
+
+    @property
+    def well(self) -> bool:
+        """Whether it does what it is there for."""
+        return self.state in WELL
+
+    @property
+    def trouble(self) -> bool:
+        """Whether somebody has to look at it."""
+        return self.state in TROUBLE
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {**vars(self), "well": self.well}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A deployment: instances that clients can ask (`total`), those of them that serve and that are in, and load."""
+
+    name: str
+    total: int
+    serving: int
+    balanced: int
+    inside: int
+    tokens: float
+    running: int
+    waiting: int
+    kv: float | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Status:
+    """The fleet: rows with trouble first, hosts that were not reached with the reason, load balancers' own trouble."""
+
+    rows: tuple[Row, ...]
+    deployments: tuple[Sums, ...] = ()
+    hosts: tuple[str, ...] = ()
+    unreached: Mapping[str, str] = field(default_factory=dict)
+    balancers: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def verdict(self) -> str:
+        """What does not serve, in one line; "" when all of it does."""
+        parts = []
+        bad = [row for row in self.rows if not row.well and row.state != NOT_REACHED]
+        if bad:
+            shown = [f"{row.instance} on {row.host} ({row.state})" for row in bad[:4]]
+            more = [f"{len(bad) - 4} more"] if len(bad) > 4 else []
+            parts.append(f"{len(bad)} of {len(self.rows)} instances do not serve: {', '.join(shown + more)}")
+        if self.unreached:
+            parts.append(f"not reached: {', '.join(self.unreached)}")
+        parts += [f"load balancer {host}: {error}" for host, error in self.balancers.items() if error]
+        parts += [f"{host}: {text}" for host, texts in self.problems.items() for text in texts]
+        return ". ".join(text.rstrip(".") for text in parts) + ("." if parts else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict(),
+            "deployments": {item.name: item.to_json() for item in self.deployments},
+            "instances": [row.to_json() for row in self.rows],
+            "hosts": list(self.hosts),
+            "not_reached": dict(self.unreached),
+            "balancers": dict(self.balancers),
+            "problems": {host: list(texts) for host, texts in self.problems.items()},
+        }
+
+
+# ---- one instance ------------------------------------------------------------------------------------
+
+
+def state_of(seen: Mapping[str, Any], now: float) -> str:
+    """The state of an instance by what instance_status found of it; now: the node's clock."""
+    if seen["status"] != "running":
+        return _not_running(seen)
+    says = seen.get("supervisor") or {}
+    told = says.get("state")
+    if told in ("gave_up", "stopping"):
+        return GAVE_UP if told == "gave_up" else STOPPING
+    if not seen["endpoint"]:
+        return _begins(seen, now) if told in ("waiting", "starting") else WORKING
+    if seen["health"] == 200:
+        generated = (seen["metrics"] or {}).get("generated")
+        return SERVING if seen["ready"] or generated else UNPROVEN
+    if seen["health"]:
+        return DEAD
+    return SILENT if told == "running" else _begins(seen, now)
+
+
+def _not_running(seen: Mapping[str, Any]) -> str:
+    status = seen["status"]
+    if status == "restarting":
+        return FAILING
+    if status in ("paused", "absent"):
+        return PAUSED if status == "paused" else MISSING
+    return (
+        CRASHED if status == "dead" or (status == "exited" and seen["exit_code"] not in (0, 143)) else STOPPED
+    )
+
+
+def _begins(seen: Mapping[str, Any], now: float) -> str:
+    says = seen.get("supervisor") or {}
+    if says.get("state") == "waiting":
+        return WAITING
+    if says:
+        failed = any(now - failure["at"] <= WINDOW for failure in says.get("failures") or ())
+    else:
+        failed = bool(seen["restarts"])
+    return FAILING if failed else STARTING
+
+
+def why_of(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
+    """(why an instance is not well, what to do next); empty for one that is."""
+    if state in WELL:
+        return "", ""
+    says = seen.get("supervisor") or {}
+    failures = says.get("failures") or ()
+    first = failures[0] if failures else seen.get("failure")
+    if state in (GAVE_UP, FAILING, CRASHED, DEAD) and first:
+        count = f"{len(failures)} failures, the first: " if len(failures) > 1 else ""
+        return f"{count}{first['kind']}: {first['line']}", str(first["next_step"])
+    why = str(says.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
+    return why, NEXT.get(state, "").format(instance=seen["name"], host=host)
+
+
+# ---- the load balancer -------------------------------------------------------------------------------
+
+Key = tuple[str, str]
+Servers = dict[Key, list[Mapping[str, Any]]]
+
+
+def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
+    """Servers of all load balancers, by (host, instance)."""
+    found: Servers = {}
+    for state in seen.values():
+        balancer = state.get("balancer")
+        for server in balancer["servers"] if balancer and not balancer["error"] else ():
+            found.setdefault((server["host"], server["instance"]), []).append(server)
+    return found
+
+
+def place(servers: Sequence[Mapping[str, Any]]) -> str:
+    """In, out or down by all load balancers that have it."""
+    words = [OUT if item["state"] != "ready" else IN if item["up"] else DOWN for item in servers]
+    if len(set(words)) == 1:
+        return words[0]
+    return f"{words.count(IN)} of {len(words)}" if words else NONE
+
+
+def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
+    """Who took it out, and since when."""
+    for item in servers:
+        out = item.get("out") or {}
+        if item["state"] != "ready" and out:
+            who = (
+                "drain.yml took it out"
+                if out.get("by") == "operator"
+                else "a run took it out, and did not end"
+            )
+            back = "undrain.yml" if out.get("by") == "operator" else "the next run of site.yml"
+            return f"{who}, {out.get('since', '')}; {back} takes it in"
+    return ""
+
+
+# ---- the fleet ---------------------------------------------------------------------------------------
+
+
+def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> Status:
+    """The fleet by what instance_status found on each host, and why hosts were not reached."""
+    servers = servers_by_instance(seen)
+    rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
+    for (host, instance), items in servers.items():
+        if host in unreached:
+            state = {"instance": instance, "host": host}
+            next_step = NEXT[NOT_REACHED].format(**state)
+            rows.append(
+                Row(items[0]["deployment"], host, instance, NOT_REACHED, "", next_step, balancer=place(items))
+            )
+    rows.sort(key=order)
+    names = sorted({row.deployment for row in rows}, key=natural)
+    notes = bindings(seen)
+    return Status(
+        rows=tuple(rows),
+        deployments=tuple(
+            sums(name, [row for row in rows if row.deployment == name], notes.get(name, ())) for name in names
+        ),
+        hosts=tuple(sorted(seen, key=natural)),
+        unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
+        balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
+        problems={host: tuple(state["problems"]) for host, state in seen.items() if state["problems"]},
+    )
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """By deployment, and there the worst first."""
+    return natural(row.deployment), STATES.index(row.state), natural(row.host), natural(row.instance)
+
+
+def histories(state: Mapping[str, Any]) -> dict[str, History]:
+    """What a host keeps of its deployments."""
+    return {item["deployment"]: History.from_json(item) for item in state.get("generations") or ()}
+
+
+def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[Row]:
+    """The rows of one host: its containers, and what is recorded and has none."""
+    known = histories(state)
+    found = []
+    for item in state["instances"]:
+        history = known.get(item["deployment"])
+        generation = history.of_spec(item["name"], item["spec_hash"]) if history else None
+        seen = {**item, "generation": generation.generation if generation else None}
+        found.append(row_of(host, seen, state["now"], servers.get((host, item["name"]), ())))
+    there = {item["name"] for item in state["instances"]}
+    for history in known.values():
+        wanted = history.as_of(history.held.generation) if history.held else history.newest
+        if wanted is None:
+            continue
+        of_it = {"deployment": history.deployment, "vllm": wanted.vllm, "generation": wanted.generation}
+        for member in wanted.members:
+            if member.name not in there:
+                seen = {**ABSENT, **of_it, "name": member.name}
+                found.append(row_of(host, seen, state["now"], servers.get((host, member.name), ())))
+    return found
+
+
+ABSENT: Mapping[str, Any] = {
+    "status": "absent",
+    "started": None,
+    "finished": None,
+    "restarts": 0,
+    "endpoint": None,
+    "metrics": None,
+    "supervisor": None,
+}
+"""An instance that is recorded and has no container."""
+
+
+def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Holds and rollouts that are under way, as sentences with their hosts, by deployment."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for host, state in seen.items():
+        for name, history in histories(state).items():
+            for bound in (history.held, history.trial):
+                if bound:
+                    what = (
+                        "held at" if bound is history.held else "a rollout is under way, or was cut off, to"
+                    )
+                    text = f"{what} generation {bound.generation} since {bound.since}: {bound.why}"
+                    told.setdefault((name, text.rstrip(": ")), []).append(host)
+    found: dict[str, tuple[str, ...]] = {}
+    for (name, text), hosts in told.items():
+        found[name] = (*found.get(name, ()), f"{text} ({host_names(sorted(hosts, key=natural))})")
+    return found
+
+
+def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> Row:
+    """One instance as a row."""
+    state, where = state_of(seen, now), place(servers)
+    if state == SERVING and where == DOWN:
+        state = NO_TRAFFIC
+    why, next_step = why_of(seen, state, host)
+    if state == NO_TRAFFIC:
+        why = f"it serves, and the load balancer's check says {servers[0]['check']}"
+    elif where == OUT and not why:
+        why = who_took_out(servers)
+    says, load = seen.get("supervisor") or {}, seen["metrics"] or {}
+    since = says.get("since") if state not in (STOPPED, CRASHED) else None
+    since = since or (seen["finished"] if state in (STOPPED, CRASHED) else None) or seen["started"]
+    return Row(
+        deployment=seen["deployment"],
+        host=host,
+        instance=seen["name"],
+        state=state,
+        why=why,
+        next_step=next_step,
+        version=(seen["vllm"] or "").partition("+")[0],
+        generation=seen.get("generation"),
+        age=max(0.0, now - since) if since else None,
+        kv=load.get("kv"),
+        running=load.get("running"),
+        waiting=load.get("waiting"),
+        tokens=load.get("tokens_per_second"),
+        restarts=seen["restarts"],
+        failures=len(says.get("failures") or ()),
+        balancer=where,
+        rank=not seen["endpoint"] and state == WORKING,
+    )
+
+
+def sums(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Sums:
+    """A deployment's sums. Ranks that work for another host's server do not count as instances."""
+    asked = [row for row in rows if not row.rank]
+    kv = [row.kv for row in asked if row.kv is not None]
+    return Sums(
+        name=name,
+        total=len(asked),
+        serving=sum(row.state == SERVING for row in asked),
+        balanced=sum(row.balancer != NONE for row in asked),
+        inside=sum(row.balancer == IN for row in asked),
+        tokens=sum(row.tokens or 0.0 for row in asked),
+        running=sum(row.running or 0 for row in asked),
+        waiting=sum(row.waiting or 0 for row in asked),
+        kv=max(kv, default=None),
+        notes=tuple(notes),
+    )

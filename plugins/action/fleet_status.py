@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell what runs in the fleet: reads what instance_status found on each host; decides nothing itself.
+
+Documentation: library/fleet_status.py (`ansible-doc -t module fleet_status`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "module_utils") not in sys.path:
+    sys.path.insert(0, str(ROOT / "module_utils"))
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from instinct.status import status
+from instinct.status_text import text
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "detail": {"type": "bool", "default": False},
+    "status_file": {"type": "path"},
+}
+
+
+class ActionModule(ActionBase):
+    """fleet_status."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return status, verdict and text."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        facts = task_vars or {}
+        seen: dict[str, Any] = {}
+        unreached: dict[str, str] = {}
+        for name in (str(host) for host in facts["ansible_play_hosts_all"]):
+            found = facts["hostvars"].raw_get(name).get("instance_status_result") or {}
+            if "instance_status" in found:
+                seen[name] = found["instance_status"]
+            else:
+                why = str(found.get("msg") or "it could not be reached").strip()
+                unreached[name] = why.partition("\n")[0]
+        made = status(seen, unreached)
+        told = text(made, options["detail"])
+        self._display.display(f"\n{told}")
+        data = made.to_json()
+        if options["status_file"]:
+            _write(Path(options["status_file"]), data)
+        return {**result, "changed": False, "status": data, "verdict": made.verdict(), "text": told}
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise AnsibleActionFail(f"status_file: {path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs, judged: states, the load balancer's word, sums, and a table that stays readable with 512 instances."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from instinct import status as s
+from instinct.status import Row, state_of, status, why_of
+from instinct.status_text import age, hosts_text, text
+
+NOW = 10_000.0
+OOM = {
+    "at": NOW - 60, "seconds": 9.0, "served": 0.0, "code": 1, "kind": "out_of_memory", "line": "HIP out of memory.",
+    "next_step": "Lower gpu_memory_utilization.", "log": "failure-1.log",
+}  # fmt: skip
+LOAD = {
+    "running": 3, "waiting": 1, "kv": 0.125, "tokens_per_second": 210.5, "prompt_tokens_per_second": 9.0,
+    "generated": 500,
+}  # fmt: skip
+
+
+def instance(name: str = "llama-0", **keys: Any) -> dict[str, Any]:
+    """One that serves; keys replace."""
+    found = {
+        "name": name, "deployment": name.rpartition("-")[0], "status": "running", "exit_code": 0, "oom_killed": False,
+        "started": NOW - 500, "finished": None, "restarts": 0, "spec_hash": "aa", "image": "r@sha256:1",
+        "vllm": "0.11.2+rocm700", "endpoint": {"host": "127.0.0.1", "port": 8000}, "ready": True, "health": 200,
+        "supervisor": {"state": "running", "since": NOW - 400, "why": "", "failures": []}, "metrics": LOAD,
+        "failure": None,
+    }  # fmt: skip
+    return {**found, **keys}
+
+
+def says(state: str, why: str = "", *failures: dict[str, Any]) -> dict[str, Any]:
+    return {"state": state, "since": NOW - 7200, "why": why, "failures": list(failures)}
+
+
+def host(*instances: dict[str, Any], servers: Any = None, **keys: Any) -> dict[str, Any]:
+    balancer = None if servers is None else {"error": "", "servers": servers}
+    return {"now": NOW, "instances": list(instances), "balancer": balancer, "problems": [], **keys}
+
+
+def server(host: str, instance: str = "llama-0", **keys: Any) -> dict[str, Any]:
+    found = {
+        "name": f"llama/{host}.{instance}:8000", "host": host, "instance": instance, "deployment": "llama",
+        "state": "ready", "up": True, "check": "L7OK", "requests": 0, "out": None,
+    }  # fmt: skip
+    return {**found, **keys}
+
+
+DOWN = {"health": 0, "metrics": None}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, s.SERVING),
+        ({"ready": False}, s.SERVING),  # it has generated tokens since it was started, whoever asked
+        ({"ready": False, "metrics": {**LOAD, "generated": 0}}, s.UNPROVEN),
+        ({"ready": False, "metrics": None}, s.UNPROVEN),
+        ({"health": 503}, s.DEAD),
+        (DOWN, s.SILENT),
+        ({**DOWN, "supervisor": says("starting")}, s.STARTING),
+        ({**DOWN, "supervisor": says("starting", "", OOM)}, s.FAILING),
+        ({**DOWN, "supervisor": says("starting", "", {**OOM, "at": NOW - 1801})}, s.STARTING),  # an old story
+        ({**DOWN, "supervisor": says("waiting", "waits for n2 (rank 1)", OOM)}, s.WAITING),
+        ({**DOWN, "supervisor": says("gave_up", "", OOM, OOM, OOM)}, s.GAVE_UP),
+        ({"supervisor": says("stopping")}, s.STOPPING),
+        ({**DOWN, "supervisor": None}, s.STARTING),
+        ({**DOWN, "supervisor": None, "restarts": 2}, s.FAILING),
+        ({"status": "restarting", "exit_code": 1}, s.FAILING),
+        ({"status": "exited", "exit_code": 0}, s.STOPPED),
+        ({"status": "exited", "exit_code": 143}, s.STOPPED),
+        ({"status": "created"}, s.STOPPED),
+        ({"status": "exited", "exit_code": 1, "supervisor": says("running")}, s.CRASHED),
+        ({"status": "dead"}, s.CRASHED),
+        ({"status": "paused"}, s.PAUSED),
+        ({"endpoint": None, "health": None, "metrics": None}, s.WORKING),
+        ({"endpoint": None, "health": None, "metrics": None, "supervisor": says("waiting")}, s.WAITING),
+    ],
+)
+def test_state(keys: dict[str, Any], expected: str) -> None:
+    assert state_of(instance(**keys), NOW) == expected
+
+
+def test_every_state_but_the_good_ones_says_why_or_what_next() -> None:
+    for state in s.TROUBLE:
+        why, next_step = why_of(instance(failure=OOM, supervisor=None), state, "n1")
+        assert why or next_step, state
+        assert "{" not in next_step
+
+
+def test_the_first_failure_of_a_series_is_the_one_that_is_told() -> None:
+    later = {**OOM, "kind": "port_in_use", "line": "Address already in use"}
+    row = status({"n1": host(instance(**DOWN, supervisor=says("gave_up", "", OOM, later, later)))}, {}).rows[
+        0
+    ]
+    assert (row.state, row.failures) == (s.GAVE_UP, 3)
+    assert row.why == "3 failures, the first: out_of_memory: HIP out of memory."
+    assert row.next_step == "Lower gpu_memory_utilization."
+
+
+@pytest.mark.parametrize(
+    ("servers", "place", "state"),
+    [
+        ([], "", s.SERVING),
+        ([server("n1")], s.IN, s.SERVING),
+        ([server("n1", state="drain")], s.OUT, s.SERVING),
+        ([server("n1", up=False, check="L4CON")], s.DOWN, s.NO_TRAFFIC),
+        ([server("n1"), server("n1", up=False)], "1 of 2", s.SERVING),
+        ([server("n2")], "", s.SERVING),
+    ],
+)
+def test_the_load_balancers_word(servers: list[dict[str, Any]], place: str, state: str) -> None:
+    seen = {"n1": host(instance())}
+    seen.update({f"lb{number}": host(servers=[item]) for number, item in enumerate(servers)})
+    row = status(seen, {}).rows[0]
+    assert (row.balancer, row.state) == (place, state)
+
+
+def test_who_took_it_out_is_told() -> None:
+    out = {"state": "drain", "by": "operator", "since": "2026-01-01T00:00:00Z"}
+    row = status({"n1": host(instance(), servers=[server("n1", state="drain", out=out)])}, {}).rows[0]
+    assert "drain.yml took it out, 2026-01-01T00:00:00Z; undrain.yml" in row.why
+    out["by"] = "run"
+    row = status({"n1": host(instance(), servers=[server("n1", state="drain", out=out)])}, {}).rows[0]
+    assert "a run took it out" in row.why
+
+
+def test_a_host_that_is_gone_has_rows_by_what_the_load_balancer_knows() -> None:
+    servers = [server("n1"), server("n2", up=False), server("n2", "llama-1", up=False)]
+    made = status({"n1": host(instance(), servers=servers)}, {"n2": "No route to host", "n3": "timed out"})
+    assert [(row.host, row.instance, row.state, row.balancer) for row in made.rows] == [
+        ("n2", "llama-0", s.NOT_REACHED, s.DOWN),
+        ("n2", "llama-1", s.NOT_REACHED, s.DOWN),
+        ("n1", "llama-0", s.SERVING, s.IN),
+    ]
+    assert made.deployments[0].serving == 1
+    assert made.deployments[0].total == 3
+    assert made.verdict() == "not reached: n2, n3."
+    told = text(made)
+    assert "n3: not reached: timed out" in told
+    assert "drain.yml --limit n2" in told
+
+
+def generation(number: int, **specs: str) -> dict[str, Any]:
+    members = [
+        {
+            "name": name.replace("_", "-"), "spec_hash": spec, "port": 8000, "ports": [8000], "render_nodes": [],
+            "hosts": [], "headless": False, "limit": 0,
+        }
+        for name, spec in specs.items()
+    ]  # fmt: skip
+    texts = (
+        "made",
+        "why",
+        "image",
+        "image_ref",
+        "vllm",
+        "model",
+        "commit",
+        "modes",
+        "command",
+        "env",
+        "listen",
+    )
+    return {
+        "schema": 1, "deployment": "llama", "generation": number, **dict.fromkeys(texts, ""), "weights": [],
+        "models": [], "endpoint": True, "stop_timeout": 120, "members": members,
+    }  # fmt: skip
+
+
+def test_generations_and_what_is_recorded_and_not_there() -> None:
+    kept = [generation(2, llama_0="old", llama_1="bb"), generation(3, llama_0="aa", llama_1="bb")]
+    history = {"deployment": "llama", "held": None, "trial": None, "kept": kept}
+    made = status({"n1": host(instance(), generations=[history])}, {})
+    assert [(row.instance, row.state, row.generation) for row in made.rows] == [
+        ("llama-1", s.MISSING, 3), ("llama-0", s.SERVING, 3),
+    ]  # fmt: skip
+    assert "llama-1 on n1 (missing)" in made.verdict()
+    held = {"generation": 2, "why": "canary: 30 % slower", "since": "2026-01-01T00:00:00Z"}
+    seen = {
+        name: host(instance(spec_hash="old"), generations=[{**history, "held": held}])
+        for name in ("n1", "n2")
+    }
+    made = status(seen, {})
+    assert {row.generation for row in made.rows} == {2}
+    assert made.deployments[0].notes == (
+        "held at generation 2 since 2026-01-01T00:00:00Z: canary: 30 % slower (hosts n1, n2)",
+    )
+
+
+def test_ranks_do_not_count_as_instances() -> None:
+    rank = instance("llama-0", endpoint=None, health=None, metrics=None)
+    made = status({"n1": host(instance()), "n2": host(rank)}, {})
+    assert (made.deployments[0].serving, made.deployments[0].total) == (1, 1)
+    assert made.verdict() == ""
+
+
+def fleet(hosts: int, instances: int) -> dict[str, Any]:
+    """Hosts with equal instances, and a load balancer that has all of them."""
+    names = [f"mi300x-{number:02}" for number in range(1, hosts + 1)]
+    seen = {name: host(*(instance(f"llama-{i}") for i in range(instances))) for name in names}
+    seen["lb"] = host(servers=[server(name, f"llama-{i}") for name in names for i in range(instances)])
+    return seen
+
+
+def test_a_large_fleet_stays_readable() -> None:
+    seen = fleet(64, 8)
+    seen["mi300x-07"]["instances"][3].update(**DOWN, supervisor=says("gave_up", "", OOM, OOM, OOM))
+    told = text(status(seen, {"mi300x-99": "No route to host"})).splitlines()
+    assert told == [
+        "Status: 512 instances of 1 deployment on 65 hosts: 511 serve, 1 gave up, 1 host not reached.",
+        "  mi300x-99: not reached: No route to host",
+        "",
+        "llama: 511 of 512 serve, 512 of 512 in the balancer, 107,566 tokens/s, 1,533 running, 511 waiting",
+        "  HOST            INSTANCE    STATE    VERSION  GEN  SINCE    KV    RUN  WAIT    TOK/S  RESTARTS  LB",
+        "  mi300x-07       llama-3     gave up  0.11.2     -     2h     -      -     -        -         0  in",
+        "      3 failures, the first: out_of_memory: HIP out of memory.",
+        "      → Lower gpu_memory_utilization.",
+        "  mi300x-[01:64]  511 in all  serving  0.11.2     -     6m  12 %  1,533   511  107,566         0  in",
+    ]
+    assert len(text(status(seen, {}), full=True).splitlines()) == 512 + 6
+
+
+def test_width() -> None:
+    long = instance(
+        "a-deployment-with-a-long-name-0", restarts=12, supervisor=says("waiting", "x " * 200), **DOWN
+    )
+    told = text(status({"a-host.example.com": host(long)}, {"n2": "y " * 200}))
+    assert max(map(len, told.splitlines())) <= 120
+    assert text(status({}, {})) == "Status: nothing runs."
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["n1"], "n1"),
+        (["n1", "n2"], "n1,n2"),
+        (["n1", "n2", "n3", "n5"], "n[1:3],n5"),
+        (["n8", "n9", "n10"], "n[8:10]"),
+        (["a1.x", "a2.x", "a3.x"], "a[1:3].x"),
+        (["a1.x", "a2.y", "b3.x"], "a1.x,a2.y,b3.x"),
+        (["alpha", "beta", "gamma"], "alpha,beta,gamma"),
+        ([f"host-{name}" for name in "abcdefgh"], "host-a … (8)"),
+    ],
+)
+def test_hosts(hosts: list[str], expected: str) -> None:
+    assert hosts_text(hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(5, "5s"), (119, "119s"), (120, "2m"), (7199, "119m"), (172800, "2d")]
+)
+def test_age(seconds: float, expected: str) -> None:
+    assert age(seconds) == expected
+
+
+def test_as_json() -> None:
+    data = json.loads(json.dumps(status(fleet(1, 2), {"n9": "gone"}).to_json()))
+    assert data["deployments"]["llama"]["tokens"] == 421.0
+    assert data["instances"][0]["balancer"] == "in"
+    assert data["not_reached"] == {"n9": "gone"}
+
+
+def test_trouble_comes_first() -> None:
+    rows = [
+        Row("a", "n1", "a-0", s.SERVING),
+        Row("a", "n2", "a-0", s.GAVE_UP),
+        Row("a", "n3", "a-0", s.STARTING),
+    ]
+    assert [row.state for row in sorted(rows, key=s.order)] == [s.GAVE_UP, s.STARTING, s.SERVING]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what runs on a node: containers of a Docker API, instances that answer, what a supervisor left."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from instinct import status_node
+from instinct.status_node import Node, endpoint_of, measured, read_node, speed
+
+from tests.unit.fake_docker import FakeDocker
+
+KEY = "sk-secret-of-an-instance"
+V0 = 'vllm:num_requests_running{model_name="a}b"} 2.0\nvllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+BOTH = V0 + 'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("python_info 1.0\n", None),
+        (V0, {"running": 2, "kv": 0.5}),
+        (BOTH, {"running": 2, "kv": 0.75}),
+        (V0 + 'vllm:num_requests_running{engine="1"} 1.5e1\n', {"running": 17}),
+        (V0 + 'vllm:generation_tokens_total{engine="0"} 7.0 1700000000\n', {"generated": 7}),
+        (V0 + 'vllm:generation_tokens_created{engine="0"} 7.0\n', {"generated": 0}),
+        ("# vllm:num_requests_running 3\n", None),
+    ],
+)
+def test_metrics_of_several_releases(text: str, expected: dict[str, float] | None) -> None:
+    found = measured(text)
+    assert (
+        found == expected if expected is None else {key: (found or {})[key] for key in expected} == expected
+    )
+
+
+def test_speed() -> None:
+    first = {"running": 1.0, "waiting": 0.0, "generated": 100.0, "prompted": 50.0}
+    found = speed(first, {**first, "generated": 400.0, "prompted": 20.0}, 1.5)
+    assert (found["tokens_per_second"], found["prompt_tokens_per_second"], found["kv"]) == (200.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("exec vllm serve m \\\n  --host 0.0.0.0 \\\n  --port 8001\n", ("127.0.0.1", 8001)),
+        ("exec vllm serve m --host=10.0.0.1 --port=8001", ("10.0.0.1", 8001)),
+        ("exec vllm serve m --port 8001 # --port 9", ("127.0.0.1", 8001)),
+        (
+            "exec python3 /instinct-lib/supervise.py --port 1 -- vllm serve m --host :: --port 8001",
+            ("::1", 8001),
+        ),
+        ("exec vllm serve m --headless", None),
+        ("", None),
+        ("exec 'vllm", None),
+    ],
+)
+def test_endpoint(script: str, expected: tuple[str, int] | None) -> None:
+    found = endpoint_of(script)
+    assert (found and (found["host"], found["port"])) == expected
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Generates 100 tokens between two looks."""
+
+    tokens = 0
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        Engine.tokens += 100 if self.path == "/metrics" else 0
+        text = f'{BOTH}vllm:generation_tokens_total{{engine="0"}} {Engine.tokens}.0\n'
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+class Host:
+    """A node in a directory."""
+
+    def __init__(self, tmp: Path, docker: FakeDocker) -> None:
+        self.tmp, self.docker = tmp, docker
+        self.node = Node(str(tmp / "etc"), str(tmp / "var"), docker.path, 0.2)
+
+    def add(self, name: str, status: str = "running", **keys: Any) -> Any:
+        """An instance with its files; keys: port, supervisor (state.json), container (its name)."""
+        directory = self.tmp / "etc/instances" / name
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "serve.sh").write_text(f"exec vllm serve m --port {keys.get('port', 1)}\n")
+        (directory / "env").write_text(f"VLLM_API_KEY={KEY}\n")
+        if "supervisor" in keys:
+            place = self.tmp / "var/cache" / name / "supervise"
+            place.mkdir(parents=True)
+            (place / "state.json").write_text(keys["supervisor"])
+        labels = {"instance": name, "deployment": name.rpartition("-")[0], "spec": "aa"}
+        body = {"Image": "r@x", "Labels": {f"instinct-fleet.{key}": value for key, value in labels.items()}}
+        return self.docker.add_container(keys.get("container", f"instinct-{name}"), body, status)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with FakeDocker(tmp_path) as docker:
+        yield Host(tmp_path, docker)
+
+
+def test_a_node(host: Host, port: int) -> None:
+    host.add("llama-0", port=port)
+    host.add("llama-0", "created", container="instinct-llama-0.next", port=port)
+    failing = host.add("llama-1", "restarting", supervisor="no json")
+    failing.exit_code = 1
+    failing.log = f"torch.OutOfMemoryError: HIP out of memory with {KEY}.\n"
+    told = {"state": "gave_up", "failures": [{"kind": "unknown", "line": f"api {KEY}"}]}
+    host.add("other-0", supervisor=json.dumps(told))
+    begun = time.monotonic()
+    found = read_node(host.node)
+    assert time.monotonic() - begun < 3
+    first, second, third = found["instances"]
+    assert [item["name"] for item in found["instances"]] == ["llama-0", "llama-1", "other-0"]
+    assert (first["status"], first["health"], first["failure"], first["started"]) == (
+        "running",
+        200,
+        None,
+        1767225600,
+    )
+    assert first["metrics"]["kv"] == 0.75
+    assert 250 < first["metrics"]["tokens_per_second"] <= 500
+    assert second["failure"]["kind"] == "out_of_memory"
+    assert second["health"] is None
+    assert (third["health"], third["metrics"]) == (0, None)
+    assert KEY not in json.dumps(found)
+    assert found["balancer"] is None
+    assert found["problems"] == []
+
+
+def test_a_host_without_docker_is_told_when_it_has_instances(host: Host) -> None:
+    node = Node(host.node.state_dir, host.node.data_dir, str(host.tmp / "none.sock"))
+    assert read_node(node)["problems"] == []
+    host.add("llama-0")
+    assert "does not exist" in read_node(node)["problems"][0]
+
+
+def test_a_load_balancer_whose_haproxy_does_not_answer(host: Host) -> None:
+    current = host.tmp / "etc/balancer/current"
+    current.mkdir(parents=True)
+    server = {"name": "n1.llama-0:1", "host": "n1", "instance": "llama-0", "address": "127.0.0.1", "port": 1}
+    (current / "balancer.json").write_text(json.dumps({"backends": [{"name": "llama", "servers": [server]}]}))
+    found = read_node(host.node)["balancer"]
+    assert "HAProxy does not answer" in found["error"]
+    assert found["servers"][0]["deployment"] == "llama"
+
+
+def test_never_is_no_time() -> None:
+    assert status_node.seconds("0001-01-01T00:00:00Z") is None
+    assert status_node.seconds("1970-01-01T00:00:10.5Z") == 10
+    assert status_node.seconds(None) is None
