@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes together, in which order, how many at a time; and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from instinct.rollout import (
+    Batch,
+    Member,
+    Place,
+    Rollout,
+    Terms,
+    Trial,
+    parse_count,
+    parse_terms,
+    plan_rollout,
+    units_of,
+)
+
+
+def place(index: int, port: int | None = None, share: float = 1.0) -> Place:
+    return Place(
+        frozenset((8000 + index if port is None else port,)), frozenset((f"renderD{128 + index}",)), share
+    )
+
+
+def member(host: str, index: int, **keys: Any) -> Member:
+    deployment = keys.pop("deployment", "llama")
+    base = Member(host, f"{deployment}-{index}", deployment, place(index), place(index))
+    return replace(base, **keys)
+
+
+def fleet(hosts: int, each: int, **keys: Any) -> list[Member]:
+    return [member(f"n{host}", index, **keys) for host in range(1, hosts + 1) for index in range(each)]
+
+
+def shown(batches: tuple[Batch, ...]) -> list[list[str]]:
+    return [[unit.name for unit in batch.units] for batch in batches]
+
+
+def sound(members: list[Member], terms: Terms = Terms(), trials: dict[str, Trial] | None = None) -> Rollout:
+    rollout, problems = plan_rollout(members, terms, trials)
+    assert problems == ()
+    return rollout
+
+
+# ---- units -------------------------------------------------------------------------------------------
+
+TOGETHER = {
+    "each for itself": (fleet(1, 3), ["n1 llama-0", "n1 llama-1", "n1 llama-2"]),
+    "what does not change is in no unit": ([member("n1", 0), member("n1", 1, changes=False)], ["n1 llama-0"]),
+    "two swap GPUs": (
+        [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), member("n1", 2)],
+        ["n1 llama-0 + llama-1", "n1 llama-2"],
+    ),
+    "a port of another one": (
+        [member("n1", 0, new=place(0, 8001)), member("n1", 1)],
+        ["n1 llama-0 + llama-1"],
+    ),
+    "equal GPUs on two hosts are different ones": (
+        [member("n1", 0), member("n2", 0)],
+        ["n1 llama-0", "n2 llama-0"],
+    ),
+    "an engine over hosts": (
+        [member("n1", 0, engine="e"), member("n2", 0, engine="e", headless=True)],
+        ["n1 llama-0, n2 llama-0"],
+    ),
+    "what was one engine stops together": (
+        [member("n1", 0, old_engine="e"), member("n2", 0, old_engine="e")],
+        ["n1 llama-0, n2 llama-0"],
+    ),
+    "what comes waits for what goes from its GPU": (
+        [member("n1", 0, new=None), member("n1", 0, deployment="qwen", old=None), member("n1", 1)],
+        ["n1 llama-0 + qwen-0", "n1 llama-1"],
+    ),
+    "nobody knows what the old one has": (
+        [member("n1", 0, old=None, known=False), member("n1", 1), member("n2", 0)],
+        ["n1 llama-0 + llama-1", "n2 llama-0"],
+    ),
+    "two of equal share stay on a GPU": (
+        [member("n1", i, old=place(0, 8000 + i), new=place(0, 8000 + i, 0.5)) for i in range(2)],
+        ["n1 llama-0", "n1 llama-1"],
+    ),
+    "one of two on a GPU gets more of it": (
+        [
+            member("n1", 0, old=place(0, 8000), new=place(0, 8000, 1.0)),
+            member("n1", 1, old=place(0, 8001), new=None),
+        ],
+        ["n1 llama-0 + llama-1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_units(case: str) -> None:
+    members, wanted = TOGETHER[case]
+    assert [unit.name for unit in units_of(members)] == wanted
+
+
+# ---- order and batches -------------------------------------------------------------------------------
+
+
+def test_the_canary_is_alone_then_a_fifth_at_a_time_spread_over_hosts() -> None:
+    batches = sound(fleet(2, 5)).batches
+    assert shown(batches) == [
+        ["n1 llama-0"],
+        ["n2 llama-0", "n1 llama-1"],
+        ["n2 llama-1", "n1 llama-2"],
+        ["n2 llama-2", "n1 llama-3"],
+        ["n2 llama-3", "n1 llama-4"],
+        ["n2 llama-4"],
+    ]
+    assert [batch.number for batch in batches] == [1, 2, 3, 4, 5, 6]
+    assert [batch.canary.id if batch.canary else "" for batch in batches] == [
+        "n1/llama-0",
+        "",
+        "",
+        "",
+        "",
+        "",
+    ]
+
+
+def test_the_canary_has_one_to_be_compared_with_where_there_is_one() -> None:
+    members = [member("n1", 0), *fleet(2, 3)[3:]]
+    first = sound(members).batches[0]
+    assert (first.units[0].name, first.reference.id if first.reference else "") == (
+        "n2 llama-0",
+        "n2/llama-1",
+    )
+
+
+def test_no_reference_where_it_would_take_one_too_many() -> None:
+    assert sound(fleet(1, 2)).batches[0].reference is None
+    assert sound(fleet(1, 2), Terms(keep=0)).batches[0].reference is not None
+
+
+def test_one_deployment_follows_the_other_each_with_its_canary() -> None:
+    members = [*fleet(2, 1), *fleet(2, 1, deployment="qwen", old=place(7), new=place(7))]
+    batches = sound(members).batches
+    assert [(batch.deployment, bool(batch.canary)) for batch in batches] == [
+        ("llama", True), ("llama", False), ("qwen", True), ("qwen", False),
+    ]  # fmt: skip
+
+
+def test_what_is_added_comes_after_what_changes_and_what_only_goes_at_the_end() -> None:
+    members = [member("n1", 3, old=None), member("n1", 0), member("n1", 1), member("n1", 2, new=None)]
+    assert shown(sound(members).batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-3"], ["n1 llama-2"]]
+
+
+def test_the_first_of_several_new_ones_is_a_canary_too() -> None:
+    batches = sound(fleet(1, 3, old=None, serves=False)).batches
+    assert shown(batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-2"]]
+    assert batches[0].canary is not None
+
+
+@pytest.mark.parametrize(
+    ("serial", "sizes"),
+    [((2,), [1, 2, 2]), ((1, 2), [1, 2, 2]), (("40%",), [1, 2, 2]), ((3, 1), [1, 1, 1, 1, 1])],
+)
+def test_sizes(serial: tuple[int | str, ...], sizes: list[int]) -> None:
+    assert [len(batch.units) for batch in sound(fleet(1, 5), Terms(serial=serial)).batches] == sizes
+
+
+def test_a_restart_has_no_canary() -> None:
+    batches = sound(fleet(1, 4), Terms(serial=(2,), canary=False)).batches
+    assert [(len(batch.units), batch.canary) for batch in batches] == [(2, None), (2, None)]
+
+
+def test_a_unit_over_hosts_is_measured_where_it_answers() -> None:
+    members = [member("n1", 0, engine="e", headless=True), member("n2", 0, engine="e")]
+    canary = sound(members, Terms(keep=0)).batches[0].canary
+    assert canary is not None
+    assert canary.id == "n2/llama-0"
+
+
+# ---- after a controller that died --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trial", "first"),
+    [
+        (Trial("n2/llama-0"), ("n2/llama-0", True)),  # begun, not judged: it is judged first
+        (Trial("n2/llama-0", judged=True), ("n1/llama-0", False)),  # no second canary
+        (Trial(), ("n1/llama-0", True)),
+    ],
+)
+def test_an_open_trial_goes_on(trial: Trial, first: tuple[str, bool]) -> None:
+    batch = sound(fleet(2, 1), trials={"llama": trial}).batches[0]
+    assert (batch.units[0].members[0].id, batch.canary is not None) == first
+
+
+# ---- what is kept, and what cannot be ----------------------------------------------------------------
+
+WRONG = {
+    "serial takes too many": (
+        fleet(2, 2),
+        Terms(serial=(3,)),
+        "upgrade_serial: [3] lets 3 units change at a time, which leaves 1 of 4 engines of llama in; upgrade_min_in "
+        "keeps 2. At most 2 fit: -e upgrade_serial=2.",
+    ),
+    "a percentage takes too many": (fleet(2, 2), Terms(serial=("75%",), keep="50%"), "At most 2 fit"),
+    "they must change together": (
+        [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],
+        Terms(),
+        "upgrade_min_in (host n1): n1 llama-0 + llama-1 can only change together, as one gets GPUs or ports of the "
+        "other; that leaves 1, and upgrade_min_in keeps 2 of 3 engines of llama in. Keep their GPUs and ports, or "
+        "accept the gap: -e upgrade_min_in=1.",
+    ),
+    "nothing may go": (fleet(1, 2), Terms(keep="100%"), "There is no room to change one at a time"),
+    "asked to keep the only one": (fleet(1, 1), Terms(keep=1), "changing n1 llama-0 leaves 0"),
+    "too few serve already": (
+        [member("n1", 0, serves=False), member("n1", 1, serves=False), *fleet(1, 4)[2:]],
+        Terms(),
+        "only 2 of 4 engines of llama serve, and upgrade_min_in keeps 2 of 4 engines of llama in",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case: str) -> None:
+    members, terms, text = WRONG[case]
+    _, problems = plan_rollout(members, terms)
+    assert text in "\n".join(problem.text() for problem in problems)
+    assert len(problems) == 1
+
+
+def test_the_default_takes_no_more_than_may_go() -> None:
+    members = [*fleet(1, 10)[:6], *(replace(item, serves=False) for item in fleet(1, 10)[6:])]
+    for batch in sound(members).batches:
+        assert sum(item.serves for unit in batch.units for item in unit.members) <= 1
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        (fleet(1, 1), "nobody serves it while its only engine changes"),
+        (fleet(1, 2), ""),
+        (fleet(1, 1, new=None), "nobody serves it"),
+    ],
+)
+def test_a_gap_is_told(members: list[Member], text: str) -> None:
+    warnings = sound(members).warnings
+    assert text in "".join(warnings)
+    assert bool(warnings) == bool(text)
+
+
+def test_instances_that_do_not_serve_cost_no_capacity() -> None:
+    members = [member("n1", 0), *(member("n1", index, serves=False) for index in (1, 2))]
+    rollout, problems = plan_rollout(members[1:], Terms(serial=(2,), keep=0, canary=False))
+    assert (shown(rollout.batches), problems) == ([["n1 llama-1", "n1 llama-2"]], ())
+    assert rollout.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(2, 2), ("2", 2), ("20%", "20%"), ("120%", None), ("a", None), (True, None), (1.5, None), ("-1", None)],
+)
+def test_counts(value: Any, count: Any) -> None:
+    assert parse_count(value) == count
+
+
+def test_terms_of_the_command_line() -> None:
+    terms, problems = parse_terms(
+        {"upgrade_serial": '[1, "25%"]', "upgrade_min_in": "75%", "upgrade_soak": "5"}
+    )
+    assert (terms.serial, terms.keep, terms.soak, problems) == ((1, "25%"), "75%", 5, ())
+    assert parse_terms({})[0] == Terms()
+    _, problems = parse_terms({"upgrade_serial": "0", "upgrade_min_in": "most", "upgrade_soak": "long"})
+    assert [problem.path[0] for problem in problems] == ["upgrade_serial", "upgrade_min_in", "upgrade_soak"]
