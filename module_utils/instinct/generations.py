@@ -228,12 +228,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class History:
-    """What a host keeps of a deployment: generations from old to new, and how it is bound."""
+    """What a host keeps of a deployment: generations from old to new, and how it is bound.
+
+    broken: why its record cannot be read.
+    """
 
     deployment: str
     kept: tuple[Generation, ...] = ()
     held: Hold | None = None
     trial: Trial | None = None
+    broken: str = ""
 
     @property
     def newest(self) -> Generation | None:
@@ -258,6 +262,7 @@ class History:
             tuple(kept),
             Hold.from_json(held) if held else None,
             Trial.from_json(trial) if trial else None,
+            str(item.get("broken") or ""),
         )
 
 

@@ -226,6 +226,21 @@ node_state:
                 state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
                 image_id: "sha256:11",
                 started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true}]
+    generations:
+      description:
+        - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
+          C(held) and C(trial) say how it is bound, see M(serving_generation). C(broken) says why its record cannot
+          be read.
+      type: list
+      elements: dict
+      sample: [{deployment: llama, held: null, trial: null, broken: null,
+                kept: [{schema: 1, deployment: llama, generation: 1, made: "2026-01-01T00:00:00Z", why: first one,
+                        image: "r@sha256:22", image_ref: "r:t", vllm: 0.11.2, model: lab/tiny-llama,
+                        commit: "40 hex digits", weights: [[lab/tiny-llama, "40 hex digits"]], modes: SPX NPS1,
+                        command: vllm serve lab/tiny-llama, env: "A=1", models: [tiny], listen: 127.0.0.1,
+                        endpoint: true, stop_timeout: 120,
+                        members: [{name: llama-0, spec_hash: 12ab, port: 8000, ports: [8000],
+                                   render_nodes: [renderD128], hosts: [], headless: false, limit: 256}]}]}]
     disk:
       description: Space on the file systems of images, caches and data; equal C(device) is the same one.
       type: list
@@ -917,6 +932,49 @@ def ready_container(state_dir: str, name: str) -> str | None:
         return None
 
 
+def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
+    """What the node keeps of each deployment (see genstore.py): two small files, unless a run was cut off."""
+    found = []
+    top = os.path.join(state_dir, "generations")
+    for deployment in listing(top):
+        kept: list[dict[str, Any]] = []
+        state: dict[str, Any] = {}
+        broken = None
+        directory = os.path.join(top, deployment)
+        names = listing(directory)
+        numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
+        try:
+            kept = stored(directory, "summary.json")["kept"] if "summary.json" in names else []
+            if [item["generation"] for item in kept] != numbers:  # a run was cut off between two files
+                kept = [without_files(stored(directory, f"{number}.json")) for number in numbers]
+            state = stored(directory, "state.json") if "state.json" in names else {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            broken = f"{directory}: {type(error).__name__}: {error}"
+            source.problem(directory, f"broken record of generations: {type(error).__name__}: {error}")
+        found.append({
+            "deployment": deployment,
+            "held": state.get("held"),
+            "trial": state.get("trial"),
+            "kept": kept,
+            "broken": broken,
+        })  # fmt: skip
+    return found
+
+
+def stored(directory: str, name: str) -> dict[str, Any]:
+    """A file of the store."""
+    with open(os.path.join(directory, name), encoding="utf-8") as file:
+        data: dict[str, Any] = json.load(file)
+    return data
+
+
+def without_files(generation: dict[str, Any]) -> dict[str, Any]:
+    """A generation as summary.json has it."""
+    heavy = ("server", "described")
+    members = [{key: item[key] for key in item if key not in heavy} for item in generation["members"]]
+    return {**generation, "members": members}
+
+
 NO_BALANCER = {
     "installed": False,
     "running": False,
@@ -1108,6 +1166,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["instances"] = part(
         "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], containers
     )
+    state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
     state["balancer"] = part(
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )

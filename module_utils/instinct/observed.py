@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .generations import History
 from .lock import ImageSoftware
 
 
@@ -159,6 +160,7 @@ class NodeState:
     git: bool = False
     kfd_zombies: tuple[int, ...] = ()
     partition_change: str = ""  # the step at which a change of modes was cut off
+    generations: tuple[History, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
@@ -217,6 +219,7 @@ class NodeState:
             git=bool(state.get("git")),
             kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
             partition_change=str(state.get("partition_change") or ""),
+            generations=tuple(History.from_json(item) for item in state.get("generations") or ()),
             interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
             hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
             verbs=bool(state.get("verbs")),

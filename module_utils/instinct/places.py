@@ -8,6 +8,8 @@ DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
 # A change of GPU partition modes that is under way; node_state looks for it.
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
+GENERATIONS = STATE_DIR + "/generations"
+JOURNAL = STATE_DIR + "/journal.log"
 BALANCER_DIR = STATE_DIR + "/balancer"
 BALANCER_STATE = DATA_DIR + "/balancer"
 DOCKER_ROOT = "/var/lib/docker"
@@ -19,6 +21,7 @@ UNPACK_FACTOR = 3
 INSTANCE_MOUNT = "/instinct"
 HF_MOUNT = "/hf"
 CACHE_MOUNT = "/cache"
+LIB_MOUNT = "/instinct-lib"
 
 
 def instance_dir(name: str) -> str:
@@ -29,6 +32,11 @@ def instance_dir(name: str) -> str:
 def cache_dir(name: str) -> str:
     """The writable cache of an instance on its node."""
     return f"{DATA_DIR}/cache/{name}"
+
+
+def lib_dir(version: str = "") -> str:
+    """The program around vLLM on a node: a directory per version, which its hash names."""
+    return f"{STATE_DIR}/lib/{version}".rstrip("/")
 
 
 def snapshot_dir(repo: str, commit: str) -> str:
