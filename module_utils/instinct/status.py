@@ -9,7 +9,6 @@ from typing import Any
 
 from .errors import host_names, natural
 from .generations import History
-from .supervise_state import WINDOW
 
 GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
 MISSING, SILENT, PAUSED, NO_TRAFFIC = "missing", "silent", "paused", "no traffic"
@@ -35,6 +34,8 @@ NEXT = {
     STOPPED: "restart.yml starts it, and site.yml when it is still wanted",
 }
 
+WINDOW = 1800.0
+"""Seconds: how long a failure still counts for an engine that starts."""
 IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 
