@@ -33,6 +33,14 @@ options:
   instance:
     description: The server of this instance, such as C(llama-0).
     type: str
+  instances:
+    description: The servers of these instances.
+    type: list
+    elements: str
+  optional:
+    description: It is no failure that no server is meant, or that there is no load balancer on the host.
+    type: bool
+    default: false
   state:
     description: V(ready) takes in, V(drain) takes out, V(maint) takes out and stops the checks too.
     type: str
@@ -108,6 +116,8 @@ def argument_spec():
         "hosts": {"type": "list", "elements": "str"},
         "deployment": {"type": "str"},
         "instance": {"type": "str"},
+        "instances": {"type": "list", "elements": "str"},
+        "optional": {"type": "bool", "default": False},
         "state": {"type": "str", "choices": list(STATES), "required": True},
         "by": {"type": "str", "choices": ["operator", "run"], "default": "operator"},
         "wait": {"type": "int", "default": 300},
@@ -119,7 +129,10 @@ def work(params, check):
     balancer = Balancer()
     names = params["servers"]
     if names is None:
-        names = select(balancer, **{key: params[key] for key in ("hosts", "deployment", "instance")})
+        keys = ("hosts", "deployment", "instance", "instances", "optional")
+        names = select(balancer, **{key: params[key] for key in keys})
+    if not names:
+        return {"changed": False, "actions": [], "servers": []}
     return put(balancer, Wish(tuple(names), params["state"], params["by"], params["wait"]), check)
 
 

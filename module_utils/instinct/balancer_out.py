@@ -87,16 +87,25 @@ class Balancer:
 
 
 def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
-    """Servers by host (a list), deployment and instance; None means any. Raises NodeError when there is none."""
-    servers = balancer.servers()
-    hosts = wanted.pop("hosts")
+    """Servers by hosts and instances (lists), deployment and instance; None means any. Raises NodeError without one.
+
+    optional: none is no error, nor is a host without a load balancer.
+    """
+    optional = wanted.pop("optional", False)
+    lists = {key: wanted.pop(f"{key}s", None) for key in ("host", "instance")}
+    try:
+        servers = balancer.servers()
+    except NodeError:
+        if optional:
+            return ()
+        raise
     found = tuple(
         name
         for name, server in servers.items()
-        if (hosts is None or server["host"] in hosts)
+        if all(values is None or server[key] in values for key, values in lists.items())
         and all(value is None or server[key] == value for key, value in wanted.items())
     )
-    if not found:
+    if not found and not optional:
         raise NodeError(f"No server of the load balancer is meant. It has: {', '.join(servers) or 'none'}.")
     return found
 

@@ -273,6 +273,9 @@ def test_selection(host: Host) -> None:
     host.apply(host.texts())
     assert select(host.balancer, hosts=["n1"], deployment=None, instance="m-1") == (host.name(1),)
     assert select(host.balancer, hosts=None, deployment="m", instance=None) == (host.name(0), host.name(1))
+    assert select(host.balancer, hosts=["n1"], instances=["m-1", "gone"]) == (host.name(1),)
+    assert select(host.balancer, instances=[], optional=True) == ()
+    assert select(Balancer(str(host.tmp / "none")), optional=True) == ()
     with pytest.raises(NodeError, match=r"No server of the load balancer is meant. It has: m/n1.m-0"):
         select(host.balancer, hosts=["n2"], deployment=None, instance=None)
     with pytest.raises(NodeError, match="has no server m/nope"):
