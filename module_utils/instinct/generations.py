@@ -41,7 +41,8 @@ class Offered:
 class Member:
     """An instance of a generation; its files and its container are in the node's store.
 
-    ports: where it listens. hosts: those of its engine, where it spans hosts. limit: requests that it gets at once.
+    ports: where it listens. share: the part of each of its GPUs that it has. hosts: those of its engine, where it spans
+    hosts. limit: requests that it gets at once.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Member:
     port: int
     ports: tuple[int, ...] = ()
     render_nodes: tuple[str, ...] = ()
+    share: float = 1.0
     hosts: tuple[str, ...] = ()
     headless: bool = False
     limit: int = 0
@@ -61,6 +63,7 @@ class Member:
             "port": self.port,
             "ports": list(self.ports),
             "render_nodes": list(self.render_nodes),
+            "share": self.share,
             "hosts": list(self.hosts),
             "headless": self.headless,
             "limit": self.limit,
@@ -75,6 +78,7 @@ class Member:
             port=int(item["port"]),
             ports=tuple(int(port) for port in item["ports"]),
             render_nodes=tuple(str(name) for name in item["render_nodes"]),
+            share=float(item["share"]),
             hosts=tuple(str(name) for name in item["hosts"]),
             headless=bool(item["headless"]),
             limit=int(item["limit"]),
@@ -230,13 +234,15 @@ class Trial:
 class History:
     """What a host keeps of a deployment: generations from old to new, and how it is bound.
 
-    broken: why its record cannot be read.
+    lifted, ended: when its last hold and its last trial were taken away (UTC). broken: why its record cannot be read.
     """
 
     deployment: str
     kept: tuple[Generation, ...] = ()
     held: Hold | None = None
     trial: Trial | None = None
+    lifted: str = ""
+    ended: str = ""
     broken: str = ""
 
     @property
@@ -262,23 +268,31 @@ class History:
             tuple(kept),
             Hold.from_json(held) if held else None,
             Trial.from_json(trial) if trial else None,
-            str(item.get("broken") or ""),
+            *(str(item.get(key) or "") for key in ("lifted", "ended", "broken")),
         )
+
+
+DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP = "deploy", "upgrade", "rollback", "restart", "stop"
+OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
 
 
 @dataclass(frozen=True)
 class Wishes:
     """What a run is about, beyond the inventory.
 
-    rollback: a generation per deployment, 0 for the one before what runs. lift: deployments that are planned from the
-    inventory though they are held or on trial. only: deployments that the run is about, None for all; the others stay
-    as they are. why: the operator's reason for a rollback.
+    deployments: those that the run is about, None for all; the others stay as they run. generation: of a rollback, None
+    for the one before what runs. retry: an upgrade may try once more what was turned back. why: the operator's reason.
     """
 
-    rollback: Mapping[str, int] = field(default_factory=dict)
-    lift: frozenset[str] = frozenset()
-    only: frozenset[str] | None = None
+    operation: str = DEPLOY
+    deployments: frozenset[str] | None = None
+    generation: int | None = None
+    retry: bool = False
     why: str = ""
+
+    def about(self, deployment: str) -> bool:
+        """Whether the run is about a deployment."""
+        return self.deployments is None or deployment in self.deployments
 
 
 # ---- differences -------------------------------------------------------------------------------------

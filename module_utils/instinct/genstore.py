@@ -66,7 +66,8 @@ class Store:
     def state(self, deployment: str) -> Json:
         """Whether the deployment is held, or on trial."""
         found = self._load(self.path(deployment, STATE)) or {}
-        return {"schema": SCHEMA, "held": found.get("held"), "trial": found.get("trial")}
+        keys = ("held", "trial", "lifted", "ended")
+        return {"schema": SCHEMA, **{key: found.get(key) for key in keys}}
 
     def history(self, deployment: str) -> History:
         """What is kept of a deployment, without files."""
@@ -264,12 +265,13 @@ def _same(there: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> Non
 
 def _bound(before: Mapping[str, Any], wanted: Mapping[str, Any], now: str) -> Json:
     after = dict(before)
-    for key, parse in (("held", Hold.from_json), ("trial", Trial.from_json)):
+    for key, parse, gone in (("held", Hold.from_json, "lifted"), ("trial", Trial.from_json, "ended")):
         if key not in wanted:
             continue
         value = wanted[key]
         if value is None:
-            after[key] = None
+            # When: a host that was away meanwhile still has it, and must not bind the others again.
+            after.update({key: None, gone: now} if before.get(key) else {})
             continue
         try:
             new = parse(value).to_json()

@@ -229,18 +229,18 @@ node_state:
     generations:
       description:
         - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
-          C(held) and C(trial) say how it is bound, see M(serving_generation). C(broken) says why its record cannot
-          be read.
+          C(held) and C(trial) say how it is bound, see M(serving_generation), C(lifted) and C(ended) when it last
+          ceased to be. C(broken) says why its record cannot be read.
       type: list
       elements: dict
-      sample: [{deployment: llama, held: null, trial: null, broken: null,
+      sample: [{deployment: llama, held: null, trial: null, lifted: null, ended: null, broken: null,
                 kept: [{schema: 1, deployment: llama, generation: 1, made: "2026-01-01T00:00:00Z", why: first one,
                         image: "r@sha256:22", image_ref: "r:t", vllm: 0.11.2, model: lab/tiny-llama,
                         commit: "40 hex digits", weights: [[lab/tiny-llama, "40 hex digits"]], modes: SPX NPS1,
                         command: vllm serve lab/tiny-llama, env: "A=1", models: [tiny], listen: 127.0.0.1,
                         endpoint: true, stop_timeout: 120,
                         members: [{name: llama-0, spec_hash: 12ab, port: 8000, ports: [8000],
-                                   render_nodes: [renderD128], hosts: [], headless: false, limit: 256}]}]}]
+                                   render_nodes: [renderD128], share: 1.0, hosts: [], headless: false, limit: 256}]}]}]
     disk:
       description: Space on the file systems of images, caches and data; equal C(device) is the same one.
       type: list
@@ -955,6 +955,8 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
             "deployment": deployment,
             "held": state.get("held"),
             "trial": state.get("trial"),
+            "lifted": state.get("lifted"),
+            "ended": state.get("ended"),
             "kept": kept,
             "broken": broken,
         })  # fmt: skip
