@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a new engine answers a dozen prompts as well as the old one did. Pure; vllm_smoke asks them.
+
+Nothing is judged by itself: a small or untrained model answers nonsense always. What counts is a prompt on
+which the old engine did well, both times that it was asked, and the new one does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TOKENS = 32
+"""Of an answer."""
+SHARE = 0.25
+"""Of the prompts: fewer that went wrong can be chance, as other kernels round otherwise."""
+APART = 0.5
+"""How far below the old engine's agreement with itself the new one's is, when something is wrong."""
+
+_FIRST = 8  # characters by which two answers agree: about two tokens
+_SHORTEST = 12  # characters; less text repeats nothing
+_LONGEST_UNIT = 4  # characters, of what is said over and over
+_WORDS = 8  # equal ones in a row
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked, and texts of which one is in a right answer; none where everything is right."""
+
+    name: str
+    text: str
+    right: tuple[str, ...] = ()
+
+
+PROMPTS = (
+    Prompt("capital", "The capital of France is", ("paris",)),
+    Prompt("planet", "The largest planet of the solar system is", ("jupiter",)),
+    Prompt("sum", "12 + 30 =", ("42",)),
+    Prompt("product", "Question: What is 7 times 8?\nAnswer:", ("56", "fifty-six")),
+    Prompt("count", "1, 2, 3, 4, 5, 6, 7,", ("8",)),
+    Prompt("week", "Monday, Tuesday, Wednesday, Thursday,", ("friday",)),
+    Prompt("repetition", "red green blue red green blue red green blue red green", ("blue",)),
+    Prompt("python", "def add(a, b):\n    return", ("a + b", "a+b", "sum")),
+    Prompt("sql", "-- names of all users\nSELECT", ("from", "name")),
+    Prompt("german", "Die Hauptstadt von Italien ist", ("rom",)),
+    Prompt("japanese", "日本の首都は", ("東京",)),
+    Prompt("story", "Once upon a time, in a village by the sea, there lived"),
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; `error` says why there is none."""
+
+    text: str = ""
+    error: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Reply:
+        return cls(str(data.get("text") or ""), str(data.get("error") or ""))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt's answers, and what is wrong with the new one ("" for nothing)."""
+
+    prompt: Prompt
+    old: Reply
+    new: Reply
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The outcome. `broken`: no answers; `garbage`: bad ones; both are empty when all is well."""
+
+    broken: str
+    garbage: str
+    warnings: tuple[str, ...]
+    rows: tuple[Row, ...]
+    with_itself: float | None
+    with_old: float | None
+
+
+def degenerate(text: str) -> str:
+    """Why a text says nothing: empty, unreadable, one thing over and over; "" for one that says something."""
+    said = text.strip()
+    if not said:
+        return "empty"
+    if said.count("\ufffd") > max(2, len(said) // 10):
+        return "unreadable characters"
+    if len(said) >= _SHORTEST:
+        for length in range(1, _LONGEST_UNIT + 1):
+            if said[length:] == said[:-length]:
+                return f"{said[:length]!r} over and over"
+    words = said.split()
+    if len(words) >= _WORDS and len(set(words)) == 1:
+        return f"{words[0]!r} over and over"
+    return ""
+
+
+def is_right(prompt: Prompt, reply: Reply) -> bool:
+    """Whether a known answer is in the reply; False for prompts without one."""
+    return any(text in reply.text.casefold() for text in prompt.right)
+
+
+def agreement(one: Sequence[Reply], other: Sequence[Reply]) -> float:
+    """Of how many of the prompts (0 to 1) both begin alike; ValueError when there is none."""
+    if not one or len(one) != len(other):
+        raise ValueError("an agreement needs the same prompts on both sides")
+    return sum(map(_alike, one, other)) / len(one)
+
+
+def _alike(one: Reply, other: Reply) -> bool:
+    return not one.error and not other.error and one.text.strip()[:_FIRST] == other.text.strip()[:_FIRST]
+
+
+def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply], same_model: bool) -> Smoke:
+    """The new engine's replies to PROMPTS against both rounds of the old one's.
+
+    same_model: model and commit are those of the old one, so that first tokens are to agree.
+    """
+    rows = []
+    fine = right = 0
+    for prompt, one, two, now in zip(PROMPTS, first, second, new):
+        wrong = ""
+        if not any(reply.error or degenerate(reply.text) for reply in (one, two)):
+            fine += 1
+            wrong = "no answer" if now.error else degenerate(now.text)
+        if is_right(prompt, one) and is_right(prompt, two):
+            right += 1
+            wrong = wrong or ("" if is_right(prompt, now) else "wrong")
+        rows.append(Row(prompt, one, now, wrong))
+    itself = agreement(first, second) if first and len(first) == len(second) else None
+    with_old = agreement(first, new) if same_model and len(first) == len(new) and first else None
+    unanswered = [row for row in rows if row.wrong == "no answer"]
+    senseless = [row for row in rows if row.wrong not in ("", "no answer", "wrong")]
+    mistaken = [row for row in rows if row.wrong == "wrong"]
+    broken = garbage = ""
+    warnings: list[str] = []
+    if unanswered:
+        what = f"{len(unanswered)} of {fine} prompts got no answer: {unanswered[0].new.error}"
+        if len(unanswered) >= _limit(fine, 1):
+            broken = what
+        else:
+            warnings.append(what)
+    bad: list[str] = []
+    for found, of, least, say in (
+        (senseless, fine, 1, "answers are degenerate"),
+        (mistaken, right, 2, "known answers are wrong"),
+    ):
+        if found:
+            row = found[0]
+            what = f"{len(found)} of {of} {say}, such as {_short(row.prompt.text)} → {_short(row.new.text)}"
+            (bad if len(found) >= _limit(of, least) else warnings).append(what)
+    if itself is not None and with_old is not None and not broken and with_old < itself - APART:
+        bad.append(
+            f"only {with_old:.0%} of the answers begin as the old one's did, which agreed with itself on "
+            f"{itself:.0%}"
+        )
+    garbage = "; ".join(bad)
+    return Smoke(broken, garbage, tuple(warnings), tuple(rows), itself, with_old)
+
+
+def _limit(of: int, least: int) -> int:
+    return max(least, math.ceil(SHARE * of))
+
+
+def _short(text: str, length: int = 40) -> str:
+    text = " ".join(text.split())
+    return repr(text if len(text) <= length else text[: length - 1] + "…")
