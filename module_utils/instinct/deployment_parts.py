@@ -73,7 +73,7 @@ class Runtime:
     numa: str = "local"
     extra_mounts: tuple[str, ...] = ()
     ulimits: tuple[tuple[str, int, int], ...] = DEFAULT_ULIMITS
-    restart: str = "on-failure"
+    restart: str = "unless-stopped"
     stop_timeout: int = 120
     ready_timeout: int = 1800
 
@@ -273,7 +273,7 @@ def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
             values.get("restart", base.restart),
             (*path, "restart"),
             base.restart,
-            ("on-failure", "unless-stopped", "no"),
+            ("unless-stopped", "on-failure", "no"),
         ),
         stop_timeout=check.integer(
             values.get("stop_timeout", base.stop_timeout), (*path, "stop_timeout"), base.stop_timeout, 1, 3600

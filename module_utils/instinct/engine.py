@@ -273,6 +273,11 @@ class Engine:
         """Running containers that have a label."""
         return list(self.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
 
+    def containers_labelled(self, label: str) -> list[Json]:
+        """Containers that have a label, whatever their state."""
+        query: Query = {"all": True, "filters": json.dumps({"label": [label]})}
+        return list(self.json("GET", "/containers/json", query))
+
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container; its id."""
         return str(self.json("POST", "/containers/create", {"name": name}, body=body)["Id"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from .hashing import canonical
-from .serve import Instance, container
+from .serve import Instance, container, supervise_args
 
 FILES = ("serve.sh", "env", "container.json")
 Render = Callable[[Instance], dict[str, str]]
@@ -68,6 +68,7 @@ def _context(instance: Instance) -> dict[str, Any]:
         "commit": instance.commit,
         "image": deployment.image_ref,
         "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.slot.gpus],
+        "options": supervise_args(instance.slot),
         "argv": instance.argv,
         "env": instance.env,
         "container": container(instance),

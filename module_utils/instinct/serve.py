@@ -17,6 +17,7 @@ from .parallel import Argument, parallel_args
 from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
 from .reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
 from .settings import flag_argv
+from .supervisor import lib_bind
 from .tune import Tuned
 
 
@@ -228,7 +229,11 @@ def _reason(item: Argument) -> Reason:
 
 
 def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
-    binds = [f"{instance_dir(name)}:{INSTANCE_MOUNT}:ro", f"{cache_dir(name)}:{CACHE_MOUNT}:rw"]
+    binds = [
+        f"{instance_dir(name)}:{INSTANCE_MOUNT}:ro",
+        f"{cache_dir(name)}:{CACHE_MOUNT}:rw",
+        lib_bind(),
+    ]
     if deployment.local_model:
         binds.append(f"{deployment.model}:{deployment.model}:ro")
     if repositories(deployment):
@@ -278,6 +283,16 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
         asked = deployment_key(deployment, "runtime", "privileged")
         found.append(Reason("privileged", "true", "set by the deployment; not needed for serving", asked))
     return tuple(found)
+
+
+def supervise_args(slot: Slot) -> tuple[tuple[str, ...], ...]:
+    """Options of the program around vLLM (supervise_program.py), a line of serve.sh each.
+
+    GPUs are waited for until they are clean where they are the instance's alone. The driver counts memory in
+    use per physical GPU: where that is partitioned or shared, others use it rightly.
+    """
+    alone = slot.share == 1 and all(gpu.whole for gpu in slot.gpus)
+    return tuple(("--gpu", gpu.render_node) for gpu in slot.gpus if alone)
 
 
 def container(instance: Instance) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import places
+from . import libs, places
 from .alone import ControllerGone, alone
 from .engine import Engine, EngineError, Json, NotFound
 from .files import make_private, write_atomic
@@ -90,16 +90,26 @@ def _converge(
     removals = [name for name in remove if _exists(engine, name)]
     diff = [part for task in tasks for part in diff_of(task.server, task.seen, task.steps, state)]
     diff += [_removal_diff(name) for name in removals]
-    result: dict[str, Any] = {"actions": _all_actions(engine, tasks, removals), "diff": diff, "warnings": []}
+    versions = [libs.lib_of(task.server.body) for task in tasks]
+    gone = [*(places.container_name(name) for name in removals), *_replaced(tasks)]
+    unused = libs.unused(engine, versions, gone)
+    actions = [
+        *libs.write_actions(versions),
+        *_all_actions(engine, tasks, removals),
+        *(f"remove {places.lib_dir(version)}" for version in unused),
+    ]
+    result: dict[str, Any] = {"actions": actions, "diff": diff, "warnings": []}
     result["changed"] = bool(result["actions"])
     if not check:
         started = time.monotonic()
+        _write_libs(tasks, versions)
         _prepare(engine, tasks)
         result["warnings"] += _stop_all(fleet, tasks, removals)
         for name in removals:
             _remove(engine, name)
         for task in tasks:
             _change(engine, task)
+        libs.remove(libs.unused(engine, versions, ()))
         if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
         result["seconds"] = round(time.monotonic() - started, 1)
@@ -208,6 +218,29 @@ def _remove(engine: Engine, name: str) -> None:
 
 
 # ---- creating and starting ---------------------------------------------------------------------------
+
+
+def _replaced(tasks: Sequence[Task]) -> list[str]:
+    return [task.server.container for task in tasks if task.steps.replace]
+
+
+def _write_libs(tasks: Sequence[Task], versions: Sequence[str]) -> None:
+    """The program around vLLM, before a container mounts it: Docker makes empty directories of missing ones."""
+    try:
+        libs.write(versions)
+    except OSError as error:
+        raise NodeError(
+            f"{error.filename} cannot be written: {error.strerror}. Nothing was stopped. Check that disk, and "
+            "run again."
+        ) from error
+    for task, version in zip(tasks, versions):
+        if task.steps.start and libs.missing(version):
+            next_step = (
+                "Deploy the instance as it is wanted now: playbooks/site.yml makes its container anew."
+            )
+            task.fail(
+                Finding("supervisor_missing", f"{places.lib_dir(version)} is not on this node", next_step)
+            )
 
 
 def _prepare(engine: Engine, tasks: Sequence[Task]) -> None:

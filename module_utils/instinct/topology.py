@@ -20,6 +20,7 @@ class LogicalGpu:
     render_minor: int
     memory_bytes: int
     numa: int | None = None
+    whole: bool = True  # its physical GPU is not partitioned
 
     @property
     def render_node(self) -> str:
@@ -52,7 +53,7 @@ def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog)
             nodes = [base + number for number in range(count)]
         start = len(found)
         found.extend(
-            LogicalGpu(start + number, gpu.index, number, node, size, gpu.numa_node)
+            LogicalGpu(start + number, gpu.index, number, node, size, gpu.numa_node, len(nodes) == 1)
             for number, (node, size) in enumerate(zip(nodes, memory))
         )
     return tuple(found)
@@ -76,6 +77,7 @@ def declared_gpus(
             partition=part,
             render_minor=catalog.first_minor + catalog.minors_per_gpu * gpu + part,
             memory_bytes=model.memory_bytes // parts,
+            whole=parts == 1,
         )
         for gpu in range(count)
         for part in range(parts)

@@ -92,7 +92,7 @@ def test_everything_that_can_be_said() -> None:
             "memory": 1 << 30,
             "extra_mounts": ["/a:/b", "/c:/d:ro"],
             "ulimits": {"memlock": False, "stack": 67108864, "nofile": {"soft": 1024, "hard": 4096}},
-            "restart": "unless-stopped",
+            "restart": "on-failure",
             "stop_timeout": 10,
             "ready_timeout": 20,
         },
@@ -113,7 +113,7 @@ def test_everything_that_can_be_said() -> None:
         memory=1 << 30,
         extra_mounts=("/a:/b", "/c:/d:ro"),
         ulimits=(("nofile", 1024, 4096), ("stack", 67108864, 67108864)),
-        restart="unless-stopped",
+        restart="on-failure",
         stop_timeout=10,
         ready_timeout=20,
     )

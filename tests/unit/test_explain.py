@@ -111,7 +111,7 @@ def test_what_is_chosen_and_the_command_can_be_copied() -> None:
     variables = [f"{name}={value}" for name, value in instance["env"].items()]
     assert command(text, "llama-0") == [*variables, *instance["argv"]]
     assert "--no-enable-prefix-caching" in instance["argv"]
-    script = re.split(r"\nexec ", instance["server"]["files"]["serve.sh"]["text"])[1]
+    script = re.split(r"\n  -- ", instance["server"]["files"]["serve.sh"]["text"])[1]
     assert words(script) == instance["argv"]
 
 

@@ -210,10 +210,17 @@ def test_a_partition_change_stops_before_and_starts_after() -> None:
     stop = host["partition"]["stop_servers"]
     assert [item["name"] for item in stop] == ["llama-0", "llama-1", "old-0"]
     assert stop[2] == {"name": "old-0", "container_name": "instinct-old-0", "stop_timeout": 120}
-    # llama-0's device stays renderD128: it is not replaced, but it must run again.
-    assert host["actions"][5]["reason"] == "it is stopped while the compute partition changes"
+    # llama-0's device stays renderD128, but the memory that its driver counts is no longer its alone.
+    assert host["actions"][5]["reason"] == "its specification changed"
     assert host["actions"][3]["before"] == "SPX"
     assert actions(planned(apply_to_state(found, host), wanted, gpu_partition_compute="CPX")) == []
+
+
+def test_an_instance_that_stays_the_same_runs_again_after_a_partition_change() -> None:
+    wanted = [deployment(instances_per_gpu=2, gpus=[0])]
+    host = planned(settled(wanted), wanted, gpu_partition_compute="CPX")
+    assert host["actions"][-1]["target"] == "llama-1"
+    assert host["actions"][-1]["reason"] == "it is stopped while the compute partition changes"
 
 
 def test_only_the_gpus_that_differ_matter() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instinct.hashing import spec_hash, text_hash
 from instinct.observe import artefact
+from instinct.supervisor import lib_files, lib_version
 
 from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, plan, state
 
@@ -51,8 +52,13 @@ def test_serve_sh() -> None:
         "set -o allexport\n"
         "source /instinct/env\n"
         "set +o allexport\n"
-        "# exec: the server gets the container's stop signal itself.\n"
-        f"exec vllm serve {REPO} \\\n"
+        "python=$(command -v python3 || command -v python) || "
+        """{ echo "exec: python3: not found in the image" >&2; exit 127; }\n"""
+        "# exec: the container's stop signal goes to this program, which runs the server and hands it on.\n"
+        """exec "$python" /instinct-lib/supervise.py \\\n"""
+        "  --gpu renderD160 \\\n"
+        "  --gpu renderD168 \\\n"
+        f"  -- vllm serve {REPO} \\\n"
         f"  --revision {COMMIT} \\\n"
         f"  --served-model-name {REPO} \\\n"
         "  --host 127.0.0.1 \\\n"
@@ -92,6 +98,7 @@ def test_container() -> None:
             "Binds": [
                 "/etc/instinct-fleet/instances/llama-0:/instinct:ro",
                 "/var/lib/instinct-fleet/cache/llama-0:/cache:rw",
+                f"/etc/instinct-fleet/lib/{lib_version()}:/instinct-lib:ro",
                 "/var/lib/instinct-fleet/hf:/hf:ro",
             ],
             "CapAdd": ["SYS_PTRACE"],
@@ -105,7 +112,7 @@ def test_container() -> None:
             "IpcMode": "host",
             "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
             "NetworkMode": "host",
-            "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 3},
+            "RestartPolicy": {"Name": "unless-stopped"},
             "SecurityOpt": ["seccomp=unconfined"],
             "Ulimits": [
                 {"Name": "memlock", "Soft": -1, "Hard": -1},
@@ -122,7 +129,7 @@ def test_container() -> None:
         ({"ipc": "private", "shm_size": "8g"}, "ShmSize", 8 << 30),
         ({"ipc": "private"}, "ShmSize", 16 << 30),
         ({"memory": "64g"}, "Memory", 64 << 30),
-        ({"restart": "unless-stopped"}, "RestartPolicy", {"Name": "unless-stopped"}),
+        ({"restart": "on-failure"}, "RestartPolicy", {"Name": "on-failure", "MaximumRetryCount": 3}),
         ({"ulimits": {"memlock": False, "nofile": False}}, "Ulimits", []),
     ],
 )
@@ -162,7 +169,14 @@ def run(found: dict[str, Any], place: Path) -> tuple[list[str], dict[str, str]]:
     """Run serve.sh with a vllm that says what it was given."""
     for name in ("serve.sh", "env"):
         content = text(found, name).replace("/instinct/env", str(place / "env"))
+        content = content.replace("/instinct-lib", f"{place}/lib").replace(
+            "\n  -- vllm", f"\n  --state {place} -- vllm"
+        )
         (place / name).write_text(content, encoding="utf-8")
+    for path, program in lib_files().items():
+        (place / "lib" / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / "lib" / path).write_text(program, encoding="utf-8")
+    (place / "state.json").unlink(missing_ok=True)
     vllm = place / "vllm"
     vllm.write_text('#!/bin/bash\nprintf "%s\\0" vllm "$@" > args\nenv -0 > environ\n', encoding="utf-8")
     vllm.chmod(0o755)
@@ -170,7 +184,7 @@ def run(found: dict[str, Any], place: Path) -> tuple[list[str], dict[str, str]]:
         ["bash", str(place / "serve.sh")],
         cwd=place,
         env={"PATH": f"{place}:{os.environ['PATH']}"},
-        check=True,
+        check=False,  # a server that ends is a failure
     )
     arguments = (place / "args").read_bytes().decode().split("\0")[:-1]
     lines = (place / "environ").read_bytes().decode().split("\0")[:-1]
