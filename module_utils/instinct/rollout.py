@@ -109,7 +109,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Terms:
-    """How careful a rollout is. serial, keep None: the defaults. canary: the first unit is compared with the old one."""
+    """How careful a rollout is. serial, keep None: the defaults. canary: the first unit is compared with what was."""
 
     serial: tuple[Count, ...] | None = None
     keep: Count | None = None
@@ -128,7 +128,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Batch:
-    """Units that change at the same time; canary: the instance that is measured, reference: one that stays beside it."""
+    """Units that change at a time; canary: the instance that is measured, reference: one that stays beside it."""
 
     number: int
     deployment: str
@@ -321,11 +321,11 @@ def _ordered(units: Sequence[Unit], members: Sequence[Member], trial: Trial) -> 
 
     canary = max(units, key=lambda unit: (*suits(unit), -units.index(unit)))
     turns: dict[tuple[str, ...], int] = {}
-    order = []
+    order: list[tuple[bool, int, int, int, Unit]] = []
     for unit in units:
         turn = turns[unit.hosts] = turns.get(unit.hosts, -1) + 1
         order.append((unit is not canary, unit.rank, turn, len(order), unit))
-    return [item[-1] for item in sorted(order, key=lambda item: item[:-1])]
+    return [item[4] for item in sorted(order, key=lambda item: item[:4])]
 
 
 def _measured(unit: Unit) -> Member | None:

@@ -20,6 +20,8 @@ from instinct.rollout import (
     units_of,
 )
 
+DEFAULTS = Terms()
+
 
 def place(index: int, port: int | None = None, share: float = 1.0) -> Place:
     return Place(
@@ -41,7 +43,7 @@ def shown(batches: tuple[Batch, ...]) -> list[list[str]]:
     return [[unit.name for unit in batch.units] for batch in batches]
 
 
-def sound(members: list[Member], terms: Terms = Terms(), trials: dict[str, Trial] | None = None) -> Rollout:
+def sound(members: list[Member], terms: Terms = DEFAULTS, trials: dict[str, Trial] | None = None) -> Rollout:
     rollout, problems = plan_rollout(members, terms, trials)
     assert problems == ()
     return rollout

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet's plan as batches of units: who takes part in each, and what every host has to do in it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .balancer import Member as Server
+from .balancer_plan import BalancerPlan
+from .balancer_settings import OPERATOR
+from .errors import Problem
+from .generations import Generation, History
+from .observed import NodeState, Running
+from .plan import FleetPlan, HostPlan
+from .rollout import (
+    Batch,
+    Member,
+    Place,
+    Rollout,
+    Terms,
+    Trial,
+    parse_terms,
+    plan_rollout,
+    sorted_members,
+)
+from .steps import ALIVE, PARTITION_KINDS
+
+UPGRADE, ROLLBACK, RESTART, STOP, DEPLOY = "upgrade", "rollback", "restart", "stop", "deploy"
+OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
+VARIABLES = (
+    "upgrade_serial", "upgrade_min_in", "upgrade_soak", "deployment", "instance", "generation", "again", "canary",
+)  # fmt: skip
+"""Of the command line and the inventory; the playbooks say what each is for."""
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all."""
+
+    operation: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    deployment: str | None = None
+    instance: str | None = None
+    again: bool = False
+    canary: bool = True
+    absent: tuple[tuple[str, str], ...] = ()  # load balancers that are not in this run, and why
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The rollout, what every host does in each batch, and which open trials have come to their end."""
+
+    operation: str
+    rollout: Rollout
+    terms: Terms
+    batches: tuple[dict[str, Any], ...]
+    steps: Mapping[str, list[dict[str, Any]]]
+    finished: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What the playbook needs of all hosts; steps are with the hosts."""
+        return {
+            "operation": self.operation,
+            "batches": list(self.batches),
+            "soak": self.terms.soak,
+            "finished": list(self.finished),
+        }
+
+
+@dataclass(frozen=True)
+class Known:
+    """An instance's way back: the generation that it runs, or ran, and its place in it."""
+
+    generation: Generation
+    name: str
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """SERVER as the node has it."""
+        return self.generation.server(self._member)
+
+    @property
+    def place(self) -> Place:
+        """Its ports and GPUs."""
+        return Place(frozenset(self._member.ports), frozenset(self._member.render_nodes))
+
+    @property
+    def engine(self) -> str:
+        """The engine over hosts that it is part of; "" when it is alone."""
+        hosts = self._member.hosts
+        return f"{self.generation.deployment}@{','.join(hosts)}:{self.name}" if len(hosts) > 1 else ""
+
+    @property
+    def instance(self) -> dict[str, Any]:
+        """INSTANCE as far as a record tells it, for the canary."""
+        made = self.generation
+        return {
+            "name": self.name,
+            "deployment": made.deployment,
+            "generation": made.generation,
+            "model": made.model,
+            "commit": made.commit or None,
+            "served_model": made.models[0] if made.models else made.model,
+            "image": made.image,
+            "vllm": made.vllm,
+            "port": self._member.port,
+            "argv": shlex.split(made.command),
+            "server": self.server,
+        }
+
+    @property
+    def _member(self) -> Any:
+        return next(item for item in self.generation.members if item.name == self.name)
+
+
+def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[Planned, tuple[Problem, ...]]:
+    """The batches of a run, and why it cannot be. `data`: the plan as JSON."""
+    terms, problems = parse_terms(wanted.values)
+    hosts = {host.host.name: _Host(host, data, plan.balancers) for host in plan.hosts}
+    trials = _trials(hosts.values(), data) if wanted.operation == UPGRADE else {}
+    members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
+    canary = wanted.operation == UPGRADE and wanted.canary
+    terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
+    rollout, wrong = plan_rollout(members, terms, trials if canary else {})
+    problems = (*problems, *wrong, *_refusals(plan, data, wanted, rollout))
+    batches = tuple(_batch(batch, len(rollout.batches), data) for batch in rollout.batches)
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for batch in rollout.batches:
+        for name in batch.hosts:
+            steps.setdefault(name, []).append(hosts[name].step(batch, trials.get(batch.deployment)))
+    busy = {unit.deployment for batch in rollout.batches for unit in batch.units}
+    finished = tuple(name for name in trials if name not in busy)
+    return Planned(wanted.operation, rollout, terms, batches, steps, finished), problems
+
+
+class _Host:
+    """One host's part of the plan and of what is there."""
+
+    def __init__(self, plan: HostPlan, data: Data, balancers: Sequence[BalancerPlan]) -> None:
+        self.plan = plan
+        self.name = plan.host.name
+        self.data: Data = data["hosts"][self.name]
+        self.balancers = balancers
+        state = plan.host.state
+        self.running: dict[str, Running] = {item.name: item for item in state.instances} if state else {}
+        self.histories = _histories(state)
+        self.wanted: dict[str, Data] = {str(item["name"]): item for item in self.data["instances"]}
+        self.numbers: dict[str, int | None] = {
+            str(item["deployment"]): (item["hosts"].get(self.name) or {}).get("to")
+            for item in data.get("generations") or ()
+        }
+
+    def members(self, wanted: Wanted, trials: Mapping[str, Trial]) -> Iterable[Member]:
+        """Every instance that is there or will be."""
+        shares = Counter(node for item in self.wanted.values() for node in item.get("render_nodes") or ())
+        unjudged = {trial.canary for trial in trials.values() if not trial.judged}
+        for name in dict.fromkeys((*self.running, *self.wanted)):
+            found, item = self.running.get(name), self.wanted.get(name)
+            deployment = found.deployment if found else str(item["deployment"]) if item else ""
+            known = self.known(name)
+            there = found is not None and found.state in ALIVE
+            place = known.place if known else _place(item, shares) if self._equal(found, item) else None
+            member = Member(
+                host=self.name,
+                name=name,
+                deployment=deployment or (str(item["deployment"]) if item else name.rpartition("-")[0]),
+                old=place if there else None,
+                new=_place(item, shares) if item else None,
+                engine=_engine(item),
+                old_engine=known.engine if known else "",
+                serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
+                headless=bool((item.get("rank") or {}).get("headless") or item.get("headless"))
+                if item
+                else False,
+                known=not there or place is not None,
+            )
+            yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
+
+    def _changes(self, member: Member, wanted: Wanted, unjudged: bool) -> bool:
+        if wanted.operation in (RESTART, STOP):
+            alive = self.running.get(member.name)
+            return (
+                alive is not None
+                and alive.state in ALIVE
+                and wanted.deployment in (None, member.deployment)
+                and wanted.instance in (None, member.name)
+            )
+        return member.name in self.plan.start or member.name in self.plan.remove or unjudged
+
+    def known(self, name: str) -> Known | None:
+        """The generation that an instance runs; of one that has the wanted one already, or none: the one before."""
+        found = self.running.get(name)
+        history = self.histories.get(found.deployment if found else name.rpartition("-")[0])
+        if history is None:
+            return None
+        made = history.of_spec(name, found.spec_hash) if found else None
+        return Known(made, name) if made else None
+
+    def before(self, name: str) -> Known | None:
+        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
+        item, found = self.wanted.get(name), self.running.get(name)
+        known = self.known(name)
+        if known and not (item and found and found.spec_hash == item["spec_hash"]):
+            return known
+        deployment = str(item["deployment"]) if item else known.generation.deployment if known else ""
+        history, number = self.histories.get(deployment), self.numbers.get(deployment)
+        older = history.as_of(number - 1) if history and number else None
+        if older and name in older.specs:
+            return Known(older, name)
+        return known if known and not item else None
+
+    @staticmethod
+    def _equal(found: Running | None, item: Data | None) -> bool:
+        return bool(found and item and found.spec_hash == item["spec_hash"])
+
+    def _out(self, name: str) -> bool:
+        """The operator took it out of a load balancer."""
+        return any(
+            entry.get("by") == OPERATOR and _is(server, self.name, name)
+            for balancer in self.balancers
+            for server, entry in (balancer.host.seen.out if balancer.host.seen else {}).items()
+        )
+
+    def step(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
+        """What this host does in a batch."""
+        members = [item for unit in batch.units for item in unit.members if item.host == self.name]
+        spans = {item.id for unit in batch.units if len(unit.hosts) > 1 for item in unit.members}
+        names = [item.name for item in members]
+        beside = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
+        back = {name: self.before(name) for name in names}
+        comes = [item.name for item in members if item.new is not None]
+        return {
+            "batch": batch.number,
+            "servers": [self.server(name) for name in comes],
+            "remove": [name for name in names if name not in comes],
+            "spans": any(item.id in spans for item in members),
+            "out": self._servers([*names, *beside], "before"),
+            "into": self._servers([*comes, *beside], "after"),
+            "back": {
+                "servers": [known.server for known in back.values() if known],
+                "remove": [
+                    name for name, known in back.items() if known is None and name not in self.running
+                ],
+                "into": self._servers([*(n for n, known in back.items() if known), *beside], "old"),
+                "lost": [name for name, known in back.items() if known is None and name in self.running],
+            },
+            "canary": self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
+        }
+
+    def server(self, name: str) -> Data:
+        """SERVER of an instance as it is wanted."""
+        server: Data = self.wanted[name]["server"]
+        return server
+
+    def _canary(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
+        measured, beside = batch.canary, batch.reference
+        name = measured.name if measured else ""
+        item, found, old = self.wanted[name], self.running.get(name), self.before(name)
+        reference = self.known(beside.name) if beside else None
+        continued = trial is not None and trial.canary == f"{self.name}/{name}"
+        return {
+            "id": f"{self.name}/{name}",
+            "old": {**old.instance, "gpus": item.get("gpus")} if old else {},
+            "new": {"host": self.name, **item},
+            "reference": reference.instance if reference else {},
+            # What is new already was measured by the run that was cut off, or never.
+            "measure": bool(old and found and found.state == "running" and not self._equal(found, item)),
+            "baseline": dict(self._baseline(batch.deployment)) if continued else {},
+        }
+
+    def _baseline(self, deployment: str) -> Mapping[str, Any]:
+        history = self.histories.get(deployment)
+        return (history.trial.baseline.get("found") or {}) if history and history.trial else {}
+
+    def _servers(self, names: Sequence[str], which: str) -> list[dict[str, Any]]:
+        """These instances' servers in each load balancer: as it is now (old), will be (after), or both (before)."""
+        found = []
+        for balancer in self.balancers:
+            seen = balancer.host.seen
+            old = {
+                Server.from_json(item).name: (item["host"], item["instance"], backend["name"])
+                for backend in (seen.config.get("backends") or () if seen else ())
+                for item in backend["servers"]
+            }
+            new = {
+                item.name: (item.host, item.instance, backend.name)
+                for backend in balancer.backends
+                for item in backend.members
+            }
+            there = {"old": old, "after": new, "before": {**old, **new}}[which]
+            mine = [
+                f"{key[2]}/{name}" for name, key in there.items() if key[0] == self.name and key[1] in names
+            ]
+            if mine:
+                found.append({"balancer": balancer.host.name, "servers": mine})
+        return found
+
+
+def _histories(state: NodeState | None) -> dict[str, History]:
+    return {item.deployment: item for item in state.generations} if state else {}
+
+
+def _is(server: str, host: str, name: str) -> bool:
+    """Whether "llama/n1.llama-0:8000" is this instance."""
+    return server.partition("/")[2].rpartition(":")[0] == f"{host}.{name}"
+
+
+def _place(item: Data | None, shares: Mapping[str, int]) -> Place | None:
+    if item is None:
+        return None
+    nodes = [str(node) for node in item.get("render_nodes") or ()]
+    most = max((shares[node] for node in nodes), default=1)
+    return Place(frozenset(int(port) for port in item.get("ports") or ()), frozenset(nodes), 1 / most)
+
+
+def _engine(item: Data | None) -> str:
+    rank = item.get("rank") if item else None
+    if not item or not rank:
+        hosts = (item or {}).get("hosts") or ()
+        return f"{item['deployment']}@{','.join(hosts)}:{item['name']}" if item and len(hosts) > 1 else ""
+    return f"{item['deployment']}@{','.join(rank['hosts']) or item['host']}:{rank['master_port']}"
+
+
+def _trials(hosts: Iterable[_Host], data: Data) -> dict[str, Trial]:
+    """Open trials of the generation that is wanted now."""
+    wanted = {str(item["deployment"]): item.get("generation") for item in data.get("generations") or ()}
+    found: dict[str, Trial] = {}
+    for host in hosts:
+        for name, history in host.histories.items():
+            trial = history.trial
+            if trial is None or trial.generation != wanted.get(name):
+                continue
+            canary = str(trial.baseline.get("canary") or "")
+            before = found.get(name, Trial())
+            units = set(trial.units)
+            judged = before.judged or bool(canary and canary in units)
+            found[name] = Trial(before.canary or canary, judged)
+    return found
+
+
+def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> Iterable[Problem]:
+    """What a rollout needs beside room."""
+    if rollout.batches and wanted.operation != STOP:
+        for name, why in wanted.absent:
+            what = f"instances cannot leave load balancer {name} before they change: {why}."
+            yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    if wanted.operation in (UPGRADE, ROLLBACK):
+        hosts = tuple(
+            host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
+        )
+        if hosts:
+            what = "partition modes are to change, which stops every instance of a host."
+            yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
+    for item in data.get("generations") or ():
+        if wanted.operation == UPGRADE and item.get("held") and item.get("known") and not wanted.again:
+            held = item["held"]
+            what = (
+                f"deployment {item['deployment']} is held at generation {held['generation']} since {held['since']} "
+                f"({held['why']}), and its definition is still the one that was turned back."
+            )
+            yield Problem((), what, "Change it, or try the same again: -e again=true.")
+    names = {unit.deployment for batch in rollout.batches for unit in batch.units}
+    if wanted.operation in (RESTART, STOP) and not names:
+        there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
+                        host.host.state.instances})  # fmt: skip
+        if wanted.deployment or wanted.instance:
+            meant = wanted.instance or wanted.deployment
+            what = f"nothing of {meant} runs."
+            yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
+
+
+def _batch(batch: Batch, total: int, data: Data) -> dict[str, Any]:
+    numbers = {str(item["deployment"]): item.get("generation") for item in data.get("generations") or ()}
+    names = [unit.name for unit in batch.units]
+    return {
+        "number": batch.number,
+        "of": total,
+        "deployment": batch.deployment,
+        "generation": numbers.get(batch.deployment),
+        "canary": batch.canary.id if batch.canary else "",
+        "hosts": list(batch.hosts),
+        "units": [[item.id for item in unit.members] for unit in batch.units],
+        "text": f"batch {batch.number} of {total}: {'; '.join(names)}",
+    }
