@@ -13,9 +13,11 @@ from .fleet import Fleet, Host
 from .gpu_clean import needs_reload
 from .hostgpus import HostGpus, host_gpus
 from .misfits import impossible, too_many
+from .network import Network
+from .network_checks import Networks, check_networks
 from .observed import NumaNode
 from .placement import Gpus, island, pack
-from .ranks import HostGroup, Rank, host_groups, meeting_port, rank_of, servers_per_host
+from .ranks import HostGroup, Rank, group_port, host_groups, meeting_port, rank_of, servers_per_host
 from .topology import LogicalGpu
 
 SYSTEM_PORTS = 1024
@@ -53,7 +55,7 @@ class Slot:
         if self.rank is None:
             return (self.port,)
         http = () if self.rank.headless else (self.port,)
-        return (*http, self.rank.master_port) if self.rank.node_rank == self.rank.data_rank == 0 else http
+        return (*http, self.rank.master_port, self.rank.group_port) if self.rank.number == 0 else http
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Layout:
     """A host's logical GPUs as they will be, and its instances on them.
 
     left_out: names of instances that are wanted and cannot run now, as another host of their group is missing:
-    they are neither started nor removed.
+    they are neither started nor removed. network: what engines over several hosts use of this one.
     """
 
     gpus: Gpus
@@ -69,6 +71,7 @@ class Layout:
     repartition: bool
     warnings: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    network: Network | None = None
 
 
 def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
@@ -79,6 +82,8 @@ def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]
     groups, wrong = host_groups(fleet)
     problems = list(wrong)
     layouts: dict[str, Layout] = {}
+    networks = check_networks(fleet, groups)
+    problems.extend(networks.problems)
     known: dict[tuple[object, ...], tuple[Layout, tuple[Problem, ...]]] = {}
     for host in fleet.hosts:
         key = _kind(host)
@@ -86,7 +91,7 @@ def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]
             known[key] = lay_out(host, fleet.catalog)
         layout, found = known[key]
         problems.extend(replace(item, hosts=(host.name,)) for item in found)
-        layouts[host.name] = _ranked(layout, host.name, groups)
+        layouts[host.name] = _ranked(layout, host.name, groups, networks)
     problems.extend(_unequal(fleet, groups, layouts))
     return layouts, tuple(problems)
 
@@ -134,7 +139,9 @@ def _slot(deployment: Deployment, index: int, gpus: Gpus, numa: Mapping[int, Num
     )
 
 
-def _ranked(layout: Layout, host: str, groups: Mapping[tuple[str, str], HostGroup]) -> Layout:
+def _ranked(
+    layout: Layout, host: str, groups: Mapping[tuple[str, str], HostGroup], networks: Networks
+) -> Layout:
     """The layout with the ranks of instances that span hosts; those whose group is incomplete are left out."""
     if not any(slot.deployment.nodes > 1 for slot in layout.slots):
         return layout
@@ -155,7 +162,8 @@ def _ranked(layout: Layout, host: str, groups: Mapping[tuple[str, str], HostGrou
         layout,
         slots=tuple(slots),
         left_out=tuple(left_out),
-        warnings=(*layout.warnings, *warnings),
+        warnings=(*layout.warnings, *warnings, *networks.warnings.get(host, ())),
+        network=networks.of.get(host),
     )
 
 
@@ -257,13 +265,13 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
     for slot in sorted(slots, key=lambda item: (item.deployment.index, item.index)):
         meeting = meeting_port(slot.deployment, slot.index)
         first = slot.index % servers_per_host(slot.deployment) == 0
-        for port in (slot.port, *((meeting,) if meeting and first else ())):
+        for port in (slot.port, *((meeting, group_port(meeting)) if meeting and first else ())):
             other = ports.setdefault(port, slot)
             if other is not slot:
                 what = f"instances {other.name} and {slot.name} would both listen on port {port}."
                 fix = "Choose another port; instance i of a deployment takes port + i"
                 fix += (
-                    ", and engines of several servers meet at 20000 + its last four digits."
+                    ", and engines of several servers meet at 20000 + its last four digits, and 5000 from there."
                     if meeting
                     else "."
                 )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from .deployment import Deployment
 from .errors import Problem
-from .fleet import Fleet
+from .fleet import Fleet, Host
+from .network import place_of
 
 LOOPBACK = "127.0.0.1"
 _LOCAL = ("localhost", "::1")
@@ -20,8 +21,9 @@ class Rank:
 
     hosts: the group of hosts, in natural order; none when the engine is within one host, as equal hosts then
     have equal ranks. group: the group's number. node_rank: this host's place in it. master, master_port: where
-    the servers meet, at the group's first host (torch's store, data parallel's handshake, or Ray). data_rank:
-    the first data parallel rank of this server. headless: it works for the first one, and has no HTTP port.
+    the servers meet, at the group's first host (torch's store, data parallel's handshake, or Ray); group_port:
+    where their supervisors do. number: this server's place among the engine's `servers`. data_rank: the first data
+    parallel rank of this server. headless: it works for the first one, and has no HTTP port.
     """
 
     group: int
@@ -29,6 +31,9 @@ class Rank:
     hosts: tuple[str, ...]
     master: str
     master_port: int
+    group_port: int
+    number: int
+    servers: int
     data_rank: int = 0
     headless: bool = False
 
@@ -72,6 +77,14 @@ def meeting_port(deployment: Deployment, index: int) -> int | None:
     return (10000 if 20000 <= first < 30000 else 20000) + first % 10000
 
 
+def group_port(meeting: int) -> int:
+    """Where the supervisors of an engine meet, by the port where its servers do: 28000 → 23000, 23000 → 28000.
+
+    In the same ten thousand, 5000 away, so that both lie below 32768.
+    """
+    return meeting // 10000 * 10000 + (meeting + 5000) % 10000
+
+
 def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: str) -> Rank | None:
     """The rank of a deployment's instance; `group` is None for an engine within one host."""
     port = meeting_port(deployment, index)
@@ -79,7 +92,8 @@ def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: s
         return None
     servers = servers_per_host(deployment)
     if group is None:
-        return Rank(0, 0, (), LOOPBACK, port, index % servers)
+        number = index % servers
+        return Rank(0, 0, (), LOOPBACK, port, group_port(port), number, servers, data_rank=number)
     place = group.hosts.index(host)
     local = deployment.data_parallel_size // deployment.nodes
     serves = deployment.data_parallel_size > 1 and deployment.data_parallel_balancing != "internal"
@@ -89,6 +103,9 @@ def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: s
         hosts=group.hosts,
         master=group.master,
         master_port=port,
+        group_port=group_port(port),
+        number=place * servers + index % servers,
+        servers=deployment.nodes * servers,
         data_rank=place * local + index % servers,
         headless=place > 0 and not serves,
     )
@@ -123,8 +140,10 @@ def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[P
             missing = tuple(
                 absent.get(item, f"{item} (it is not in this run)") for item in group if item not in found
             )
-            master = hosts[group[0]].address if group[0] in hosts else ""
-            problems.extend(_loopback(found, group, master))
+            master = _address(hosts[group[0]]) if group[0] in hosts else ""
+            problems.extend(
+                _loopback(hosts[item], group) for item in group if _is_loopback(found, hosts, item)
+            )
             made = HostGroup(number, group, master, missing)
             groups.update(((name, item), made) for item in group)
     return groups, tuple(problems)
@@ -146,7 +165,17 @@ def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterabl
         yield Problem((*deployment.path, "nodes"), what, fix, members[-over:])
 
 
-def _loopback(found: Mapping[str, Deployment], group: tuple[str, ...], master: str) -> Iterable[Problem]:
-    if group[0] in found and (master in _LOCAL or master.startswith("127.")):
-        what = f"the other hosts of its group ({', '.join(group[1:])}) cannot reach {group[0]} at {master}."
-        yield Problem((), what, "Set instinct_address to its address in the cluster's network.", (group[0],))
+def _address(host: Host) -> str:
+    """The host's address in the cluster, as a number where its interfaces tell it."""
+    place, _ = place_of(host)
+    return place.address if place else host.address
+
+
+def _is_loopback(found: Mapping[str, Deployment], hosts: Mapping[str, Host], name: str) -> bool:
+    return name in found and (hosts[name].address in _LOCAL or hosts[name].address.startswith("127."))
+
+
+def _loopback(host: Host, group: tuple[str, ...]) -> Problem:
+    others = ", ".join(name for name in group if name != host.name)
+    what = f"the other hosts of its group ({others}) cannot reach {host.name} at {host.address}."
+    return Problem((), what, "Set instinct_address to its address in the cluster's network.", (host.name,))

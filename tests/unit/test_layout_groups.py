@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from instinct.fleet import HostInput, build_fleet
 from instinct.layout import Layout, lay_out_fleet
-from instinct.ranks import meeting_port
+from instinct.ranks import group_port, meeting_port
 
 from .plan_world import catalog, deployment, fleet, gpus, state
 from .test_layout import layouts, refused
@@ -57,7 +57,7 @@ def test_hosts_are_grouped_in_natural_order() -> None:
     }
     first, second = (found[name].slots[0] for name in ("n1", "n2"))
     assert [slot.rank and slot.rank.hosts for slot in (first, second)] == [("n1", "n2")] * 2
-    assert (first.ports, second.ports) == ((8000, 28000), ())
+    assert (first.ports, second.ports) == ((8000, 28000, 23000), ())
     assert [gpu.index for gpu in second.gpus] == [*range(8)]
 
 
@@ -170,20 +170,23 @@ def test_a_tensor_group_may_span_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("port", "meeting"),
+    ("port", "meeting", "supervisors"),
     [
-        (8000, 28000),
-        (1, 20001),
-        (19999, 29999),
-        (20000, 10000),
-        (29999, 19999),
-        (30000, 20000),
-        (65535, 25535),
+        (8000, 28000, 23000),
+        (1, 20001, 25001),
+        (19999, 29999, 24999),
+        (20000, 10000, 15000),
+        (29999, 19999, 14999),
+        (30000, 20000, 25000),
+        (65535, 25535, 20535),
     ],
 )
-def test_where_an_engines_servers_meet(port: int, meeting: int) -> None:
+def test_where_an_engines_servers_and_their_supervisors_meet(
+    port: int, meeting: int, supervisors: int
+) -> None:
     found = fleet(world("n1", "n2"), [two(port=port)]).hosts[0].deployments[0]
     assert meeting_port(found, 0) == meeting != port
+    assert group_port(meeting) == supervisors != port
 
 
 def test_ports_where_groups_meet_are_kept_free() -> None:
@@ -194,7 +197,7 @@ def test_ports_where_groups_meet_are_kept_free() -> None:
     assert refused(pair, world("n1", "n2")) == [
         "vllm_deployments[1].port (hosts n1, n2): instances a-0 and b-0 would both listen on port 28000. Choose "
         "another port; instance i of a deployment takes port + i, and engines of several servers meet at 20000 + "
-        "its last four digits."
+        "its last four digits, and 5000 from there."
     ]
 
 
@@ -216,7 +219,9 @@ def test_external_balancing_makes_a_server_per_rank() -> None:
         (0, 0, "127.0.0.1", 28000, 0, False), (0, 0, "127.0.0.1", 28000, 1, False),
         (0, 0, "127.0.0.1", 28002, 0, False), (0, 0, "127.0.0.1", 28002, 1, False),
     ]  # fmt: skip
-    assert [slot.ports for slot in found.slots] == [(8000, 28000), (8001,), (8002, 28002), (8003,)]
+    assert [slot.ports for slot in found.slots] == [
+        (8000, 28000, 23000), (8001,), (8002, 28002, 23002), (8003,),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

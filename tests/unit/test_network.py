@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interfaces and RDMA ports of engines over hosts, and what is said of groups before anything stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from instinct.layout import lay_out_fleet
+from instinct.network import choose_hcas, gid_index, network_of, place_of
+from instinct.observed import Hca
+
+from .catalogue import knowledge
+from .plan_world import deployment, fleet, gpus, state
+
+SPAN = {"nodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+
+
+def ethernet(number: int, **changes: Any) -> dict[str, Any]:
+    """A host's interface."""
+    found = {"name": "eth0", "addresses": [f"10.0.0.{number}"], "up": True, "mtu": 1500, "speed": 25000}
+    return {**found, **changes}
+
+
+def rail(number: int, **changes: Any) -> dict[str, Any]:
+    """A port of an RDMA device, as node_state has it."""
+    return {
+        "name": f"mlx5_{number}", "port": 1, "state": "ACTIVE", "layer": "Ethernet", "rate": 400,
+        "interface": f"rdma{number}", "gid_index": 3, **changes,
+    }  # fmt: skip
+
+
+def node(number: int, **changes: Any) -> dict[str, Any]:
+    """A host with eight GPUs, as many NICs for them, and an interface for the rest."""
+    found = {"interfaces": [ethernet(number)], "rdma": [rail(i) for i in range(8)], "verbs": True}
+    return state(**{**found, **changes})
+
+
+def told(first: dict[str, Any], second: dict[str, Any], **keys: Any) -> tuple[list[str], list[str]]:
+    """Problems and warnings of two hosts that run an engine together; `own`: variables of hosts."""
+    own = keys.pop("own", {})
+    addresses = {f"n{i}": {"ansible_host": f"10.0.0.{i}", **own.get(f"n{i}", {})} for i in (1, 2)}
+    wanted = fleet({"n1": first, "n2": second}, [deployment(**{**SPAN, **keys})], own=addresses)
+    layouts, problems = lay_out_fleet(wanted)
+    return [item.text() for item in problems], [text for found in layouts.values() for text in found.warnings]
+
+
+# ---- what a host uses --------------------------------------------------------------------------------
+
+
+def test_a_hosts_variables_have_reasons_and_sources() -> None:
+    (host,) = fleet({"n1": node(1)}, [deployment()], own={"n1": {"ansible_host": "10.0.0.1"}}).hosts
+    place, _ = place_of(host)
+    assert place
+    found = network_of(host, place)
+    assert {item.setting: item.value for item in found.env} == {
+        "VLLM_HOST_IP": "10.0.0.1",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_IB_HCA": "=" + ",".join(f"mlx5_{number}:1" for number in range(8)),
+        "NCCL_IB_GID_INDEX": "3",
+    }
+    assert found.devices == ("/dev/infiniband",)
+    assert all(item.reason and item.source in knowledge().sources for item in found.env)
+
+
+@pytest.mark.parametrize(
+    ("address", "interfaces", "wanted"),
+    [
+        ("10.0.0.1", [ethernet(1)], ("10.0.0.1", "eth0")),
+        ("fd00:0::1", [ethernet(1, addresses=["10.0.0.1", "fd00::1"])], ("fd00:0::1", "eth0")),
+        ("10.0.0.1", [], None),
+        # A name will do where there is one address only; bridges and rails do not count.
+        ("n1", [ethernet(1), ethernet(9, name="docker0"), ethernet(8, name="rdma0")], ("10.0.0.1", "eth0")),
+        (
+            "n1", [ethernet(1), ethernet(2, name="ens9")],
+            "host n1: its address is a name (n1), and of its own it has several: eth0 10.0.0.1, ens9 10.0.0.2. Set "
+            "instinct_address to the address at which the other hosts of its group reach it.",
+        ),
+        (
+            "198.51.100.1", [ethernet(1)],
+            "host n1: its address 198.51.100.1 is on none of its interfaces (eth0 10.0.0.1). Set instinct_address to "
+            "the address at which the other hosts of its group reach it.",
+        ),
+    ],
+)  # fmt: skip
+def test_where_a_host_is_in_the_network(address: str, interfaces: Any, wanted: Any) -> None:
+    known = node(1, interfaces=interfaces)
+    (host,) = fleet({"n1": known}, [deployment()], own={"n1": {"ansible_host": address}}).hosts
+    place, problem = place_of(host)
+    found = (place.address, place.interface.name) if place else problem and problem.text()
+    assert found == wanted
+
+
+def hcas(*items: dict[str, Any]) -> list[Hca]:
+    return [
+        Hca(item["name"], item["port"], item["state"] == "ACTIVE", item["layer"], item["rate"],
+            item["interface"], item["gid_index"])
+        for item in items
+    ]  # fmt: skip
+
+
+DOWN = {"state": "DOWN", "rate": 40}
+RAILS = [rail(number) for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("ports", "chosen", "left"),
+    [
+        ([], "", ""),
+        ([rail(0, **DOWN)], "", ""),
+        (RAILS, "0 1 2 3 4 5 6 7", ""),
+        # A link that is down now does not change an engine's variables.
+        ([*RAILS[:3], rail(3, **DOWN), *RAILS[4:]], "0 1 2 3 4 5 6 7", ""),
+        ([rail(8, rate=100, interface="eth0"), *RAILS], "0 1 2 3 4 5 6 7", "not mlx5_8:1 (100 Gb/s)"),
+        ([*RAILS, rail(8, interface="eth0")], "0 1 2 3 4 5 6 7", "not mlx5_8:1 (the host's address is on its eth0)"),
+        # One of as many as GPUs has the address: it is a rail too. And the only one there is.
+        ([rail(0, interface="eth0"), *RAILS[1:]], "0 1 2 3 4 5 6 7", ""),
+        ([rail(0, interface="eth0")], "0", ""),
+        ([rail(0, layer="InfiniBand"), rail(1, layer="InfiniBand"), rail(2)], "0 1", "not mlx5_2:1 (Ethernet)"),
+        ([rail(10), rail(9)], "9 10", ""),
+    ],
+)  # fmt: skip
+def test_ports_for_traffic_between_gpus(ports: list[dict[str, Any]], chosen: str, left: str) -> None:
+    found, out = choose_hcas(hcas(*ports), "eth0", 8)
+    assert (" ".join(item.name[5:] for item in found), out) == (chosen, left)
+
+
+@pytest.mark.parametrize(
+    ("ports", "wanted"),
+    [
+        (RAILS, 3),
+        ([rail(0), rail(1, gid_index=5)], None),
+        ([rail(0), rail(1, gid_index=None, **DOWN)], 3),
+        ([rail(0, layer="InfiniBand", gid_index=None)], None),
+    ],
+)
+def test_the_index_of_the_gid(ports: list[dict[str, Any]], wanted: int | None) -> None:
+    assert gid_index(hcas(*ports)) == wanted
+
+
+# ---- groups ------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_well() -> None:
+    assert told(node(1), node(2)) == ([], [])
+
+
+def test_hosts_differ_and_the_head_has_a_number() -> None:
+    other = node(2, interfaces=[ethernet(2, name="ens1f0")], rdma=[rail(n, gid_index=5) for n in range(8)])
+    found, problems = lay_out_fleet(fleet({"n1": node(1), "n2": other}, [deployment(**SPAN)]))
+    assert problems == ()
+    values = [{item.setting: item.value for item in one.network.env} for one in found.values() if one.network]
+    assert [one["GLOO_SOCKET_IFNAME"] for one in values] == ["eth0", "ens1f0"]
+    assert [one["NCCL_IB_GID_INDEX"] for one in values] == ["3", "5"]
+    assert {slot.rank.master for one in found.values() for slot in one.slots if slot.rank} == {"10.0.0.1"}
+
+
+def test_engines_within_a_host_have_no_network() -> None:
+    found, _ = lay_out_fleet(fleet({"n1": node(1)}, [deployment(tensor_parallel_size=8)]))
+    assert found["n1"].network is None
+
+
+@pytest.mark.parametrize(
+    ("second", "keys", "text"),
+    [
+        (
+            node(2, interfaces=[ethernet(2, up=False)]), {},
+            "host n2: eth0, the interface with its address 10.0.0.2, is down. Bring it up, or set instinct_address to "
+            "another one.",
+        ),
+        (
+            node(2), {"env": {"VLLM_HOST_IP": "10.0.0.1"}},
+            "vllm_deployments[0].env.VLLM_HOST_IP (host n2): 10.0.0.1 is no address of n2; each host of the group "
+            "needs its own. Leave it out: it is 10.0.0.2 here.",
+        ),
+        (
+            node(2, rdma=[]), {},
+            "host n2: has no active RDMA port, and n1 of its group have: RCCL would not connect. Mend them (ibstat, ls "
+            '/dev/infiniband), or let all use TCP: env: {NCCL_IB_DISABLE: "1"}, slowly.',
+        ),
+        (
+            node(2, rdma=[rail(n, layer="InfiniBand", gid_index=None) for n in range(8)]), {},
+            "host n2: its RDMA ports are InfiniBand, and those of n1 Ethernet: RCCL cannot connect them. Choose ports "
+            "in env: {NCCL_IB_HCA: …}.",
+        ),
+        (
+            node(2, interfaces=[ethernet(2, addresses=["fd00::2"])]), {"own": {"n2": {"ansible_host": "fd00::2"}}},
+            "host n2: its address fd00::2 is IPv6, and that of n1 IPv4. Set instinct_address to addresses of one sort.",
+        ),
+        (
+            node(2, interfaces=[ethernet(1)]), {"own": {"n2": {"ansible_host": "10.0.0.1"}}},
+            "host n2: has the same address as n1, 10.0.0.1. Set instinct_address to the address at which the other "
+            "hosts of its group reach it.",
+        ),
+        (
+            node(2), {"own": {"n2": {"ansible_host": "127.0.0.1"}}},
+            "host n2: the other hosts of its group (n1) cannot reach n2 at 127.0.0.1. Set instinct_address to its "
+            "address in the cluster's network.",
+        ),
+        (
+            node(2, gpus=[{**gpu, "memory_partition": "NPS4"} for gpu in gpus()]), {},
+            "host n2: deployment llama runs over n1 in NPS1 and n2 in NPS4. Set gpu_partition_memory alike on hosts "
+            "that run an engine together.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_a_group_hang_is_an_error(second: dict[str, Any], keys: dict[str, Any], text: str) -> None:
+    assert told(node(1), second, **keys)[0] == [text]
+
+
+@pytest.mark.parametrize(
+    ("second", "keys", "text"),
+    [
+        (
+            node(2, interfaces=[ethernet(2, mtu=9000)]), {},
+            "interfaces of its hosts differ in their MTU (n1 eth0 1500, n2 eth0 9000): large packets may be lost "
+            "between them",
+        ),
+        (
+            node(2, rdma=[*RAILS[:7], rail(7, **DOWN)]), {},
+            "n2 has 7 active RDMA ports, and others of its group 8 (mlx5_7:1 down): RCCL pairs them by their place in "
+            "the list, so all get slower",
+        ),
+        (
+            node(2, rdma=[*RAILS[:7], rail(7, gid_index=None)]), {},
+            "mlx5_7 of n2 have no RoCE v2 address: give their interfaces IPv4 addresses",
+        ),
+        (
+            node(2), {"runtime": {"ulimits": {"memlock": 8388608}}},
+            "runtime.ulimits.memlock is limited, and RDMA needs memory that stays in place: leave it out",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_it_slow_is_a_warning(second: dict[str, Any], keys: dict[str, Any], text: str) -> None:
+    assert told(node(1), second, **keys) == ([], [f"deployment llama: {text}"])
+
+
+def test_without_rdma_it_is_tcp() -> None:
+    slow = "deployment llama: its hosts have no active RDMA ports: RCCL uses TCP between them, which is slow"
+    assert told(node(1, rdma=[]), node(2, rdma=[])) == ([], [slow])
+    assert told(node(1), node(2, rdma=[]), env={"NCCL_IB_DISABLE": "1"}) == ([], [])
+    problems, warnings = told(node(1, verbs=False), node(2, verbs=False))
+    unusable = "has RDMA devices, and no /dev/infiniband to use them by: modprobe ib_uverbs"
+    assert problems == []
+    assert sorted(warnings) == sorted([slow, *(f"deployment llama: n{n} {unusable}" for n in (1, 2))])
