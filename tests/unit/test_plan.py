@@ -219,7 +219,7 @@ def test_a_partition_change_stops_before_and_starts_after() -> None:
 def test_an_instance_that_stays_the_same_runs_again_after_a_partition_change() -> None:
     wanted = [deployment(instances_per_gpu=2, gpus=[0])]
     host = planned(settled(wanted), wanted, gpu_partition_compute="CPX")
-    assert host["actions"][-1]["target"] == "llama-1"
+    assert host["actions"][-1]["target"] == "llama-0"
     assert host["actions"][-1]["reason"] == "it is stopped while the compute partition changes"
 
 
