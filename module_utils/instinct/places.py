@@ -10,6 +10,10 @@ HF_CACHE = DATA_DIR + "/hf"
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
 GENERATIONS = STATE_DIR + "/generations"
 JOURNAL = STATE_DIR + "/journal.log"
+KEYS_DIR = STATE_DIR + "/keys"
+# What sets partition modes again at a boot: a directory of root's alone.
+PARTITION_RECORD = DATA_DIR + "/partition/modes.json"
+PARTITION_PROGRAM = DATA_DIR + "/partition/restore.pyz"
 BALANCER_DIR = STATE_DIR + "/balancer"
 BALANCER_STATE = DATA_DIR + "/balancer"
 DOCKER_ROOT = "/var/lib/docker"
@@ -22,6 +26,7 @@ INSTANCE_MOUNT = "/instinct"
 HF_MOUNT = "/hf"
 CACHE_MOUNT = "/cache"
 LIB_MOUNT = "/instinct-lib"
+KEYS_MOUNT = "/instinct-keys"
 
 
 def instance_dir(name: str) -> str:

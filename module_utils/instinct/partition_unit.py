@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps partition modes over reboots: a record of them, the program that sets them again, and its unit.
+
+There only while modes other than the driver's own are wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .files import make_private
+from .partition_boot import DRIVER_SECONDS, Record
+from .partition_gpus import AUTO, Gpu
+from .partition_holders import MONITOR_UNITS
+from .places import PARTITION_PROGRAM, PARTITION_RECORD
+
+SERVICE = "instinct-partition.service"
+UNIT = f"/etc/systemd/system/{SERVICE}"
+LINK = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
+LIMIT = int(DRIVER_SECONDS) + 210
+"""Seconds after which systemd goes on with Docker whatever became of it."""
+UNIT_TEXT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Partition modes of the GPUs, as instinct-fleet set them
+After=local-fs.target systemd-modules-load.service systemd-udev-settle.service
+Before=docker.service {monitors}
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={python} {program}
+TimeoutStartSec={limit}
+
+[Install]
+WantedBy=multi-user.target
+"""
+PACKAGE = "instinct"
+_START = f"import sys\n\nfrom {PACKAGE}.partition_boot import main\n\nsys.exit(main())\n"
+_IMPORT = re.compile(r"^\s*from \.(\w*) import (?:\(([^)]*)\)|(.+))", re.MULTILINE)
+
+
+def record_of(gpus: tuple[Gpu, ...], compute: str | None, memory: str | None) -> Record | None:
+    """The modes to keep: those that are asked for, else those that the GPUs are in; None when a boot brings them."""
+    modes = {gpu.bdf: compute or gpu.mode for gpu in gpus}
+    known = {bdf: mode for bdf, mode in modes.items() if mode}
+    memories = {memory or gpu.memory_mode for gpu in gpus}
+    kept = memories.pop() if len(memories) == 1 else None
+    own = kept in (None, "NPS1") and all(mode == AUTO["NPS1"] for mode in known.values())
+    return None if own or not known else Record(kept, known)
+
+
+def program() -> bytes:
+    """The archive that Python runs; the same bytes for the same sources."""
+    sources = {"__main__.py": _START, f"{PACKAGE}/__init__.py": ""}
+    package = __name__.rpartition(".")[0]
+    left = ["partition_boot"]
+    while left:
+        name = left.pop()
+        path = f"{PACKAGE}/{name}.py"
+        if path not in sources:
+            sources[path] = inspect.getsource(importlib.import_module(f"{package}.{name}"))
+            left += imports(sources[path])
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(sources):
+            entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
+            archive.writestr(entry, sources[path], zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def imports(source: str) -> list[str]:
+    """Modules of this package that a module imports."""
+    found = []
+    for module, long, short in _IMPORT.findall(source):
+        names = [word.split()[0] for word in (long or short).split(",") if word.strip()]
+        found += [module] if module else names
+    return found
+
+
+def wanted(record: Record | None, python: str) -> dict[str, bytes]:
+    """The files by their paths; none without a record."""
+    if record is None:
+        return {}
+    values = {"python": python, "program": PARTITION_PROGRAM, "limit": LIMIT}
+    unit = UNIT_TEXT.format(monitors=" ".join(MONITOR_UNITS), **values)
+    return {
+        PARTITION_RECORD: record.to_text().encode(),
+        PARTITION_PROGRAM: program(),
+        UNIT: unit.encode(),
+    }
+
+
+def converge(
+    path: Callable[[str], str],
+    record: Record | None,
+    check: bool,
+    run: Callable[[list[str]], Any],
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Write, link or remove what keeps the modes. path: where a path really is. Returns changed, actions, diff."""
+    files = wanted(record, python)
+    places = (UNIT, PARTITION_PROGRAM, PARTITION_RECORD)
+    actions = [f"write {name}" for name, data in files.items() if _read(path(name)) != data]
+    linked = os.path.lexists(path(LINK))
+    diff = [
+        _diff(name, _read(path(name)), files.get(name))
+        for name in places
+        if name.endswith((".json", ".service"))
+    ]
+    if files:
+        actions += [] if linked else [f"link {LINK}"]
+    else:
+        gone = (LINK, *places)
+        actions += [f"remove {name}" for name in gone if os.path.lexists(path(name))]
+    if actions and not check:
+        _apply(path, files)
+        if os.path.isdir(path("/run/systemd/system")):
+            run(["systemctl", "daemon-reload"])
+    return {
+        "changed": bool(actions),
+        "actions": actions,
+        "diff": [item for item in diff if item],
+        "warnings": [],
+    }
+
+
+def _apply(path: Callable[[str], str], files: Mapping[str, bytes]) -> None:
+    if not files:
+        for name in (LINK, UNIT, PARTITION_PROGRAM, PARTITION_RECORD):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path(name))
+        return
+    make_private(os.path.dirname(path(PARTITION_PROGRAM)))
+    for name, data in files.items():
+        if _read(path(name)) != data:
+            _write(path(name), data, 0o644 if name == UNIT else 0o600)
+    if not os.path.lexists(path(LINK)):
+        os.makedirs(os.path.dirname(path(LINK)), mode=0o755, exist_ok=True)
+        os.symlink(UNIT, path(LINK))
+
+
+def _read(name: str) -> bytes | None:
+    try:
+        with open(name, "rb") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def _write(name: str, data: bytes, mode: int) -> None:
+    temporary = f"{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.chmod(temporary, mode)
+    os.replace(temporary, name)
+
+
+def _diff(name: str, before: bytes | None, after: bytes | None) -> dict[str, str] | None:
+    if before == after:
+        return None
+    texts = {"before": (before or b"").decode("utf-8", "replace"), "after": (after or b"").decode()}
+    return {**texts, "before_header": name, "after_header": name}

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partition modes over a reboot: what is recorded, what is installed, and what the unit does at a boot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from instinct import partition_unit
+from instinct.partition_boot import CHANGE_SECONDS, DRIVER_SECONDS, Record, restore
+from instinct.partition_holders import Holder
+from instinct.partition_unit import LINK, UNIT, converge, record_of
+from instinct.places import PARTITION_PROGRAM, PARTITION_RECORD
+
+from tests.unit.partition_world import World
+
+CPX = Record("NPS1", {"0000:00:00.0": "CPX", "0000:01:00.0": "CPX"})
+
+
+@pytest.mark.parametrize(
+    ("now", "compute", "memory", "expected"),
+    [
+        (("SPX", "NPS1"), None, None, None),
+        (("SPX", "NPS1"), "SPX", "NPS1", None),
+        (("SPX", "NPS1"), "CPX", None, ("NPS1", "CPX")),
+        (("CPX", "NPS4"), None, None, ("NPS4", "CPX")),
+        (("CPX", "NPS4"), "SPX", "NPS1", None),
+        (("DPX", "NPS2"), None, "NPS4", ("NPS4", "DPX")),
+    ],
+)
+def test_what_is_recorded(
+    now: tuple[str, str], compute: str | None, memory: str | None, expected: tuple[str, str] | None
+) -> None:
+    found = record_of(World(2, now[1], now[0]).gpus(), compute, memory)
+    assert (found and (found.memory, set(found.compute.values()))) == (
+        expected and (expected[0], {expected[1]})
+    )
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert Record.from_text(CPX.to_text()) == CPX
+    for text in ("", "[]", '{"schema": 2}', '{"schema": 1, "memory": null}'):
+        with pytest.raises(ValueError, match="."):
+            Record.from_text(text)
+
+
+def test_modes_are_set_again_and_a_second_time_nothing_is() -> None:
+    world = World(2, "NPS1", "CPX")
+    world.reboot()
+    assert world.modes == ["SPX", "SPX"]
+    good, told = restore(world, CPX)
+    assert (good, told[-1], world.modes) == (True, "GPUs are CPX, memory NPS1.", ["CPX", "CPX"])
+    world.again()
+    assert restore(world, CPX) == (True, ["GPUs are CPX, memory NPS1, as they were."])
+    assert world.operations == []
+
+
+def test_memory_modes_and_gpus_that_differ() -> None:
+    world = World(2)
+    record = Record("NPS4", {"0000:00:00.0": "CPX", "0000:01:00.0": "QPX"})
+    good, told = restore(world, record)
+    assert (good, world.memory, world.modes) == (True, "NPS4", ["CPX", "QPX"]), told
+    world.again()
+    assert restore(world, record)[0]
+    assert world.operations == []
+
+
+def test_nothing_is_touched_after_a_change_that_was_cut_off() -> None:
+    world = World(2, "NPS1", "SPX")
+    journal = {
+        "schema": 1, "step": "set", "started": "", "before": {"memory": "NPS1", "compute": {}},
+        "wanted": {"memory": "NPS1", "compute": {}}, "stopped": [],
+    }  # fmt: skip
+    world.text = json.dumps(journal)
+    good, told = restore(world, CPX)
+    assert not good
+    assert "playbooks/partition.yml" in told[0]
+    assert world.operations == []
+
+
+def test_it_waits_for_the_driver_and_not_for_ever() -> None:
+    world = World(2)
+    good, told = restore(world, Record(None, {"0000:00:00.0": "CPX", "0000:07:00.0": "CPX"}))
+    assert (good, told) == (False, ["The driver does not show 0000:07:00.0. Nothing was done."])
+    assert DRIVER_SECONDS <= world.clock < DRIVER_SECONDS + 5
+
+
+def test_who_holds_a_gpu_is_named_and_a_busy_driver_ends() -> None:
+    world = World(2)
+    world.strangers = [Holder(77, "someone")]
+    good, told = restore(world, CPX)
+    assert not good
+    assert "someone" in told[-1]
+    world = World(2)
+    world.busy = 10**6
+    assert not restore(world, CPX)[0]
+    # Setting and setting back; systemd's limit is above that.
+    assert world.clock < 2 * CHANGE_SECONDS + DRIVER_SECONDS <= partition_unit.LIMIT
+
+
+def test_installed_changed_and_removed(tmp_path: Path) -> None:
+    def path(name: str) -> str:
+        return f"{tmp_path}{name}"
+
+    commands: list[list[str]] = []
+    for directory in ("/etc/systemd/system", "/run/systemd/system"):
+        os.makedirs(path(directory))
+
+    def run(record: Record | None, *, check: bool = False) -> list[str]:
+        result = converge(path, record, check, commands.append, sys.executable)
+        assert result["changed"] is bool(result["actions"])
+        return result["actions"]
+
+    everything = [f"write {name}" for name in (PARTITION_RECORD, PARTITION_PROGRAM, UNIT)] + [f"link {LINK}"]
+    assert run(CPX, check=True) == everything
+    assert not os.path.exists(path(UNIT))
+    assert commands == []
+    assert run(CPX) == everything
+    assert commands == [["systemctl", "daemon-reload"]]
+    assert run(CPX) == []
+    assert os.stat(os.path.dirname(path(PARTITION_PROGRAM))).st_mode & 0o077 == 0
+    assert "Before=docker.service" in Path(path(UNIT)).read_text()
+    assert run(Record("NPS4", CPX.compute)) == [f"write {PARTITION_RECORD}"]
+    assert len(run(None, check=True)) == len(run(None)) == 4
+    assert run(None) == []
+    assert not os.path.lexists(path(LINK))
+
+
+def test_the_program_runs_by_itself(tmp_path: Path) -> None:
+    """Without the toolkit beside it: the archive has all that it imports."""
+    archive = tmp_path / "restore.pyz"
+    archive.write_bytes(partition_unit.program())
+    assert partition_unit.program() == archive.read_bytes()
+    with zipfile.ZipFile(archive) as found:
+        assert not any(name.startswith("ansible") for name in found.namelist())
+    done = subprocess.run(
+        [sys.executable, "-I", str(archive)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "No partition modes are recorded.\n"), done.stderr
