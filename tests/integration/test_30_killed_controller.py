@@ -30,7 +30,9 @@ def test_a_run_that_nothing_disturbs(fresh_lab: Lab, undisturbed: dict[str, str]
     undisturbed.update(node_state(fresh_lab))
 
 
-@pytest.mark.parametrize(("moment", "condition"), [("fetch", FETCHING), ("deploy", STARTING)])
+@pytest.mark.parametrize(
+    ("moment", "condition"), [pytest.param("fetch", FETCHING, marks=pytest.mark.deep), ("deploy", STARTING)]
+)
 def test_the_next_run_finishes_the_job(
     fresh_lab: Lab, undisturbed: dict[str, str], moment: str, condition: str
 ) -> None:

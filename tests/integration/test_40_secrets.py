@@ -41,7 +41,9 @@ class Sampler(threading.Thread):
                             self.found.add(f"{what} of {content[:200]!r}")
 
 
-@pytest.mark.parametrize("case", ["right token", "gated model refused", "engine fails"])
+@pytest.mark.parametrize(
+    "case", ["right token", "gated model refused", pytest.param("engine fails", marks=pytest.mark.deep)]
+)
 def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)

@@ -75,6 +75,7 @@ def test_an_unknown_image_is_deployed_in_one_run(fresh_lab: Lab) -> None:
     assert all(again.modules(host).count("node_state") == 1 for host in lab.hosts)
 
 
+@pytest.mark.deep
 def test_what_one_node_answered_is_known_of_another(fresh_lab: Lab) -> None:
     """The lock file carries it: a new host is planned whole, in check mode too."""
     lab = fresh_lab

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from .conftest import Lab
 from .helpers import completion, deployment
 
 
+@pytest.mark.deep
 def test_latency_and_throughput_by_tag(lab: Lab) -> None:
     small = {"input_len": 16, "output_len": 16, "num_iters": 2, "num_iters_warmup": 1}
     lab.write_vars(
