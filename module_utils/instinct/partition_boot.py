@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from .alone import alone
 from .files import read_text
 from .nodemodule import NodeError, internal_error
 from .partition import change
-from .partition_gpus import PartitionError
+from .partition_gpus import Gpu, PartitionError, Target
 from .partition_node import Node
 from .partition_plan import Machine, Request
 from .places import PARTITION_RECORD
@@ -57,16 +57,16 @@ class Record:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """What to ask of the node. GPUs in several compute modes: the memory mode first, which is of all of them."""
+    def requests(self, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
+        """What to ask of the node. GPUs in several compute modes: the memory mode first, with all of them in one."""
         common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
         modes = list(dict.fromkeys(self.compute.values()))
+        whole = Request(compute=modes[0], memory=self.memory, **common)
         if len(modes) == 1:
-            return (Request(compute=modes[0], memory=self.memory, **common),)
-        first = [Request(memory=self.memory, **common)] if self.memory else []
-        gpus = {mode: tuple(bdf for bdf, own in self.compute.items() if own == mode) for mode in modes}
-        return (*first, *(Request(compute=mode, gpus=gpus[mode], **common) for mode in modes))
+            return (whole,)
+        first = [whole] if Target(self.memory, {}).memory_differs(gpus) else []
+        of_mode = {mode: tuple(bdf for bdf, own in self.compute.items() if own == mode) for mode in modes}
+        return (*first, *(Request(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
 
 
 def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
@@ -80,7 +80,7 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
         if missing:
             return False, [f"The driver does not show {', '.join(missing)}. Nothing was done."]
         told: list[str] = []
-        for request in record.requests:
+        for request in record.requests(node.gpus()):
             outcome = change(node, request, False)
             told += [*outcome.actions, *outcome.warnings]
             if outcome.error:
