@@ -40,6 +40,8 @@ options:
       - The instances to measure, as the plan has them.
       - Read are C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(port), C(argv) and
         C(server.container).
+      - Of an instance of a generation that the node keeps, C(name), C(deployment) and C(generation) are enough.
+      - C(client), a map of C(image) and C(vllm), names another image to measure with, which must be on the node.
     type: list
     elements: dict
     default: []
@@ -52,8 +54,19 @@ options:
       - The offline benchmarks also get the instance's engine arguments; these here go over them.
     type: dict
     default: {}
+  repeat:
+    description:
+      - Runs, one after the other, each with its own result. They share one process, so that vLLM is imported once.
+      - Of more than one, or with O(warmups), each run has another seed, from the C(seed) of O(args) on, else from the
+        time on, so that no prompt is in the prefix cache. Only of V(serve).
+    type: int
+    default: 1
+  warmups:
+    description: Runs before those, whose results are thrown away. Only of V(serve).
+    type: int
+    default: 0
   timeout:
-    description: Seconds that the benchmarks may take.
+    description: Seconds that the benchmarks may take, all runs of them.
     type: int
     default: 7200
   docker_socket:
@@ -127,8 +140,12 @@ benchmarks:
       description: How long it took, with the client's start.
       type: float
     result:
-      description: What vLLM wrote, with null for NaN; null when it wrote nothing.
+      description: What vLLM wrote, with null for NaN; null when it wrote nothing. Of several runs, the last one's.
       type: dict
+    results:
+      description: What it wrote in each run that went well.
+      type: list
+      elements: dict
     log:
       description: The last lines that it printed.
       type: str
@@ -149,9 +166,10 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.instinct.bench import check_args, parse_target
-from ..module_utils.instinct.benches import measure
+from ..module_utils.instinct.bench import check_args, parse_repeat, parse_target
+from ..module_utils.instinct.benches import measure, whole
 from ..module_utils.instinct.engine import SOCKET, Engine
+from ..module_utils.instinct.genstore import Store
 from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.server import secrets_of
 
@@ -163,6 +181,8 @@ def argument_spec():
         "kind": {"type": "str", "choices": ["serve", "latency", "throughput"], "default": "serve"},
         "targets": {"type": "list", "elements": "dict", "default": []},
         "args": {"type": "dict", "default": {}},
+        "repeat": {"type": "int", "default": 1},
+        "warmups": {"type": "int", "default": 0},
         "timeout": {"type": "int", "default": 7200},
         "docker_socket": {"type": "path", "default": SOCKET},
     }
@@ -173,8 +193,11 @@ def work(params, check):
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
         raise NodeError(f"run: {run!r} is not a name (it becomes part of a path).")
-    targets = [parse_target(data) for data in params["targets"]]
+    targets = [parse_target(whole(data, Store())) for data in params["targets"]]
     args = check_args(params["kind"], params["args"])
+    repeat = parse_repeat(
+        params["kind"], params["repeat"], params["warmups"], args.get("seed"), int(time.time())
+    )
     return measure(
         lambda: Engine(params["docker_socket"]),
         targets,
@@ -183,6 +206,7 @@ def work(params, check):
         run,
         params["timeout"],
         check,
+        repeat,
     )
 
 

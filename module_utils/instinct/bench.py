@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from . import bench_program
 from .engine import Json
 from .nodemodule import NodeError
-from .places import HF_MOUNT, INSTANCE_MOUNT, container_name
+from .places import HF_MOUNT, INSTANCE_MOUNT, KEYS_MOUNT, container_name
 from .results import KINDS
 from .versions import version_key
 
@@ -61,21 +63,46 @@ FRONT_END = frozenset(_FRONT_END.split())
 # The client loads only the tokenizer: of the server's options, these change how.
 _TOKENIZER_FLAGS = ("trust-remote-code", "tokenizer-mode", "tokenizer")
 
-WRAPPER = f"""\
+_ENVIRONMENT = f"""\
 set -eu
 set -o allexport
 . {INSTANCE_MOUNT}/env
+if [ -f {KEYS_MOUNT}/instances ]; then . {KEYS_MOUNT}/instances; fi
 set +o allexport
 export HF_HUB_OFFLINE=1
 if [ -n "${{VLLM_API_KEY:-}}" ]; then export OPENAI_API_KEY="$VLLM_API_KEY"; fi
-exec "$@"
 """
+WRAPPER = _ENVIRONMENT + 'exec "$@"\n'
 """Gives the client the instance's environment and API key, without either being in the container's spec."""
+# The Python that runs vLLM need not be the first in PATH.
+REPEATER = (
+    _ENVIRONMENT
+    + """\
+python=
+vllm=$(command -v vllm) && read -r python < "$vllm"
+python=${python#\\#!}
+case $python in */python*) ;; *) python=python3;; esac
+exec $python -c "$@"
+"""
+)
+"""Likewise, for several runs: its first argument is the text of bench_program.py."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Several runs: those thrown away, those kept, and the seed of the first (each has the next one)."""
+
+    warmups: int
+    runs: int
+    seed: int
 
 
 @dataclass(frozen=True)
 class Target:
-    """An instance to measure, from the plan's INSTANCE. `body` is the create body of its container."""
+    """An instance to measure, from the plan's INSTANCE. `body` is the create body of its container.
+
+    `client` is the image that measures: the instance's own, unless another one is given.
+    """
 
     name: str
     deployment: str
@@ -87,6 +114,7 @@ class Target:
     argv: tuple[str, ...]
     body: Json
     plan: Mapping[str, Any]
+    client: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server(self) -> str:
@@ -106,8 +134,8 @@ class Target:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def before(self, release: str) -> bool:
-        """Its vLLM is older than a release; False where the plan does not say which it is."""
-        version = str(self.plan.get("vllm") or "")
+        """The client's vLLM is older than a release; False where the plan does not say which it is."""
+        version = str(self.client.get("vllm") or self.plan.get("vllm") or "")
         return bool(version) and version_key(version) < version_key(release)
 
     @property
@@ -116,6 +144,22 @@ class Target:
         if self.model.startswith("/") or not self.commit:
             return self.model
         return f"{HF_MOUNT}/hub/models--{self.model.replace('/', '--')}/snapshots/{self.commit}"
+
+
+def parse_repeat(kind: str, runs: int, warmups: int, seed: Any, now: int) -> Repeat | None:
+    """None for one run as it is. `now` gives the first seed when none is asked for. Raises NodeError."""
+    if runs < 1 or warmups < 0:
+        raise NodeError(
+            f"repeat is {runs} and warmups {warmups}: at least one run is needed, and no fewer than 0."
+        )
+    if runs == 1 and not warmups:
+        return None
+    if kind != "serve":
+        raise NodeError(f"repeat and warmups are of the serve benchmark; {kind} has its own (num_iters).")
+    try:
+        return Repeat(warmups, runs, now if seed is None else int(seed))
+    except (TypeError, ValueError):
+        raise NodeError(f"args: seed is {seed!r}, not a whole number.") from None
 
 
 def parse_target(data: Mapping[str, Any]) -> Target:
@@ -143,6 +187,7 @@ def parse_target(data: Mapping[str, Any]) -> Target:
         argv=tuple(str(word) for word in data["argv"]),
         body=dict(server["container"]),
         plan=data,
+        client={str(key): str(value) for key, value in (data.get("client") or {}).items()},
     )
 
 
@@ -237,7 +282,9 @@ def command(kind: str, target: Target, args: Mapping[str, Any]) -> list[str]:
     return [*program, *flag_words(own)]
 
 
-def container_body(target: Target, words: Sequence[str], run: str, result_dir: str) -> Json:
+def container_body(
+    target: Target, words: Sequence[str], run: str, result_dir: str, repeat: Repeat | None = None
+) -> Json:
     """The instance's own container with another command: same image, devices, limits and mounts.
 
     The client of a served instance gets the devices too, as vLLM's command line looks for its platform before
@@ -247,9 +294,17 @@ def container_body(target: Target, words: Sequence[str], run: str, result_dir: s
         key: value for key, value in (target.body.get("HostConfig") or {}).items() if key != "RestartPolicy"
     }
     host["Binds"] = [*(host.get("Binds") or []), f"{result_dir}:{RESULT_MOUNT}:rw"]
+    entrypoint = ["/bin/bash", "-c", WRAPPER, "vllm-bench"]
+    if repeat:
+        numbers = [str(number) for number in (repeat.seed, repeat.warmups, repeat.runs)]
+        program = inspect.getsource(bench_program)
+        entrypoint = [
+            "/bin/bash", "-c", REPEATER, "vllm-bench", program, RESULT_MOUNT, RESULT_FILE, *numbers
+        ]  # fmt: skip
     return {
         **target.body,
-        "Entrypoint": ["/bin/bash", "-c", WRAPPER, "vllm-bench"],
+        "Image": target.client.get("image") or target.body["Image"],
+        "Entrypoint": entrypoint,
         "Cmd": list(words),
         "Labels": {LABEL: run, f"{LABEL}.instance": target.name},
         "HostConfig": host,

@@ -15,9 +15,10 @@ from typing import Any
 
 from . import places
 from .alone import Busy, alone, leave_if_abandoned
-from .bench import RESULT_FILE, Target, command, container_body
+from .bench import RESULT_FILE, Repeat, Target, command, container_body
 from .engine import Engine, EngineError, Json, NotFound
-from .files import make_private
+from .files import make_private, read_text
+from .genstore import Store
 from .logs import classify, tail
 from .nodemodule import NodeError
 from .results import ResultError, finite, normalise
@@ -29,6 +30,21 @@ _WAIT_SLICE = 5.0  # seconds of one wait request
 _LEAVE_SECONDS = 45.0  # in which a run whose controller died has cleaned up and left
 
 
+def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
+    """INSTANCE of a target: one that is given as a stored generation's is read from the node's store.
+
+    Its files and variables stay there: they may hold secrets, and no benchmark needs them. Raises NodeError.
+    """
+    server = target.get("server") or {}
+    stands_for = server if server.get("generation") else target
+    if server.get("container") or not stands_for.get("generation"):
+        return target
+    found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
+    kept = {key: value for key, value in found["server"].items() if key != "files"}
+    instance = {key: value for key, value in found.items() if key != "env"}
+    return {**instance, "server": kept, "client": target.get("client") or {}}
+
+
 def measure(
     connect: Callable[[], Engine],
     targets: Sequence[Target],
@@ -37,10 +53,11 @@ def measure(
     run: str,
     timeout: int,
     check: bool,
+    repeat: Repeat | None = None,
 ) -> dict[str, Any]:
     """Measure all targets at once; raises NodeError when one failed, with the results of the others."""
     if check:
-        return _measure(connect, targets, kind, args, run, timeout, check)
+        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(alone("vllm_bench", _LEAVE_SECONDS))
@@ -49,7 +66,7 @@ def measure(
             for target in targets:
                 stop_and_remove(connect(), target.container)
             held.enter_context(alone("vllm_bench", 2 * _LEAVE_SECONDS))
-        return _measure(connect, targets, kind, args, run, timeout, check)
+        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
 
 
 def _measure(
@@ -60,10 +77,14 @@ def _measure(
     run: str,
     timeout: int,
     check: bool,
+    repeat: Repeat | None,
 ) -> dict[str, Any]:
     engine = connect()
+    if repeat:  # it gives each run its own seed
+        args = {name: value for name, value in args.items() if name != "seed"}
     commands = {target.name: command(kind, target, args) for target in targets}
-    actions = [text for target in targets for text in _actions(engine, target, commands[target.name])]
+    times = f", {repeat.warmups + repeat.runs} times" if repeat else ""
+    actions = [text for target in targets for text in _actions(engine, target, commands[target.name], times)]
     for target in targets:
         _check_state(engine, target, kind)
     if check or not targets:
@@ -71,7 +92,8 @@ def _measure(
     with ThreadPoolExecutor(max_workers=len(targets)) as pool:
         entries = list(
             pool.map(
-                lambda target: _one(connect(), target, kind, commands[target.name], run, timeout), targets
+                lambda target: _one(connect(), target, kind, commands[target.name], run, timeout, repeat),
+                targets,
             )
         )
     result = {"changed": False, "actions": actions, "benchmarks": entries}
@@ -82,13 +104,13 @@ def _measure(
     return result
 
 
-def _actions(engine: Engine, target: Target, words: Sequence[str]) -> list[str]:
+def _actions(engine: Engine, target: Target, words: Sequence[str], times: str) -> list[str]:
     actions = []
     if engine.container(target.container) is not None:
         actions.append(f"DELETE /containers/{target.container} (left by an earlier run)")
     return [
         *actions,
-        f"POST /containers/create?name={target.container} ({shlex.join(words)})",
+        f"POST /containers/create?name={target.container} ({shlex.join(words)}{times})",
         f"POST /containers/{target.container}/start",
     ]
 
@@ -109,8 +131,16 @@ def _check_state(engine: Engine, target: Target, kind: str) -> None:
         )
 
 
-def _one(engine: Engine, target: Target, kind: str, words: Sequence[str], run: str, timeout: int) -> Json:
-    """Measure one target; the entry has the result, or the error."""
+def _one(
+    engine: Engine,
+    target: Target,
+    kind: str,
+    words: Sequence[str],
+    run: str,
+    timeout: int,
+    repeat: Repeat | None,
+) -> Json:
+    """Measure one target; the entry has the results, or the error and those from before it."""
     directory = os.path.join(places.DATA_DIR, "bench", run, f"{target.name}-{kind}")
     entry: Json = {
         "instance": target.name,
@@ -124,6 +154,7 @@ def _one(engine: Engine, target: Target, kind: str, words: Sequence[str], run: s
         "started": time.time(),
         "seconds": None,
         "result": None,
+        "results": [],
         "log": "",
         "error": None,
         "instance_plan": dict(target.plan),
@@ -132,14 +163,22 @@ def _one(engine: Engine, target: Target, kind: str, words: Sequence[str], run: s
         stop_and_remove(engine, target.container)
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory)
-        engine.create(target.container, container_body(target, words, run, directory))
+        engine.create(target.container, container_body(target, words, run, directory, repeat))
         engine.start(target.container)
         code = _wait(engine, target.container, timeout)
         log = engine.logs(target.container)
         entry["log"] = "\n".join(tail(log, LOG_LINES))
-        entry["result"], entry["error"] = outcome(kind, code, log, _read(directory), timeout)
+        texts = _read(directory, repeat.runs if repeat else 0)
+        for text in texts:
+            # A run that wrote its result ended well; the code is that of the first one that did not.
+            ended = 0 if repeat and text else code
+            result, entry["error"] = outcome(kind, ended, log, text, timeout)
+            entry["result"] = result or entry["result"]
+            entry["results"] += [result] if result and not entry["error"] else []
+            if entry["error"]:
+                break
         if entry["result"] is not None and entry["error"]:
-            entry["error"] += _cause(engine, target)
+            entry["error"] += cause(engine, target.server)
     except (NodeError, OSError) as error:
         entry["error"] = f"the benchmark's container could not be run: {error}"
     finally:
@@ -170,12 +209,10 @@ def _wait(engine: Engine, container: str, timeout: int) -> int | None:
             return code
 
 
-def _read(directory: str) -> str:
-    try:
-        with open(os.path.join(directory, RESULT_FILE), encoding="utf-8") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return ""
+def _read(directory: str, runs: int) -> list[str]:
+    """What each run wrote, "" for nothing; 0 runs: the one of a benchmark that is not repeated."""
+    names = [f"{RESULT_FILE}.{number}" for number in range(runs)] or [RESULT_FILE]
+    return [read_text(os.path.join(directory, name)) or "" for name in names]
 
 
 def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> tuple[Any, str | None]:
@@ -206,19 +243,19 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
     return result, None
 
 
-def _cause(engine: Engine, target: Target) -> str:
-    """What the server's log says of requests that failed."""
+def cause(engine: Engine, server: str) -> str:
+    """What the log of a server's container says of requests that failed; begins with a space."""
     try:
-        container = engine.container(target.server)
-        log = engine.logs(target.server, 2000)
+        container = engine.container(server)
+        log = engine.logs(server, 2000)
     except EngineError as error:
         return f" The server cannot be looked at: {error}"
     if container is None:
-        return f" The server's container {target.server} is gone."
+        return f" The server's container {server} is gone."
     finding = classify(log)
     state = (
         "" if container["State"]["Status"] == "running" else f" The server is {container['State']['Status']}."
     )
     if finding.kind == "unknown":
-        return f"{state} Its log does not say why: docker logs {target.server}."
+        return f"{state} Its log does not say why: docker logs {server}."
     return f"{state} The server says: {finding.line} | {finding.next_step}"
