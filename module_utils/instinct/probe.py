@@ -41,13 +41,13 @@ class Answer:
 
 def healthy(endpoint: Endpoint, timeout: float = 5.0) -> Answer:
     """GET /health; `status` is 200 when the engine says it is alive."""
-    return _ask(endpoint, "GET", "/health", None, timeout)
+    return ask(endpoint, "GET", "/health", None, timeout)
 
 
 def generate(endpoint: Endpoint, timeout: float) -> Answer:
     """Ask for a few tokens. `timeout` in seconds: the first request may have to compile kernels."""
     body = {"model": endpoint.model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
-    answer = _ask(endpoint, "POST", "/v1/completions", body, timeout)
+    answer = ask(endpoint, "POST", "/v1/completions", body, timeout)
     if answer.status != 200:
         return answer
     try:
@@ -57,7 +57,8 @@ def generate(endpoint: Endpoint, timeout: float) -> Answer:
     return Answer(tokens, 200, "" if tokens else "the answer holds no generated token")
 
 
-def _ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -> Answer:
+def ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -> Answer:
+    """One request, with JSON unless `body` is None; its status, and the text of its answer (64 KiB at most)."""
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
     headers = {"Content-Type": "application/json"} if body is not None else {}
     if endpoint.api_key:
