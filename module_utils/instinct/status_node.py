@@ -23,6 +23,7 @@ from .engine import SOCKET, Engine, Json, Query
 from .files import read_text
 from .logs import classify
 from .nodemodule import NodeError
+from .observe import Source, read_generations
 from .redact import Redactor, env_secrets
 from .server import LABELS, READY_FILE
 
@@ -64,6 +65,7 @@ def read_node(node: Node) -> dict[str, Any]:
         "schema": 1,
         "now": time.time(),
         "instances": instances,
+        "generations": _generations(node, problems),
         "balancer": _balancer(node, problems),
         "problems": problems,
     }
@@ -255,6 +257,16 @@ def speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: floa
         "prompt_tokens_per_second": rate("prompted"),
         "generated": int(second["generated"]),
     }
+
+
+def _generations(node: Node, problems: list[str]) -> list[dict[str, Any]]:
+    """What the node keeps of each deployment, as node_state has it, without command lines."""
+    found = read_generations(Source(), node.state_dir)
+    for item in found:
+        if item["broken"]:
+            problems.append(f"record of generations: {item['broken']}")
+        item["kept"] = [{**kept, "command": "", "env": ""} for kept in item["kept"]]
+    return found
 
 
 # ---- the load balancer -------------------------------------------------------------------------------
