@@ -56,6 +56,40 @@ options:
     description:
       - The pins. Default is C(fleet.lock.json) in the inventory's directory. Not written in check mode.
     type: path
+  operation:
+    description:
+      - What the run is going to do with what serves. V(deploy) replaces it at once. V(upgrade), V(rollback) and
+        V(restart) go by batches, which are returned as RV(rollout) and told in the plan's text; V(stop) only stops.
+    type: str
+    choices: [deploy, upgrade, rollback, restart, stop]
+    default: deploy
+  deployment:
+    description: For V(restart) and V(stop), only this deployment's instances.
+    type: str
+  instance:
+    description: For V(restart) and V(stop), only the instance of this name, on all hosts of the run.
+    type: str
+  retry:
+    description: Upgrade a held deployment to the definition that was turned back before.
+    type: bool
+    default: false
+  canary:
+    description: Compare the first unit of an upgrade with what it was.
+    type: bool
+    default: true
+  serial:
+    description: Units that change at a time - a number, a percentage, or a list of these. Default is C([1, "20%"]).
+    type: raw
+  min_in:
+    description: Engines of a deployment that stay in, a number or a percentage. Default is C(50%).
+    type: raw
+  soak:
+    description: Seconds under watch after each batch. Default is 30.
+    type: raw
+  drain_timeout:
+    description: Seconds that running requests get at most; for the text.
+    type: int
+    default: 300
 attributes:
   check_mode:
     description: Plans as it would otherwise; pins that are missing are resolved, and not kept.
@@ -93,6 +127,10 @@ todo:
   type: list
   elements: dict
   sample: [{name: n1, groups: [todo_host_prep, todo_vllm_serve], plan: {}}]
+rollout:
+  description: The operation, its batches in order, and the seconds under watch after each; null for V(deploy).
+  returned: success
+  type: dict
 partial:
   description: Images that have to be asked what is in them before all can be planned.
   returned: success

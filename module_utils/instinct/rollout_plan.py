@@ -54,14 +54,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Planned:
-    """The rollout, what every host does in each batch, and which open trials have come to their end."""
+    """The rollout, and by host: what it does in each batch, the trials that it begins, and what ends them."""
 
     operation: str
     rollout: Rollout
     terms: Terms
     batches: tuple[dict[str, Any], ...]
     steps: Mapping[str, list[dict[str, Any]]]
-    finished: tuple[str, ...]
+    trials: Mapping[str, list[dict[str, Any]]]
+    finish: Mapping[str, dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """What the playbook needs of all hosts; steps are with the hosts."""
@@ -69,8 +70,16 @@ class Planned:
             "operation": self.operation,
             "batches": list(self.batches),
             "soak": self.terms.soak,
-            "finished": list(self.finished),
         }
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that take part."""
+        return tuple(dict.fromkeys((*self.steps, *self.finish)))
+
+    def host(self, name: str) -> dict[str, Any]:
+        """A host's part."""
+        return {"steps": self.steps.get(name, []), "finish": self.finish.get(name)}
 
 
 @dataclass(frozen=True)
@@ -129,14 +138,33 @@ def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[Planned, tu
     terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
     rollout, wrong = plan_rollout(members, terms, trials if canary else {})
     problems = (*problems, *wrong, *_refusals(plan, data, wanted, rollout))
-    batches = tuple(_batch(batch, len(rollout.batches), data) for batch in rollout.batches)
     steps: dict[str, list[dict[str, Any]]] = {}
     for batch in rollout.batches:
         for name in batch.hosts:
             steps.setdefault(name, []).append(hosts[name].step(batch, trials.get(batch.deployment)))
-    busy = {unit.deployment for batch in rollout.batches for unit in batch.units}
-    finished = tuple(name for name in trials if name not in busy)
-    return Planned(wanted.operation, rollout, terms, batches, steps, finished), problems
+    batches = tuple(_batch(batch, rollout, data, steps) for batch in rollout.batches)
+    upgraded = {item["deployment"]: item for item in batches} if wanted.operation == UPGRADE else {}
+    begun: dict[str, list[dict[str, Any]]] = {}
+    finish: dict[str, dict[str, Any]] = {}
+    for name, host in hosts.items():
+        mine = [item for item in upgraded.values() if name in item["all_hosts"]]
+        begun[name] = [_begin(item) for item in mine if item["deployment"] not in trials]
+        ends = [item["deployment"] for item in mine] + [
+            deployment
+            for deployment, history in host.histories.items()
+            if history.trial and deployment in trials and deployment not in upgraded
+        ]
+        lines = [item["told"] for item in batches if name in item["hosts"]]
+        if ends or lines:
+            cleared = [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]
+            finish[name] = {"bindings": cleared, "journal": list(dict.fromkeys(lines))}
+    return Planned(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
+
+
+def _begin(batch: Data) -> dict[str, Any]:
+    """The trial of an upgrade that begins."""
+    trial = {"generation": batch["generation"], "why": batch["why"], "units": [], "baseline": {}}
+    return {"deployment": batch["deployment"], "trial": trial}
 
 
 class _Host:
@@ -375,16 +403,36 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
             yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
 
 
-def _batch(batch: Batch, total: int, data: Data) -> dict[str, Any]:
-    numbers = {str(item["deployment"]): item.get("generation") for item in data.get("generations") or ()}
-    names = [unit.name for unit in batch.units]
+def _batch(
+    batch: Batch, rollout: Rollout, data: Data, steps: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """A batch for the playbook. held: the generation to stay at when it is turned back; None: none is known."""
+    about: Data = next((i for i in data.get("generations") or () if i["deployment"] == batch.deployment), {})
+    same = [item for item in rollout.batches if item.deployment == batch.deployment]
+    hosts = tuple(dict.fromkeys(host for item in same for host in item.hosts))
+    numbers = {item.number for item in same}
+    old = [
+        server["generation"]
+        for host in hosts
+        for step in steps[host]
+        if step["batch"] in numbers
+        for server in step["back"]["servers"]
+        if server["deployment"] == batch.deployment
+    ]
+    generation, why = about.get("generation"), str(about.get("why") or "")
     return {
         "number": batch.number,
-        "of": total,
+        "of": len(rollout.batches),
         "deployment": batch.deployment,
-        "generation": numbers.get(batch.deployment),
+        "generation": generation,
+        "held": max(old, default=None),
+        "why": why,
         "canary": batch.canary.id if batch.canary else "",
         "hosts": list(batch.hosts),
+        "all_hosts": list(hosts),
         "units": [[item.id for item in unit.members] for unit in batch.units],
-        "text": f"batch {batch.number} of {total}: {'; '.join(names)}",
+        "text": f"batch {batch.number} of {len(rollout.batches)}: "
+        + "; ".join(unit.name for unit in batch.units),
+        "told": f"{batch.deployment} generation {generation}: {'; '.join(unit.name for unit in batch.units)}"
+        + (f" ({why})" if why else ""),
     }

@@ -381,7 +381,7 @@ def test_the_documentation_is_the_argument_spec() -> None:
 
     source = (ROOT / "library/fleet_plan.py").read_text(encoding="utf-8")
     documented = yaml.safe_load(source.split('DOCUMENTATION = r"""')[1].split('"""')[0])["options"]
-    keys = ("type", "default", "elements")
+    keys = ("type", "default", "elements", "choices")
     assert {
         name: {key: item[key] for key in keys if key in item} for name, item in documented.items()
     } == OPTIONS

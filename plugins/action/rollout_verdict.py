@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide what follows from a batch of a rollout; reads what the hosts noted, decides nothing itself.
+
+Documentation: library/rollout_verdict.py (`ansible-doc -t module rollout_verdict`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
+if MODULE_UTILS not in sys.path:
+    sys.path.insert(0, MODULE_UTILS)
+
+from ansible.plugins.action import ActionBase
+from instinct.rollout_text import judge, message_of, report
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "rollout": {"type": "dict", "required": True},
+    "batch": {"type": "dict"},
+}
+FAILURE, UNMENDED, RESULT = "rollout_failure", "rollout_unmended", "rollout_verdict_result"
+
+
+class ActionModule(ActionBase):
+    """rollout_verdict."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return stop, back, why and the number of the batch that ended the rollout; fail in the end of such one."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
+        variables: Mapping[str, Any] = task_vars or {}
+        rollout, batch = options["rollout"], options["batch"]
+        before = dict(variables.get(RESULT) or {})
+        if batch is None:
+            return {**result, **self._end(rollout, before, variables)}
+        if before.get("stop"):
+            return {**result, "changed": False, **_kept(before), "back": False}
+        alive = set(variables["ansible_play_hosts"])
+        notes = _notes(variables, batch["hosts"], FAILURE, batch["number"])
+        gone = [host for host in batch["hosts"] if host not in alive]
+        verdict = judge(rollout["operation"], batch, notes, gone)
+        self._display.display(verdict.told)
+        return {**result, "changed": False, **verdict.to_json(), "batch": batch["number"]}
+
+    def _end(
+        self, rollout: Mapping[str, Any], before: Mapping[str, Any], variables: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        ended = before.get("batch") if before.get("stop") else None
+        hosts = [host for batch in rollout["batches"] for host in batch["hosts"]]
+        unmended = _notes(variables, hosts, UNMENDED, ended) if ended else {}
+        text = report(rollout["operation"], rollout["batches"], ended, before, unmended)
+        if ended is None:
+            self._display.display(text)
+        return {"changed": False, "failed": ended is not None, "msg": text}
+
+
+def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: before[key] for key in ("stop", "why", "told", "batch")}
+
+
+def _notes(
+    variables: Mapping[str, Any], hosts: Any, name: str, number: int | None
+) -> dict[str, str]:
+    """What hosts noted of a batch, as text."""
+    found = {}
+    for host in dict.fromkeys(hosts):
+        note = variables["hostvars"].raw_get(host).get(name)
+        if note and note["batch"] == number:
+            found[str(host)] = message_of(note["result"])
+    return found
