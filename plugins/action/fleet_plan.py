@@ -36,6 +36,9 @@ from instinct.misspelt import misspelt
 from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.render import FILES, Render, drawer, renderer
+from instinct.rollout_plan import DEPLOY, OPERATIONS, Planned, Wanted, plan_steps
+from instinct.rollout_plan import VARIABLES as ROLLOUT_VARIABLES
+from instinct.rollout_text import explain_rollout
 from instinct.software import learned
 from instinct.workshop import ModelSource, Workshop
 
@@ -49,6 +52,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "refresh": {"type": "bool", "default": False},
     "plan_file": {"type": "path"},
     "lock_file": {"type": "path"},
+    "operation": {"type": "str", "choices": list(OPERATIONS), "default": DEPLOY},
+    "deployment": {"type": "str"},
+    "instance": {"type": "str"},
+    "retry": {"type": "bool", "default": False},
+    "canary": {"type": "bool", "default": True},
+    "serial": {"type": "raw"},
+    "min_in": {"type": "raw"},
+    "soak": {"type": "raw"},
+    "drain_timeout": {"type": "int", "default": 300},
 }
 
 
@@ -103,8 +115,10 @@ class ActionModule(ActionBase):
             plan = replace(plan, warnings=(*plan.warnings, *typos, *found))
         news = plan if again is None else only(plan, again)
         text = explain(news, options["explain"])
-        self._display.display(f"\n{text}")
         data = plan.to_json()
+        rollout = roll_out(options, plan, data, endpoint)
+        text = "\n".join([text, *(explain_rollout(rollout, waits(options, data)) if rollout else ())])
+        self._display.display(f"\n{text}")
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
             write_json(Path(options["plan_file"]), data)
@@ -112,7 +126,8 @@ class ActionModule(ActionBase):
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
-            "todo": [] if offline else todo(news, plan.balancers, data),
+            "todo": [] if offline else todo(news, plan.balancers, data, rollout),
+            "rollout": rollout.to_json() if rollout else None,
             "partial": list(news.partial),
             "changes": news.changes,
             "text": text,
@@ -153,7 +168,44 @@ def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
     )
 
 
-def todo(plan: FleetPlan, balancers: Iterable[BalancerPlan], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def roll_out(
+    options: Mapping[str, Any], plan: FleetPlan, data: Mapping[str, Any], endpoint: Endpoint | None
+) -> Planned | None:
+    """The batches of a run that changes what serves a few at a time. Raises FleetError."""
+    if options["operation"] == DEPLOY or options["offline"] or plan.partial:
+        return None
+    absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
+    wanted = Wanted(
+        operation=options["operation"],
+        values={f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")},
+        deployment=options["deployment"],
+        instance=options["instance"],
+        again=options["retry"],
+        canary=options["canary"],
+        absent=tuple(absent),
+    )
+    planned, problems = plan_steps(plan, data, wanted)
+    if problems:
+        raise FleetError(problems)
+    return planned
+
+
+def waits(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, int]:
+    """Seconds at most that a unit's requests, its stop and its start may take."""
+    servers = [item["server"] for host in data["hosts"].values() for item in host["instances"]]
+    longest = {
+        key: max((int(server.get(f"{key}_timeout") or 0) for server in servers), default=0)
+        for key in ("stop", "ready")
+    }
+    return {"drain": options["drain_timeout"], "stop": longest["stop"] or 120, "start": longest["ready"] or 1800}
+
+
+def todo(
+    plan: FleetPlan,
+    balancers: Iterable[BalancerPlan],
+    data: Mapping[str, Any],
+    rollout: Planned | None = None,
+) -> list[dict[str, Any]]:
     """Hosts with something to do, for add_host. Those that are planned again afterwards are in fleet_partial."""
     groups: dict[str, list[str]] = {}
     for host in plan.hosts:
@@ -163,9 +215,14 @@ def todo(plan: FleetPlan, balancers: Iterable[BalancerPlan], data: Mapping[str, 
     for balancer in balancers:
         if balancer.actions:
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
+    for name in rollout.hosts if rollout else ():
+        groups.setdefault(name, []).append("todo_rollout")
     found = []
     for name, names in groups.items():
         mine = dict(data["hosts"].get(name, {}))
+        if rollout:
+            mine["rollout"] = rollout.host(name)
+            mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
         if name in data["balancers"]:
             mine["balancer"] = data["balancers"][name]
         out = [{"balancer": balancer.host.name, **balancer.out(name)} for balancer in balancers]
@@ -362,7 +419,7 @@ def _key(key: Any) -> Any:
 
 def known_variables() -> set[str]:
     """Variables of the planner, the roles and the playbooks."""
-    found = {*VARIABLES, *OPTIONS, "hf_model_token", "hf_model_token_file"}
+    found = {*VARIABLES, *OPTIONS, *ROLLOUT_VARIABLES, "hf_model_token", "hf_model_token_file"}
     for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
         found.update(name for part in read_yaml(path)["argument_specs"].values() for name in part["options"])
     return found
