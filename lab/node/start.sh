@@ -23,9 +23,10 @@ PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 
 
 ssh-keygen -A > /dev/null
 /usr/sbin/sshd
-dockerd > /var/log/dockerd.log 2>&1 &
 
-# Settings and services of the operator's, once the devices are there.
+# Settings and services of the operator's, once the devices are there; some are to run before Docker starts containers.
 until test -e /run/gpusim/ready; do sleep 0.1; done
+systemctl boot-early
+dockerd > /var/log/dockerd.log 2>&1 &
 systemctl boot
 wait

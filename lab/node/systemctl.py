@@ -3,8 +3,9 @@
 """A small systemctl for a node that has no systemd: services as processes, in cgroups of their own name.
 
 Knows start, stop, restart, reload, enable, disable (also with --now), is-active, is-enabled, show, cat,
-daemon-reload and list-units of services with one ExecStart, and `boot`, which start.sh calls: the `w` lines of
-tmpfiles.d and the operator's enabled services. Answers and exit codes are systemctl's.
+daemon-reload and list-units of services with one ExecStart, and what start.sh calls: `boot-early`, the operator's
+enabled services that come before Docker, and `boot`, the `w` lines of tmpfiles.d and the other ones. Answers and exit
+codes are systemctl's.
 """
 
 from __future__ import annotations
@@ -182,17 +183,23 @@ class Unit:
         }
 
 
-def boot() -> int:
-    """What a boot does besides mounts: settings, then services that the operator enabled."""
-    for path in sorted(TMPFILES.glob("*.conf")):
+def enabled(early: bool) -> list[Unit]:
+    """Services that the operator enabled: those that are ordered before Docker, or the others."""
+    links = sorted(WANTS.glob("*.service")) if WANTS.is_dir() else []
+    found = [Unit(link.name) for link in links if link.resolve().is_relative_to(OPERATORS)]
+    return [unit for unit in found if ("docker.service" in unit.values.get("Before", "").split()) is early]
+
+
+def boot(early: bool) -> int:
+    """What a boot does besides mounts: settings, and services that the operator enabled."""
+    for path in [] if early else sorted(TMPFILES.glob("*.conf")):
         for line in path.read_text().splitlines():
             words = line.split(None, 6)
             if len(words) == 7 and words[0] in ("w", "w-", "w+"):
                 for target in Path("/").glob(words[1].lstrip("/")):
                     target.write_text(words[6] + "\n")
-    for link in sorted(WANTS.glob("*.service")) if WANTS.is_dir() else []:
-        if link.resolve().is_relative_to(OPERATORS):
-            Unit(link.name).start()
+    for unit in enabled(early):
+        unit.start()
     return 0
 
 
@@ -225,8 +232,8 @@ def main(argv: list[str]) -> int:
     quiet, now = "-q" in options or "--quiet" in options, "--now" in options
     if command in ("daemon-reload", "daemon-reexec", "reset-failed"):
         return 0
-    if command == "boot":
-        return boot()
+    if command in ("boot", "boot-early"):
+        return boot(command == "boot-early")
     if command in ("is-active", "is-enabled"):
         states = [
             u.state[0] if command == "is-active" else "enabled" if u.enabled else "disabled" for u in found

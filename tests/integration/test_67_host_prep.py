@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from .conftest import ROOT, Lab, Run
-from .helpers import completion, deployment, node_state
+from .helpers import completion, deployment, node_state, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/host.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ ansible-playbook -i inventory/mine playbooks/(.+)$", RUNBOOK, re.MULTILINE)
@@ -70,6 +70,14 @@ def wrong(audit: dict[str, Any], host: str, *levels: str) -> set[str]:
 
 def note(audit: dict[str, Any], host: str, item: str) -> str:
     return next(finding["note"] for finding in audit["hosts"][host]["findings"] if finding["id"] == item)
+
+
+def serves(lab: Lab, host: str) -> bool:
+    """Whether its first instance generates tokens."""
+    try:
+        return completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
+    except (AssertionError, ValueError):
+        return False
 
 
 def settings(lab: Lab) -> dict[str, str]:
@@ -154,8 +162,11 @@ def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     assert wrong(audit, n1) == wrong(audit, n2) == set()
     assert book.play("prepare.yml -e reboot=true -e host_prep_serial=4").changed() == []
 
-    # A reboot by somebody else keeps all of it; drift is named with what set it.
+    # A reboot by somebody else keeps all of it, partition modes too, so that the instance serves again by itself; drift
+    # is named with what set it.
     lab.reboot(n1)
+    assert "GPUs are CPX, memory NPS1." in lab.on(n1, "cat /var/log/instinct-partition.service.log")
+    wait_for("the instance after a reboot", lambda: serves(lab, n1), 60)
     assert book.audit()[0].rc == 0
     lab.on(n1, DRIFT)
     run, audit = book.audit()

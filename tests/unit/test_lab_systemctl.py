@@ -86,6 +86,18 @@ def test_enabled_services_start_at_boot(call: Call, tmp_path: Path) -> None:
     assert call("is-enabled", "tune")[0] == 1
 
 
+def test_some_services_come_before_docker(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "units/early.service").write_text(
+        f"[Unit]\nBefore=docker.service x.service\n[Service]\nType=oneshot\nExecStart=/bin/touch {tmp_path}/early\n"
+    )
+    assert call("enable", "tune", "early")[0] == 0
+    assert call("boot-early")[0] == 0
+    assert ((tmp_path / "early").exists(), (tmp_path / "tuned").exists()) == (True, False)
+    (tmp_path / "early").unlink()
+    assert call("boot")[0] == 0
+    assert ((tmp_path / "early").exists(), (tmp_path / "tuned").exists()) == (False, True)
+
+
 @pytest.mark.parametrize(("command", "code"), [("start", 5), ("stop", 5), ("enable", 1), ("bogus", 1)])
 def test_what_is_not_there(call: Call, command: str, code: int) -> None:
     assert call(command, "nope")[0] == code
