@@ -109,8 +109,8 @@ def csv_text(summary: Mapping[str, Any]) -> str:
     return stream.getvalue()
 
 
-def write_run(results_dir: Path, run: str, files: Mapping[str, str]) -> Path:
-    """Write `files` (relative path → text) as results_dir/run and point results_dir/latest at it.
+def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: bool = True) -> Path:
+    """Write `files` (relative path → text) as results_dir/run and point results_dir/latest at it (`newest`).
 
     The directory appears complete or not at all. Raises ResultsError; OSError with the path for the rest.
     """
@@ -128,6 +128,8 @@ def write_run(results_dir: Path, run: str, files: Mapping[str, str]) -> Path:
         draft.rename(final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    if not newest:
+        return final
     link = results_dir / f".latest.{os.getpid()}.tmp"
     link.unlink(missing_ok=True)
     link.symlink_to(run)

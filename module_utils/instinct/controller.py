@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the action plugins have in common: they run on the control node only, connect to nothing, and fail in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ansible.plugins.action import ActionBase
+
+
+class ControllerAction(ActionBase):
+    """A plugin that works with variables of hosts. It sets `options` (an argument_spec) and defines work()."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    options: ClassVar[dict[str, dict[str, Any]]] = {}
+    expected: ClassVar[tuple[type[Exception], ...]] = ()
+    """What work() raises for its user to read; anything else is a bug, and Ansible reports it."""
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The task's result: what work() returns, or a failure with what told() makes of an expected exception."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec=self.options)
+        facts = task_vars or {}
+        try:
+            return {**result, **self.work(options, facts)}
+        except self.expected as error:
+            return {**result, "failed": True, "changed": False, "msg": self.told(error, facts)}
+
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Do it; `facts` are the task's variables."""
+        raise NotImplementedError
+
+    def told(self, error: Exception, facts: Mapping[str, Any]) -> str:
+        """The message of an expected exception."""
+        del facts
+        return str(error)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge a new release by what was measured and asked: writes results/<run>/, and fails when it is bad.
+
+Documentation: library/canary_verdict.py (`ansible-doc -t module canary_verdict`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "module_utils") not in sys.path:
+    sys.path.insert(0, str(ROOT / "module_utils"))
+
+from instinct.canary import OK, Rules
+from instinct.canary_evidence import BROKEN, Baseline, Verdict, baseline, client, conclude
+from instinct.canary_report import Case, text, to_json
+from instinct.canary_stats import FEWEST
+from instinct.controller import ControllerAction
+from instinct.redact import Redactor
+from instinct.results_files import ResultsError, check_run, free_run, json_text, write_run
+
+IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
+
+
+class CanaryError(Exception):
+    """The settings of the canary make no sense."""
+
+
+class ActionModule(ControllerAction):
+    """canary_verdict."""
+
+    expected: ClassVar = (CanaryError, ResultsError, OSError)
+    options: ClassVar = {
+        "phase": {"type": "str", "choices": ["before", "after", "failed"], "required": True},
+        "host": {"type": "str", "default": ""},
+        "instance": {"type": "dict", "default": {}},
+        "reference": {"type": "str", "default": ""},
+        "smoke": {"type": "dict", "default": {}},
+        "benchmarks": {"type": "list", "elements": "dict", "default": []},
+        "baseline": {"type": "dict", "default": {}},
+        "failure": {"type": "str", "default": ""},
+        "runs": {"type": "int", "default": 5},
+        "max_runs": {"type": "int", "default": 15},
+        "tolerance": {"type": "float", "default": 10},
+        "latency_tolerance": {"type": "float", "default": 30},
+        "run": {"type": "str", "default": ""},
+        "results_dir": {"type": "path", "default": "results"},
+    }
+
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the baseline; or the verdict, or how many more runs it takes."""
+        if self._task.check_mode:
+            return {"changed": False, "skipped": True, "more": 0, "msg": "Nothing is measured in check mode."}
+        rules = rules_of(options)
+        if options["phase"] == "before":
+            found = baseline(options["smoke"], (options["benchmarks"] or [{}])[0], options["reference"])
+            for note in found.notes:
+                self._display.warning(f"canary: {note}")
+            return {"changed": False, "baseline": {} if found.empty else found.to_json()}
+        before = Baseline.from_json(options["baseline"])
+        if options["phase"] == "failed":
+            verdict = Verdict(BROKEN, (options["failure"] or "it did not start",), before.notes)
+        else:
+            verdict = conclude(before, options["smoke"], options["benchmarks"], rules)
+        if verdict.more:
+            return {
+                "changed": False,
+                "verdict": verdict.kind,
+                "more": verdict.more,
+                "looks": options["benchmarks"],
+                "client": client(before, options["smoke"].get("instance") or options["instance"]),
+            }
+        return self._final(options, before, verdict, rules)
+
+    def _final(
+        self, options: Mapping[str, Any], before: Baseline, verdict: Verdict, rules: Rules
+    ) -> dict[str, Any]:
+        """Write the report and print it."""
+        now = datetime.now(UTC)
+        new = options["smoke"].get("instance") or {
+            key: str(options["instance"].get(key) or "") for key in IDENTITY
+        }
+        results_dir = Path(options["results_dir"]).expanduser().absolute()
+        named = f"canary-{new.get('deployment') or 'deployment'}-{now.strftime('%Y%m%dT%H%M%SZ')}"
+        run = free_run(results_dir, check_run(options["run"] or named))
+        case = Case(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), options["host"], new, before, verdict, rules)
+        redact = Redactor()  # modules masked what they know; this is for what looks like a secret
+        told = redact(text(case))
+        files = {"canary.json": json_text(redact.data(to_json(case))), "canary.txt": told}
+        directory = write_run(results_dir, run, files, newest=False)
+        report = directory / "canary.txt"
+        self._display.display(f"\n{told}{report}")
+        for warning in verdict.warnings:
+            self._display.warning(f"canary: {warning}")
+        summary = redact(re.sub(r"\s+", " ", verdict.summary))
+        result = {
+            "changed": True,
+            "verdict": verdict.kind,
+            "more": 0,
+            "summary": summary,
+            "warnings_told": list(verdict.warnings),
+            "directory": str(directory),
+            "text": told,
+            "msg": f"{summary} Report: {report}",
+        }
+        stops = verdict.kind != OK and options["phase"] != "failed"
+        return {**result, "failed": True} if stops else result
+
+
+def rules_of(options: Mapping[str, Any]) -> Rules:
+    """Raises CanaryError."""
+    runs, most = options["runs"], options["max_runs"]
+    if runs < FEWEST:
+        raise CanaryError(f"canary_runs is {runs}: fewer than {FEWEST} runs prove nothing.")
+    if most < runs:
+        raise CanaryError(f"canary_max_runs is {most}, less than canary_runs ({runs}).")
+    for name in ("tolerance", "latency_tolerance"):
+        if not 0 < options[name] < 100 * (1 + (name == "latency_tolerance") * 9):
+            raise CanaryError(f"canary_{name} is {options[name]:g}, no percentage that makes sense.")
+    return Rules(options["tolerance"], options["latency_tolerance"], runs, most)
