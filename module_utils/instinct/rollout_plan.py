@@ -32,7 +32,8 @@ from .steps import ALIVE, PARTITION_KINDS
 UPGRADE, ROLLBACK, RESTART, STOP, DEPLOY = "upgrade", "rollback", "restart", "stop", "deploy"
 OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
 VARIABLES = (
-    "upgrade_serial", "upgrade_min_in", "upgrade_soak", "deployment", "instance", "generation", "again", "canary",
+    "upgrade_serial", "upgrade_min_in", "upgrade_soak", "canary", "again",
+    "deployment", "instance", "generation", "why",
 )  # fmt: skip
 """Of the command line and the inventory; the playbooks say what each is for."""
 
@@ -188,6 +189,7 @@ class _Host:
         """Every instance that is there or will be."""
         shares = Counter(node for item in self.wanted.values() for node in item.get("render_nodes") or ())
         unjudged = {trial.canary for trial in trials.values() if not trial.judged}
+        stays = wanted.operation in (RESTART, STOP)
         for name in dict.fromkeys((*self.running, *self.wanted)):
             found, item = self.running.get(name), self.wanted.get(name)
             deployment = found.deployment if found else str(item["deployment"]) if item else ""
@@ -199,7 +201,7 @@ class _Host:
                 name=name,
                 deployment=deployment or (str(item["deployment"]) if item else name.rpartition("-")[0]),
                 old=place if there else None,
-                new=_place(item, shares) if item else None,
+                new=_place(item, shares) if item else place if stays else None,
                 engine=_engine(item),
                 old_engine=known.engine if known else "",
                 serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
@@ -262,11 +264,12 @@ class _Host:
         names = [item.name for item in members]
         beside = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
         back = {name: self.before(name) for name in names}
-        comes = [item.name for item in members if item.new is not None]
+        gone = {item.name for item in members if item.new is None}
+        comes = [name for name in names if name not in gone]
         return {
             "batch": batch.number,
             "servers": [self.server(name) for name in comes],
-            "remove": [name for name in names if name not in comes],
+            "remove": [name for name in names if name in gone],
             "spans": any(item.id in spans for item in members),
             "out": self._servers([*names, *beside], "before"),
             "into": self._servers([*comes, *beside], "after"),
@@ -282,9 +285,12 @@ class _Host:
         }
 
     def server(self, name: str) -> Data:
-        """SERVER of an instance as it is wanted."""
-        server: Data = self.wanted[name]["server"]
-        return server
+        """SERVER of an instance as it is to run: as it is wanted, or as it does."""
+        item, known = self.wanted.get(name), self.known(name)
+        if item and item.get("server"):
+            server: Data = item["server"]
+            return server
+        return known.server if known else {"name": name}
 
     def _canary(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
         measured, beside = batch.canary, batch.reference
@@ -378,6 +384,9 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
         for name, why in wanted.absent:
             what = f"instances cannot leave load balancer {name} before they change: {why}."
             yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    if wanted.operation == ROLLBACK and not wanted.deployment:
+        names = ", ".join(str(item["deployment"]) for item in data.get("generations") or ())
+        yield Problem(("deployment",), "is not given.", f"-e deployment=NAME; there are: {names or 'none'}.")
     if wanted.operation in (UPGRADE, ROLLBACK):
         hosts = tuple(
             host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
@@ -393,8 +402,7 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
                 f"({held['why']}), and its definition is still the one that was turned back."
             )
             yield Problem((), what, "Change it, or try the same again: -e again=true.")
-    names = {unit.deployment for batch in rollout.batches for unit in batch.units}
-    if wanted.operation in (RESTART, STOP) and not names:
+    if wanted.operation in (RESTART, STOP) and not rollout.batches:
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip
         if wanted.deployment or wanted.instance:
