@@ -29,7 +29,8 @@ class Slot:
     """Where one instance goes.
 
     cpus: those of its GPUs' NUMA node, as a list in the kernel's form; "": any. share:
-    the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers.
+    the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers; network:
+    what an engine over several hosts uses of this one.
     """
 
     deployment: Deployment = field(hash=False)  # it may hold maps
@@ -38,6 +39,7 @@ class Slot:
     cpus: str = ""
     share: float = 1.0
     rank: Rank | None = None
+    network: Network | None = None
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Layout:
     """A host's logical GPUs as they will be, and its instances on them.
 
     left_out: names of instances that are wanted and cannot run now, as another host of their group is missing:
-    they are neither started nor removed. network: what engines over several hosts use of this one.
+    they are neither started nor removed.
     """
 
     gpus: Gpus
@@ -71,7 +73,6 @@ class Layout:
     repartition: bool
     warnings: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    network: Network | None = None
 
 
 def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
@@ -157,13 +158,13 @@ def _ranked(
             if group is not None:
                 warnings[_incomplete(slot.deployment, group)] = None
         else:
-            slots.append(replace(slot, rank=rank_of(slot.deployment, slot.index, group, host)))
+            rank = rank_of(slot.deployment, slot.index, group, host)
+            slots.append(replace(slot, rank=rank, network=networks.of.get(host)))
     return replace(
         layout,
         slots=tuple(slots),
         left_out=tuple(left_out),
         warnings=(*layout.warnings, *warnings, *networks.warnings.get(host, ())),
-        network=networks.of.get(host),
     )
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that make one engine of several GPUs, servers and hosts, as a vLLM release knows them."""
+"""The flags that make one engine of several GPUs, servers and hosts, as a vLLM release knows them.
+
+And the options of the servers' supervisors, which start and end as a group.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from dataclasses import dataclass
 from .deployment import Deployment
 from .errors import Problem
 from .flags import FlagTable, absent
+from .hashing import canonical, text_hash
 from .layout import Slot
 from .ranks import Rank, external
-from .reasons import deployment_key
+from .reasons import Reason, deployment_key
+from .tune import Tuned
 
 LAUNCH = "vllm-source"
 RAY = "vllm-issue-5567"
+RAY_DEVICES = "vllm-docker"
 """Sources; keys of catalog/sources.yml."""
 
 
@@ -43,11 +49,9 @@ def uses_ray(deployment: Deployment, table: FlagTable) -> bool:
 
 
 def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple[Argument, ...]:
-    """The flags of one server; none for a Ray worker, which does not run `vllm serve`."""
+    """The flags of one server. A Ray worker has those of its head, and its supervisor does not run the command."""
     ray = uses_ray(deployment, table)
     rank = slot.rank
-    if ray and rank is not None and rank.headless:
-        return ()
     found = list(_sizes(deployment))
     if rank is None:
         return tuple(found)
@@ -64,9 +68,7 @@ def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple
 def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
     """What a release cannot do of what the deployment wants, with the release that brought it."""
     if uses_ray(deployment, table):
-        what = f"an engine over {deployment.nodes} hosts by Ray is not started by this toolkit."
-        fix = "Use vLLM 0.11.1 or newer, which joins hosts by itself, and leave the executor out."
-        return (Problem((*deployment.path, "nodes"), what, fix),)
+        return _other_executor(deployment, table)
     wanted = {}
     if deployment.data_parallel_size > 1:
         wanted["data_parallel_size"] = "data_parallel_size"
@@ -83,6 +85,71 @@ def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
             what = f"needs {finding.subject}, which {finding.what}."
             found.append(Problem((*deployment.path, key), what, "Use an image with a newer vLLM."))
     return tuple(found)
+
+
+def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
+    """The operator wants another executor than Ray, and the release has no other way over hosts."""
+    for where, key, values in (
+        ("engine_args", "distributed_executor_backend", deployment.engine_args),
+        ("settings", "executor", deployment.settings),
+    ):
+        asked = dict(values).get(key)
+        if asked not in (None, "ray"):
+            what = f"{asked} does not span hosts in vLLM {table.release.asked}; from 0.11.1 on it does."
+            fix = "Use a newer vLLM, or leave it out: before, hosts are joined by Ray."
+            return (Problem((*deployment.path, where, key), what, fix),)
+    return ()
+
+
+def ray_env(slot: Slot, table: FlagTable) -> tuple[Reason, ...]:
+    """Variables of engines by Ray; every GPU that a container has is the engine's."""
+    if slot.rank is None or not uses_ray(slot.deployment, table):
+        return ()
+    reason = (
+        "Ray leaves devices alone: HIP reads which it may use only once, before Ray would narrow them down"
+    )
+    names = ("HIP", "ROCR")
+    return tuple(
+        Reason(f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES", "1", reason, RAY_DEVICES) for name in names
+    )
+
+
+def group_args(slot: Slot, tuned: Tuned, image: str, commit: str) -> tuple[tuple[str, ...], ...]:
+    """Options by which the supervisors of an engine's servers find each other, a line each; none for one alone.
+
+    Servers of another image, model, configuration or group of hosts are no part of the engine: in an upgrade a new
+    one waits until the others are new.
+    """
+    rank = slot.rank
+    if rank is None:
+        return ()
+    deployment = slot.deployment
+    first = slot.index - rank.number % (rank.servers // rank.nodes)
+    own = [f"{deployment.name}-{first + place}" for place in range(rank.servers // rank.nodes)]
+    names = [f"{host}/{name}" if len(own) > 1 else host for host in rank.hosts for name in own] or own
+    sizes = [(item.flag, item.value) for item in _sizes(deployment)]
+    what = [image, commit, deployment.model, sizes, dict(tuned.args), dict(tuned.env), names]
+    engine = f"{deployment.name}-{first}@{text_hash(canonical(what))[:12]}"
+    found: list[tuple[str, ...]] = [
+        ("--engine", engine),
+        ("--group", _at(rank.master, rank.group_port)),
+        ("--hosts", ",".join(names)),
+        ("--rank", str(rank.number)),
+    ]
+    if uses_ray(deployment, tuned.table):
+        head = rank.number == 0
+        meet = str(rank.master_port) if head else _at(rank.master, rank.master_port)
+        found.append(("--ray-head" if head else "--ray-worker", meet))
+        if slot.network:
+            found.append(("--ray-ip", slot.network.place.address))
+        found.append(("--ray-gpus", str(len(slot.gpus))))
+        # Any free ports: Ray's own range, 10002 to 19999, may have those of instances in it.
+        found += [(f"--ray-arg=--{end}-worker-port=0",) for end in ("min", "max")]
+    return tuple(found)
+
+
+def _at(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _sizes(deployment: Deployment) -> Iterator[Argument]:

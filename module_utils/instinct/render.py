@@ -68,7 +68,7 @@ def _context(instance: Instance) -> dict[str, Any]:
         "commit": instance.commit,
         "image": deployment.image_ref,
         "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.slot.gpus],
-        "options": supervise_args(instance.slot),
+        "options": (*supervise_args(instance.slot), *instance.group),
         "argv": instance.argv,
         "env": instance.env,
         "container": container(instance),

@@ -13,7 +13,8 @@ from .feasible import Verdict
 from .fleet import LOOPBACK
 from .layout import Slot
 from .lock import ImagePin, ModelPin, parse_ref
-from .parallel import Argument, parallel_args
+from .network import VERBS as RDMA
+from .parallel import Argument, group_args, parallel_args, ray_env
 from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
 from .reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
 from .settings import flag_argv
@@ -27,6 +28,7 @@ class Instance:
 
     slot: Slot
     listen: str
+    group: tuple[tuple[str, ...], ...]
     image: str
     commit: str
     argv: tuple[tuple[str, ...], ...]
@@ -54,8 +56,9 @@ class Instance:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device files that the container gets: the driver's one, and a render node per GPU."""
-        return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.slot.gpus))
+        """Device files that the container gets: the driver's one, a render node per GPU, and those of RDMA."""
+        network = self.slot.network.devices if self.slot.network else ()
+        return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.slot.gpus), *network)
 
     @property
     def headless(self) -> bool:
@@ -114,15 +117,20 @@ def compose(
     """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
     deployment = slot.deployment
     commit = model.commit if model else ""
-    own = (*_own_args(slot, listen, commit), *parallel_args(deployment, slot, tuned.table))
+    own = [
+        item
+        for item in (*_own_args(slot, listen, commit), *parallel_args(deployment, slot, tuned.table))
+        if f"--{item.flag.replace('_', '-')}" not in tuned.args  # the operator's own, with the same meaning
+    ]
     argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
     argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in own]
     argv += [tuple(flag_argv(tuned.table, name, value)) for name, value in sorted(tuned.args.items())]
-    env, env_reasons = _environment(deployment, tuned)
+    env, env_reasons = _environment(slot, tuned)
     source = deployment_key(deployment, "model")
     return Instance(
         slot=slot,
         listen=listen,
+        group=group_args(slot, tuned, pull_ref(deployment, image), commit),
         image=pull_ref(deployment, image),
         commit=commit,
         argv=tuple(group for group in argv if group),
@@ -181,9 +189,7 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
     return tuple(found)
 
 
-def _environment(
-    deployment: Deployment, tuned: Tuned
-) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
+def _environment(slot: Slot, tuned: Tuned) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
     rules = [
         Reason(
             "HF_HOME",
@@ -215,6 +221,8 @@ def _environment(
             "vLLM reports usage to its authors unless told not to; a fleet's operator decides that",
             VLLM_ENV,
         ),
+        *(slot.network.env if slot.network else ()),
+        *ray_env(slot, tuned.table),
     ]
     own = {rule.setting: rule.value for rule in rules}
     env = {**own, **tuned.env}
@@ -244,14 +252,16 @@ def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
 def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ...]:
     deployment, runtime = slot.deployment, slot.deployment.runtime
     nodes = ", ".join(gpu.render_node for gpu in slot.gpus)
+    network = slot.network.devices if slot.network else ()
     found = [
+        *(Reason("devices", path, "RCCL reaches other hosts through RDMA devices", RDMA) for path in network),
         Reason(
             "devices",
             f"/dev/kfd, {nodes}",
             "the instance sees exactly its GPUs; no visibility variable is set, as two of them (ROCR_, "
             "HIP_VISIBLE_DEVICES) filter one after the other and can leave no device",
             ISOLATION,
-        )
+        ),
     ]
     if slot.cpus:
         reason = "the CPUs of the NUMA node that its GPUs are on: transfers do not cross sockets"

@@ -150,7 +150,8 @@ def test_hosts_differ_and_the_head_has_a_number() -> None:
     other = node(2, interfaces=[ethernet(2, name="ens1f0")], rdma=[rail(n, gid_index=5) for n in range(8)])
     found, problems = lay_out_fleet(fleet({"n1": node(1), "n2": other}, [deployment(**SPAN)]))
     assert problems == ()
-    values = [{item.setting: item.value for item in one.network.env} for one in found.values() if one.network]
+    networks = [slot.network for one in found.values() for slot in one.slots]
+    values = [{item.setting: item.value for item in one.env} for one in networks if one]
     assert [one["GLOO_SOCKET_IFNAME"] for one in values] == ["eth0", "ens1f0"]
     assert [one["NCCL_IB_GID_INDEX"] for one in values] == ["3", "5"]
     assert {slot.rank.master for one in found.values() for slot in one.slots if slot.rank} == {"10.0.0.1"}
@@ -158,7 +159,7 @@ def test_hosts_differ_and_the_head_has_a_number() -> None:
 
 def test_engines_within_a_host_have_no_network() -> None:
     found, _ = lay_out_fleet(fleet({"n1": node(1)}, [deployment(tensor_parallel_size=8)]))
-    assert found["n1"].network is None
+    assert found["n1"].slots[0].network is None
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,8 @@ def test_hosts_by_vllms_own_launcher() -> None:
      ("0.15.0", {"settings": {"executor": "ray"}})],
 )  # fmt: skip
 def test_hosts_by_ray(version: str, keys: dict[str, Any]) -> None:
-    assert flags({**SPAN, "nodes": 2, **keys}, version, 2) == {
-        "n1": [{**SPAN, "distributed_executor_backend": "ray"}],
-        "n2": [{}],  # a Ray worker runs no `vllm serve`
-    }
+    wanted = {**SPAN, "distributed_executor_backend": "ray"}
+    assert flags({**SPAN, "nodes": 2, **keys}, version, 2) == {"n1": [wanted], "n2": [wanted]}
 
 
 def test_ray_is_for_engines_over_hosts_only() -> None:
@@ -181,8 +179,20 @@ def test_reasons_name_catalogued_sources() -> None:
             assert item.source in knowledge().sources or item.source.startswith("deployment llama: ")
 
 
-def test_engines_by_ray_are_refused_until_something_starts_ray() -> None:
-    placed = layouts({"n1": state(), "n2": state()}, [deployment(**SPAN, nodes=2)])
-    (found,) = problems(placed["n1"].slots[0].deployment, knowledge().flags("0.11.0"))
-    assert found.path[-1] == "nodes"
-    assert "by Ray is not started by this toolkit" in found.what
+@pytest.mark.parametrize(
+    ("version", "keys", "text"),
+    [
+        ("0.11.0", {"engine_args": {"distributed_executor_backend": "mp"}},
+         "vllm_deployments[0].engine_args.distributed_executor_backend: mp does not span hosts in vLLM 0.11.0; from "
+         "0.11.1 on it does. Use a newer vLLM, or leave it out: before, hosts are joined by Ray."),
+        ("0.11.0", {"settings": {"executor": "mp"}},
+         "vllm_deployments[0].settings.executor: mp does not span hosts in vLLM 0.11.0; from 0.11.1 on it does. Use a "
+         "newer vLLM, or leave it out: before, hosts are joined by Ray."),
+        ("0.11.0", {}, None),
+        ("0.11.1", {"engine_args": {"distributed_executor_backend": "mp"}}, None),
+    ],
+)  # fmt: skip
+def test_what_else_spans_hosts(version: str, keys: dict[str, Any], text: str | None) -> None:
+    placed = layouts({"n1": state(), "n2": state()}, [deployment(**SPAN, nodes=2, **keys)])
+    found = problems(placed["n1"].slots[0].deployment, knowledge().flags(version))
+    assert [item.text() for item in found] == ([text] if text else [])
