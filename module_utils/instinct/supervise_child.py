@@ -27,7 +27,7 @@ _SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: signal (its number), child, serving, or what a group says."""
+    """Something that happened: signal (its number), child, serving, or what a group says (supervise_group.py)."""
 
     kind: str
     value: Any = None
@@ -178,6 +178,10 @@ class Child:
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.code is not None
+
+    def settle(self) -> None:
+        """Wait a moment for the rest of what it said; what it left may hold its output open."""
+        self._pump.join(0.5)
 
     def end_all(self, grace: float) -> None:
         """End the program and all that it left: SIGTERM, and SIGKILL after `grace` seconds.

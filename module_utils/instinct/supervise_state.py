@@ -102,11 +102,14 @@ class Memory:
         name = f"failure-{number}.log"
         kept = Failure(**{**vars(failure), "log": name if self._write(name, log) else ""})
         self.failures = series(self.failures, kept)
+        self._save()
         return kept
 
     def lost(self, peer: dict[str, Any] | None) -> None:
         """Remember that another rank ended the run; None: they run together again."""
-        self.peer = peer
+        if peer != self.peer:
+            self.peer = peer
+            self._save()
 
     @property
     def gave_up(self) -> bool:

@@ -16,7 +16,10 @@ from . import (
     redact,
     supervise_child,
     supervise_gpus,
+    supervise_group,
+    supervise_options,
     supervise_program,
+    supervise_ray,
     supervise_state,
 )
 from .hashing import spec_hash
@@ -28,7 +31,10 @@ _MODULES: tuple[ModuleType, ...] = (
     redact,
     supervise_child,
     supervise_gpus,
+    supervise_group,
+    supervise_options,
     supervise_program,
+    supervise_ray,
     supervise_state,
 )
 _START = f"""\
