@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,11 @@ def test_every_state_but_the_good_ones_says_why_or_what_next() -> None:
         why, next_step = why_of(instance(failure=OOM, supervisor=None), state, "n1")
         assert why or next_step, state
         assert "{" not in next_step
+
+
+def test_the_runbook_explains_every_state() -> None:
+    book = (Path(__file__).parents[2] / "docs/runbooks/status.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(.+?)` \|", book, re.MULTILINE)) == set(s.STATES)
 
 
 def test_the_first_failure_of_a_series_is_the_one_that_is_told() -> None:
