@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -252,6 +253,7 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
     rows.sort(key=order)
     names = sorted({row.deployment for row in rows}, key=natural)
     notes = bindings(seen)
+    told = {host: problems_of(state) for host, state in seen.items()}
     return Status(
         rows=tuple(rows),
         deployments=tuple(
@@ -260,7 +262,7 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
         hosts=tuple(sorted(seen, key=natural)),
         unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
         balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
-        problems={host: tuple(state["problems"]) for host, state in seen.items() if state["problems"]},
+        problems={host: texts for host, texts in told.items() if texts},
     )
 
 
@@ -270,8 +272,24 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def histories(state: Mapping[str, Any]) -> dict[str, History]:
-    """What a host keeps of its deployments."""
-    return {item["deployment"]: History.from_json(item) for item in state.get("generations") or ()}
+    """What a host keeps of its deployments, as far as it is understood."""
+    found = {}
+    for item in state.get("generations") or ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            found[item["deployment"]] = History.from_json(item)
+    return found
+
+
+def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """What could not be read on a host, or is not understood here."""
+    known = histories(state)
+    strange = [
+        item["deployment"] for item in state.get("generations") or () if item["deployment"] not in known
+    ]
+    return (
+        *state["problems"],
+        *(f"the record of generations of {name} is not one of this version's" for name in strange),
+    )
 
 
 def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[Row]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from instinct import status as s
+from instinct.generations import Generation, Member
 from instinct.status import Row, state_of, status, why_of
 from instinct.status_text import age, hosts_text, text
 
@@ -154,30 +155,8 @@ def test_a_host_that_is_gone_has_rows_by_what_the_load_balancer_knows() -> None:
 
 
 def generation(number: int, **specs: str) -> dict[str, Any]:
-    members = [
-        {
-            "name": name.replace("_", "-"), "spec_hash": spec, "port": 8000, "ports": [8000], "render_nodes": [],
-            "hosts": [], "headless": False, "limit": 0,
-        }
-        for name, spec in specs.items()
-    ]  # fmt: skip
-    texts = (
-        "made",
-        "why",
-        "image",
-        "image_ref",
-        "vllm",
-        "model",
-        "commit",
-        "modes",
-        "command",
-        "env",
-        "listen",
-    )
-    return {
-        "schema": 1, "deployment": "llama", "generation": number, **dict.fromkeys(texts, ""), "weights": [],
-        "models": [], "endpoint": True, "stop_timeout": 120, "members": members,
-    }  # fmt: skip
+    members = tuple(Member(name.replace("_", "-"), spec, 8000, (8000,)) for name, spec in specs.items())
+    return Generation("llama", number, members=members).to_json()
 
 
 def test_generations_and_what_is_recorded_and_not_there() -> None:
@@ -198,6 +177,12 @@ def test_generations_and_what_is_recorded_and_not_there() -> None:
     assert made.deployments[0].notes == (
         "held at generation 2 since 2026-01-01T00:00:00Z: canary: 30 % slower (hosts n1, n2)",
     )
+
+
+def test_a_record_that_is_not_understood_hides_nothing_else() -> None:
+    made = status({"n1": host(instance(), generations=[{"deployment": "old", "kept": [{"schema": 9}]}])}, {})
+    assert made.rows[0].state == s.SERVING
+    assert "record of generations of old" in made.verdict()
 
 
 def test_ranks_do_not_count_as_instances() -> None:
