@@ -31,6 +31,9 @@ options:
   certificate:
     description: Certificate, chain and private key, as PEM. Needed where the configuration has TLS.
     type: str
+  instance_key:
+    description: The key that is sent to the instances. Needed where the configuration sends one.
+    type: str
 attributes:
   check_mode:
     support: full
@@ -64,6 +67,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct.balancer_keys import keys_map
 from ..module_utils.instinct.balancer_node import converge
+from ..module_utils.instinct.instance_key import header_map
 from ..module_utils.instinct.nodemodule import finish
 
 
@@ -73,6 +77,7 @@ def argument_spec():
         "files": {"type": "dict", "required": True},
         "api_keys": {"type": "dict", "no_log": True},
         "certificate": {"type": "str", "no_log": True},
+        "instance_key": {"type": "str", "no_log": True},
     }
 
 
@@ -83,6 +88,8 @@ def work(params, check):
         texts["keys.map"] = keys_map(params["api_keys"])
     if params["certificate"]:
         texts["endpoint.pem"] = params["certificate"].strip() + "\n"
+    if params["instance_key"]:
+        texts["instance.map"] = header_map(params["instance_key"].strip())
     return converge(texts, check)
 
 
@@ -90,7 +97,8 @@ def main():
     """Entry point."""
     # no_log: the parameters hold the private key, and would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    secrets = [module.params["certificate"], *(module.params["api_keys"] or {}).values()]
+    keys = (module.params[name] for name in ("certificate", "instance_key"))
+    secrets = [*(key for key in keys if key), *(module.params["api_keys"] or {}).values()]
     finish(module, secrets, lambda: work(module.params, module.check_mode))
 
 

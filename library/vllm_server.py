@@ -52,7 +52,7 @@ options:
       files:
         description:
           - The files by name, each with C(text) and C(mode) (octal digits). Needed for O(state=present).
-          - C(VLLM_API_KEY) in the file C(env) is used to ask for tokens.
+          - C(VLLM_API_KEY) in the file C(env) or in C(/etc/instinct-fleet/keys/instances) is used to ask for tokens.
         type: dict
       spec_hash:
         description: The hash of the files; a container with another one is replaced. Needed for
@@ -189,6 +189,7 @@ seconds:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct.engine import SOCKET, connect
+from ..module_utils.instinct.instance_key import node_key
 from ..module_utils.instinct.nodemodule import finish
 from ..module_utils.instinct.redact import Redactor
 from ..module_utils.instinct.server import check_name, parse_server, secrets_of
@@ -240,7 +241,7 @@ def main():
     """Entry point."""
     # no_log: an environment file may hold an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    secrets = secrets_of(module.params["servers"])
+    secrets = [*secrets_of(module.params["servers"]), node_key()]
     finish(module, secrets, lambda: work(module.params, Redactor(secrets), module.check_mode))
 
 

@@ -212,14 +212,20 @@ def conflicts(host: BalancerHost, offers: Iterable[Offer]) -> list[Problem]:
     ]
 
 
-def config_data(settings: BalancerSettings, backends: Sequence[Backend]) -> dict[str, Any]:
-    """All that haproxy.cfg says, decided. `version` names this configuration in the running HAProxy."""
+def config_data(
+    settings: BalancerSettings, backends: Sequence[Backend], instance_key: bool = False
+) -> dict[str, Any]:
+    """All that haproxy.cfg says, decided. `version` names this configuration in the running HAProxy.
+
+    instance_key: the key of instance.map is sent to instances.
+    """
     data: dict[str, Any] = {
         "schema": 1,
         "listen": bracketed(settings.listen),
         "port": settings.port,
         "tls": settings.tls,
         "auth": settings.auth,
+        "instance_key": instance_key,
         "metrics": f"{bracketed(settings.metrics_listen)}:{settings.metrics_port}",
         "timeout": settings.timeout,
         "queue_timeout": settings.queue_timeout,

@@ -31,8 +31,8 @@ BUSY = "busy"
 class Instance:
     """One server of the balancer; proven None: not known yet, as this program has just started."""
 
-    def __init__(self, host: str, port: int, model: str) -> None:
-        self.host, self.port, self.model = host, port, model
+    def __init__(self, host: str, port: int, model: str, key_file: str = "") -> None:
+        self.host, self.port, self.model, self.key_file = host, port, model, key_file
         self.proven: bool | None = None
 
     async def watch(self) -> None:
@@ -77,6 +77,7 @@ class Instance:
             raise ConnectionError("no connection") from None
         try:
             lines = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n"
+            lines += self.authorization() if path.startswith("/v1/") else ""
             lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(lines.encode() + body)
             answer = await asyncio.wait_for(reader.read(), seconds)
@@ -86,12 +87,19 @@ class Instance:
         words = head.split(None, 2)
         return int(words[1]) if len(words) > 1 else 0, text
 
+    def authorization(self) -> str:
+        """The header that HAProxy sends too."""
+        with contextlib.suppress(OSError), open(self.key_file, encoding="ascii") as file:
+            return f"Authorization: {file.read().partition(' ')[2].strip()}\r\n"
+        return ""
+
 
 class Agent:
     """All instances of a balancer, as its balancer.json names them."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.key_file = os.path.join(os.path.dirname(path), "instance.map")
         self.seen: Any = None
         self.instances: dict[str, Instance] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -125,7 +133,7 @@ class Agent:
                 del self.instances[name]
         for name, place in wanted.items():
             if name not in self.instances:
-                self.instances[name] = Instance(*place)
+                self.instances[name] = Instance(*place, self.key_file)
                 self.tasks[name] = asyncio.get_running_loop().create_task(self.instances[name].watch())
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,9 +19,10 @@ from .balancer_keys import keys_map
 from .balancer_plan import Material
 from .balancer_settings import BalancerHost, key_problem
 from .errors import FleetError, Problem
+from .instance_key import UNMADE, InstanceKey, header_map, key_wrong, mark
 
 DIRECTORY = ".secrets"
-KEYS, CERTIFICATE = "api-keys.yml", "endpoint.pem"
+KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"
 VALID_DAYS = 825  # what clients accept at most of a server's certificate
 
 Load = Callable[[Path], Any]
@@ -47,6 +48,30 @@ def materials(
     if make and signed and not own.exists():
         _write(own, self_signed([host.address for host in signed]))
     return {host.name: _material(host, base, keys, own, load, parse) for host in wanted}
+
+
+def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load) -> InstanceKey:
+    """The key between load balancers and instances; with `make`, a missing one is made. Raises FleetError.
+
+    All balancers send the key that is there, also when new instances are to have none: those that still have it
+    need it, and the others do not look at it.
+    """
+    wanted = any(host.settings.instance_auth for host in hosts)
+    path = base / DIRECTORY / INSTANCE_KEY
+    if wanted and make and not path.exists():
+        _write(path, f"{_new_key()}\n")
+    if not path.exists():
+        return InstanceKey(str(path), mark=UNMADE if wanted else "", sent=wanted)
+    where = "load_balancer_instance_auth"
+    try:
+        key = str(load(path)).strip()
+    except (OSError, ValueError) as error:
+        raise _unreadable(where, path, hosts[0], error) from None
+    wrong = key_wrong(key)
+    if wrong:
+        fix = "Remove the file, and one is made."
+        raise FleetError([Problem((where,), f"{path} {wrong}.", fix, (hosts[0].name,))])
+    return InstanceKey(str(path), mark=mark(key) if wanted else "", sent=True, map=header_map(key))
 
 
 def _material(

@@ -32,7 +32,7 @@ UNITS = "/etc/systemd/system"
 SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.service"
 KEPT = 3  # configurations
 READ_BACK_SECONDS = 20.0
-SECRET = ("keys.map", "endpoint.pem")
+SECRET = ("keys.map", "endpoint.pem", "instance.map")
 UNIT = """\
 # Written by instinct-fleet.
 [Unit]

@@ -24,6 +24,7 @@ from .balancer import (
 from .balancer_settings import OPERATOR, BalancerHost, BalancerSettings, SeenBalancer
 from .errors import Problem, natural
 from .hashing import canonical, spec_hash, text_hash
+from .instance_key import NO_KEY, InstanceKey
 from .steps import DEBIAN, Action
 
 ROLE = "load_balancer"
@@ -32,6 +33,7 @@ DATA_FILE = "balancer.json"
 AGENT_FILE = "agent.py"
 KEYS_FILE = "keys.map"
 CERTIFICATE_FILE = "endpoint.pem"
+INSTANCE_MAP = "instance.map"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class BalancerPlan:
     files: Mapping[str, str]
     files_before: Mapping[str, str]
     material: Material
+    instance_key: InstanceKey
     actions: tuple[Action, ...]
     packages: tuple[str, ...]
     drain: Mapping[str, str]
@@ -85,6 +88,7 @@ class BalancerPlan:
             "files_before": dict(self.files_before),
             "keys_file": self.material.keys_file or None,
             "certificate_file": self.material.certificate_file or None,
+            "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
             "drain": list(self.drain),
             "undrain": list(self.undrain),
             "warnings": list(self.warnings),
@@ -104,11 +108,12 @@ Draw = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True)
 class Kit:
-    """What balancers are made with: the template, the agent's program, and each host's keys and certificate."""
+    """What balancers are made with: template, agent's program, each host's keys and certificate, the instances' key."""
 
     draw: Draw
     agent: str
     material: Mapping[str, Material] = field(default_factory=dict)
+    instance_key: InstanceKey = NO_KEY
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,10 @@ def _plan(
         files=files,
         files_before=_files(host.settings, before_it_goes(backends, seen.config), kit) if seen else files,
         material=material,
-        actions=_actions(host, backends, files, material, drain, left),
+        instance_key=kit.instance_key,
+        actions=_actions(
+            host, backends, wanted_files(files, host.settings, material, kit.instance_key), drain, left
+        ),
         packages=packages,
         drain=drain,
         undrain=tuple(dict.fromkeys(name for name in (*drain, *left) if name in present)),
@@ -186,13 +194,14 @@ def _plan(
 
 
 def wanted_files(
-    files: Mapping[str, str], settings: BalancerSettings, material: Material
+    files: Mapping[str, str], settings: BalancerSettings, material: Material, key: InstanceKey = NO_KEY
 ) -> dict[str, str] | None:
     """All files of the balancer's directory; None when keys or certificate are yet to be made."""
     found = dict(files)
     for name, wanted, text in (
         (KEYS_FILE, settings.auth, material.keys_map),
         (CERTIFICATE_FILE, settings.tls, material.certificate),
+        (INSTANCE_MAP, key.sent, key.map),
     ):
         if wanted and text is None:
             return None
@@ -202,7 +211,7 @@ def wanted_files(
 
 
 def _files(settings: BalancerSettings, backends: Sequence[Backend], kit: Kit) -> dict[str, str]:
-    data = config_data(settings, backends)
+    data = config_data(settings, backends, kit.instance_key.sent)
     return {CONFIG_FILE: kit.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: kit.agent}
 
 
@@ -222,8 +231,7 @@ def _drains(seen: SeenBalancer | None, offers: Sequence[Offer]) -> dict[str, str
 def _actions(
     host: BalancerHost,
     backends: Sequence[Backend],
-    files: Mapping[str, str],
-    material: Material,
+    wanted: Mapping[str, str] | None,
     drain: Collection[str],
     left: Sequence[str],
 ) -> tuple[Action, ...]:
@@ -234,7 +242,7 @@ def _actions(
         actions.append(Action("haproxy", ROLE, "haproxy", before, "installed", reason, source))
     reason = "this run stops it: new requests go to others, and those that it has may end"
     actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
-    change = _difference(host, backends, files, material)
+    change = _difference(host, backends, wanted)
     if change:
         before = _counted(_names(seen)) if seen and seen.running else "absent" if seen else "unknown"
         after = _counted(names_of(backends))
@@ -265,16 +273,13 @@ def _names(seen: SeenBalancer) -> set[str]:
     }
 
 
-def _difference(
-    host: BalancerHost, backends: Sequence[Backend], files: Mapping[str, str], material: Material
-) -> str:
+def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
     """Why the balancer has to be told something; "" when it is as wanted."""
     seen = host.seen
     if seen is None or not seen.files:
         return "the group load_balancer has this host"
-    wanted = wanted_files(files, host.settings, material)
     if wanted is None:
-        return "its API key or certificate is yet to be made"
+        return "a key or its certificate is yet to be made"
     names = names_of(backends)
     gone, new = sorted(_names(seen) - names, key=natural), sorted(names - _names(seen), key=natural)
     if gone or new:

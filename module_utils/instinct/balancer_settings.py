@@ -21,6 +21,7 @@ VARIABLES = (
     "load_balancer_certificate_file",
     "load_balancer_auth",
     "load_balancer_api_keys",
+    "load_balancer_instance_auth",
     "load_balancer_metrics_listen",
     "load_balancer_metrics_port",
     "load_balancer_timeout",
@@ -40,7 +41,8 @@ class BalancerSettings:
     """Validated variables; times in seconds.
 
     certificate_file "": make a self-signed one. api_keys: name and key; empty: make one. timeout: how long a
-    request may be silent. queue_timeout: how long one may wait for an instance.
+    request may be silent. queue_timeout: how long one may wait for an instance. instance_auth: instances answer only
+    those who have the load balancers' key.
     """
 
     listen: str = "0.0.0.0"
@@ -49,6 +51,7 @@ class BalancerSettings:
     certificate_file: str = ""
     auth: bool = True
     api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    instance_auth: bool = True
     metrics_listen: str = "127.0.0.1"
     metrics_port: int = 8405
     timeout: int = 3600
@@ -126,6 +129,7 @@ def parse_balancer(
         certificate_file=certificate,
         auth=switch("load_balancer_auth"),
         api_keys=_api_keys(check, given.get("load_balancer_api_keys", {})),
+        instance_auth=switch("load_balancer_instance_auth"),
         metrics_listen=address("load_balancer_metrics_listen", base.metrics_listen),
         metrics_port=whole("load_balancer_metrics_port", base.metrics_port, 1, 65535),
         timeout=whole("load_balancer_timeout", base.timeout, 10, 86400),

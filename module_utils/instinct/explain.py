@@ -20,6 +20,7 @@ TITLES = {
     "memory_partition": "memory partition",
     "partition_change": "change of partition modes",
     "gpu_clean": "clean",
+    "instance_key": "key",
     "stop_server": "stop",
     "image": "image",
     "model": "weights",

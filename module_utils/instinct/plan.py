@@ -23,7 +23,7 @@ from .workshop import Planned, Workshop
 
 SCHEMA = 1
 # What can take hours comes before what stops a running instance.
-ROLES = ("host_prep", "vllm_image", "hf_model", "gpu_partition", "vllm_serve")
+ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class HostPlan:
     gpu_model: str
     warnings: tuple[str, ...]
     unknown: tuple[str, ...] = ()
+    key_file: str = ""
 
     @property
     def partial(self) -> bool:
@@ -77,6 +78,7 @@ class HostPlan:
             "unknown_images": list(self.unknown),
             "packages": list(self.packages),
             "numa_balancing": settings.numa_balancing if "numa_balancing" in kinds else None,
+            "instance_key_file": self.key_file or None,
             "partition": {
                 "compute": settings.compute,
                 "memory": settings.memory,
@@ -240,6 +242,8 @@ def plan_host(
     if unknown:  # the weights come later in the same run, and must have room then
         return replace(planned, warnings=(*planned.warnings, *doubts)), (*problems, *room)
     actions += [action for _, action in models]
+    key = steps.instance_key(host, workshop.key)
+    actions += [key] if key else []
     stop: tuple[str, ...] = ()
     if layout.repartition:
         running = steps.stop_servers(host)
@@ -251,6 +255,7 @@ def plan_host(
     planned = replace(
         planned,
         actions=tuple(actions),
+        key_file=workshop.key.file if key else "",
         models=tuple(model for model, _ in models),
         instances=instances,
         start=tuple(action.target for action in servers),

@@ -69,6 +69,7 @@ def _context(instance: Instance) -> dict[str, Any]:
         "image": deployment.image_ref,
         "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.slot.gpus],
         "options": (*supervise_args(instance.slot), *instance.group),
+        "key": instance.key_mark,
         "argv": instance.argv,
         "env": instance.env,
         "container": container(instance),

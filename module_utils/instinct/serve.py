@@ -15,7 +15,16 @@ from .layout import Slot
 from .lock import ImagePin, ModelPin, parse_ref
 from .network import VERBS as RDMA
 from .parallel import Argument, group_args, parallel_args, ray_env
-from .places import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, cache_dir, container_name, instance_dir
+from .places import (
+    CACHE_MOUNT,
+    HF_MOUNT,
+    INSTANCE_MOUNT,
+    KEYS_DIR,
+    KEYS_MOUNT,
+    cache_dir,
+    container_name,
+    instance_dir,
+)
 from .reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
 from .settings import flag_argv
 from .supervisor import lib_bind
@@ -38,6 +47,7 @@ class Instance:
     reasons: tuple[Reason, ...]
     tuned: Tuned
     verdict: Verdict
+    key_mark: str = ""  # of the key that it asks for
 
     @property
     def name(self) -> str:
@@ -113,6 +123,7 @@ def compose(
     model: ModelPin | None,
     tuned: Tuned,
     verdict: Verdict,
+    key_mark: str = "",
 ) -> Instance:
     """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
     deployment = slot.deployment
@@ -135,7 +146,7 @@ def compose(
         commit=commit,
         argv=tuple(group for group in argv if group),
         env=env,
-        binds=_binds(deployment, slot.name, hub_dir),
+        binds=_binds(deployment, slot.name, hub_dir, bool(key_mark)),
         group_ids=tuple(group_ids),
         reasons=(
             Reason("model", deployment.model, "the deployment's model", source),
@@ -144,10 +155,12 @@ def compose(
                 (item for item in tuned.reasons if item.setting in tuned.args), key=lambda item: item.setting
             ),
             *env_reasons,
+            *_key_reason(deployment, key_mark),
             *_container_reasons(slot, group_ids),
         ),
         tuned=tuned,
         verdict=verdict,
+        key_mark=key_mark,
     )
 
 
@@ -236,12 +249,21 @@ def _reason(item: Argument) -> Reason:
     return Reason(f"--{item.flag.replace('_', '-')}", value, item.reason, item.source)
 
 
-def _binds(deployment: Deployment, name: str, hub_dir: str) -> tuple[str, ...]:
+def _key_reason(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
+    if not mark:
+        return ()
+    reason = "only who has the load balancers' key is answered under /v1; load_balancer_instance_auth: false opts out"
+    return (Reason("VLLM_API_KEY", f"the key {mark}", reason, VLLM_ENV),)
+
+
+def _binds(deployment: Deployment, name: str, hub_dir: str, key: bool) -> tuple[str, ...]:
     binds = [
         f"{instance_dir(name)}:{INSTANCE_MOUNT}:ro",
         f"{cache_dir(name)}:{CACHE_MOUNT}:rw",
         lib_bind(),
     ]
+    if key:
+        binds.append(f"{KEYS_DIR}:{KEYS_MOUNT}:ro")
     if deployment.local_model:
         binds.append(f"{deployment.model}:{deployment.model}:ro")
     if repositories(deployment):

@@ -22,6 +22,7 @@ from .fleet import LOOPBACK, Host
 from .generations import Offered
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
+from .instance_key import NO_KEY, InstanceKey
 from .knowledge import Knowledge
 from .knownmodels import known_config
 from .layout import Layout, Slot
@@ -81,11 +82,14 @@ class Decision:
 class Workshop:
     """One run's knowledge and pins, and what was made with them."""
 
-    def __init__(self, knowledge: Knowledge, lock: Lock, render: Render, models: Sources) -> None:
+    def __init__(
+        self, knowledge: Knowledge, lock: Lock, render: Render, models: Sources, key: InstanceKey = NO_KEY
+    ) -> None:
         self.knowledge = knowledge
         self.lock = lock
         self.render = render
         self.models = models
+        self.key = key
         self._made: dict[tuple[Any, ...], Planned] = {}
         self._decided: dict[tuple[Any, ...], Decision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
@@ -206,7 +210,10 @@ class Workshop:
             deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
             model = self._model(deployment, settings.endpoint)
-            instance = compose(slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict)
+            mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
+            instance = compose(
+                slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict, mark
+            )
             files = self.render(instance)
             self._made[key] = Planned(instance, files, spec_hash(files))
         return self._made[key]

@@ -20,7 +20,7 @@ if str(ROOT / "module_utils") not in sys.path:
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from instinct.balancer_material import materials
+from instinct.balancer_material import instance_key, materials
 from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
 from instinct.balancer_settings import GROUP as BALANCERS
 from instinct.balancer_settings import VARIABLES as BALANCER_VARIABLES
@@ -29,6 +29,7 @@ from instinct.catalog import GpuCatalog, parse_gpus
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, HostInput, build_fleet
+from instinct.instance_key import NO_KEY
 from instinct.inventory import VARIABLES
 from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
@@ -108,7 +109,8 @@ class ActionModule(ActionBase):
         knowledge = Knowledge(ROOT / "catalog")
         models = read_models(fleet, reader.beside_inventory(names))
         endpoint = self._endpoint(reader, offline, reader.beside_inventory(names))
-        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models), endpoint)
+        key = endpoint.kit.instance_key if endpoint else NO_KEY
+        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models, key), endpoint)
         if again is None:
             found = access(fleet, lock, newer, reader) if not offline else ()
             typos = misspelt(reader.names(names), known_variables())
@@ -157,6 +159,7 @@ class ActionModule(ActionBase):
             drawer((ROOT / "templates" / "haproxy.cfg.j2").read_text(encoding="utf-8")),
             (ROOT / "module_utils" / "instinct" / "balancer_agent.py").read_text(encoding="utf-8"),
             materials(hosts, base, make, load, parse),
+            instance_key(hosts, base, make, load),
         )
         return Endpoint(hosts, frozenset(reader.groups().get(GROUP, ())), kit)
 

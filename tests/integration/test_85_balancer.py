@@ -43,6 +43,10 @@ class Endpoint:
     def key(self) -> str:
         return first_key(self.secrets / "api-keys.yml")
 
+    @property
+    def instance_key(self) -> str:
+        return (self.secrets / "instance-key").read_text().strip()
+
     def ask(self, path: str, body: Any = None, key: str | None = None, **headers: str) -> tuple[int, Any]:
         """Status and JSON of one request."""
         data = None if body is None else json.dumps(body).encode()
@@ -115,6 +119,7 @@ def test_the_endpoint_is_made_and_then_costs_nothing(endpoint: Endpoint) -> None
     endpoint.trust()
     private = (endpoint.secrets / "endpoint.pem").read_text().partition("PRIVATE KEY-----")[2].split()[0]
     assert endpoint.key not in run.out
+    assert endpoint.instance_key not in run.out + json.dumps(run.records)
     assert private not in run.out
     assert endpoint.key not in json.dumps(run.records)
     assert private not in json.dumps(run.records)
@@ -140,6 +145,21 @@ def test_keys_tls_and_paths(endpoint: Endpoint) -> None:
         assert up.status == 200
     with pytest.raises(urllib.error.URLError, match="certificate"):
         urllib.request.urlopen(f"{URL}/health", timeout=10)
+
+
+def test_past_the_endpoint_nobody_is_answered(endpoint: Endpoint) -> None:
+    def status(path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        try:
+            request = urllib.request.Request(f"http://172.30.77.12:8000{path}", headers=headers)
+            return int(urllib.request.urlopen(request, timeout=10).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("/v1/models", "sk-" + "x" * 40) == 401
+    assert status("/v1/models", endpoint.key) == 401  # a client's
+    assert status("/v1/models", endpoint.instance_key) == 200
+    assert status("/health", "") == 200
 
 
 def test_requests_go_by_their_model(endpoint: Endpoint) -> None:
@@ -300,6 +320,16 @@ def test_secrets_and_ports(endpoint: Endpoint) -> None:
             f"grep -rlsF -- '{endpoint.key}' /etc /var/lib/instinct-fleet /var/log /run /tmp /root /home || true",
         )
         assert found.strip() == "", found
+        places = "/etc/instinct-fleet /var/lib/instinct-fleet /var/log /run /tmp /root /home"
+        found = lab.on(host, f"grep -rlsF -- '{endpoint.instance_key}' {places} || true")
+        where = {path.rsplit("/", 1)[-1] for path in found.split()}
+        assert where == {"instances", "instance.map"} if host == HOST else {"instances"}
+        assert lab.on(host, "cd /etc/instinct-fleet; stat -c %a keys keys/instances").split() == [
+            "700",
+            "600",
+        ]
+        told = lab.on(host, "docker inspect $(docker ps -aq); ps axww")
+        assert endpoint.instance_key not in told
         places = "/etc/instinct-fleet /var/lib/instinct-fleet/balancer"
         assert lab.on(host, f"find {places} -name '*.pem' -perm /077 2> /dev/null || true").strip() == ""
     ports = lab.on(HOST, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()

@@ -19,6 +19,7 @@ from instinct.balancer_settings import BalancerHost, balancer_host, parse_balanc
 from instinct.errors import FleetError
 from instinct.explain import explain
 from instinct.hashing import spec_hash, text_hash
+from instinct.instance_key import NO_KEY, UNMADE, InstanceKey, header_map, mark, node_key
 from instinct.plan import FleetPlan, plan_fleet
 from instinct.render import drawer, haproxy_word
 
@@ -31,6 +32,8 @@ KEYS = keys_map({"default": "sk-" + "k" * 40})
 PEM = self_signed(["192.0.2.1"])
 MATERIAL = Material(KEYS, PEM, "keys.yml", "endpoint.pem")
 ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
+SECRET = "sk-instances-" + "i" * 30
+KEY = InstanceKey("instance-key", mark(SECRET), True, header_map(SECRET))
 NEVER = {"installed": False, "running": False, "files": {}, "applied": None, "config": None, "out": None}
 
 
@@ -52,23 +55,25 @@ def planned(
     deployments: Any,
     *hosts: BalancerHost,
     gpu_hosts: tuple[str, ...] = (),
+    key: InstanceKey = NO_KEY,
     **keys: Any,
 ) -> FleetPlan:
     """A plan with balancers."""
     some = hosts or (host(),)
-    endpoint = Endpoint(
-        some, frozenset((*states, *gpu_hosts)), Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some})
-    )
+    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some}, key)
+    endpoint = Endpoint(some, frozenset((*states, *gpu_hosts)), kit)
     keys.setdefault("own", {name: ADDRESSES.get(name, {}) for name in states})
     groups = {"load_balancer": [item.name for item in some]}
-    plan = plan_fleet(fleet(states, deployments, groups=groups, **keys), workshop(LOCK), endpoint)
+    shop = workshop(LOCK)
+    shop.key = key
+    plan = plan_fleet(fleet(states, deployments, groups=groups, **keys), shop, endpoint)
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
 
 
 def applied(plan: BalancerPlan, **changes: Any) -> dict[str, Any]:
     """What node_state finds after a run of this plan."""
-    texts = wanted_files(plan.files, plan.host.settings, plan.material)
+    texts = wanted_files(plan.files, plan.host.settings, plan.material, plan.instance_key)
     assert texts is not None
     return {
         "installed": True,
@@ -321,6 +326,47 @@ def test_no_key_in_the_plan() -> None:
     assert "s" * 40 not in json.dumps(plan.to_json()) + repr(plan)
 
 
+def test_instances_and_balancers_share_a_key_that_no_plan_has() -> None:
+    deployments = [deployment(), deployment(name="own", port=9000, gpus=[1], endpoint=False)]
+    plan = planned({"n1": state()}, deployments, key=KEY)
+    found = plan.to_json()
+    assert SECRET not in json.dumps(found) + repr(plan)
+    on_node = found["hosts"]["n1"]
+    llama, own = on_node["instances"]
+    assert "source /instinct-keys/instances\n" in llama["server"]["files"]["serve.sh"]["text"]
+    assert "/etc/instinct-fleet/keys:/instinct-keys:ro" in llama["server"]["container"]["HostConfig"]["Binds"]
+    assert "instinct-keys" not in json.dumps(own["server"])  # who asks it does not come by a balancer
+    assert (on_node["instance_key_file"], on_node["todo"][-2:]) == (
+        "instance-key",
+        ["instance_key", "vllm_serve"],
+    )
+    (balancer,) = plan.balancers
+    assert "map_str(instance.map)" in balancer.files["haproxy.cfg"]
+    assert applied(balancer)["files"]["instance.map"] == text_hash(f"key Bearer {SECRET}\n")
+
+
+def test_a_new_key_replaces_the_instances_and_is_brought_first() -> None:
+    other = InstanceKey("instance-key", mark(SECRET + "2"), True, header_map(SECRET + "2"))
+    first = planned({"n1": state()}, [deployment()], key=KEY)
+    there = {**apply_to_state(state(), first.to_json()["hosts"]["n1"]), "instance_key": KEY.mark}
+    lb = host(applied(first.balancers[0]))
+    assert planned({"n1": there}, [deployment()], lb, key=KEY).changes == 0
+    # Opted out: instances are replaced by such without a key; balancers send it as long as it is there.
+    out = planned({"n1": there}, [deployment()], lb, key=InstanceKey("f", "", True, KEY.map))
+    assert [item.kind for item in out.hosts[0].actions] == ["server"]
+    changed = planned({"n1": there}, [deployment()], lb, key=other)
+    assert [item.kind for item in changed.hosts[0].actions] == ["instance_key", "server"]
+    assert actions(changed)[-1].endswith("other content of instance.map")
+    lost = planned({"n1": {**there, "instance_key": None}}, [deployment()], lb, key=KEY)
+    assert [(item.kind, item.before) for item in lost.hosts[0].actions] == [("instance_key", "absent")]
+
+
+def test_a_key_that_is_yet_to_be_made() -> None:
+    plan = planned({"n1": state()}, [deployment()], key=InstanceKey("instance-key", UNMADE, True))
+    assert [item.after for item in plan.hosts[0].actions if item.kind == "instance_key"] == [UNMADE]
+    assert wanted_files({}, plan.balancers[0].host.settings, MATERIAL, plan.balancers[0].instance_key) is None
+
+
 @pytest.mark.parametrize("text", ['a "b"', "$HOME", "back\\slash", "a b", "q'uote", "#x", "ü"])
 def test_words(text: str) -> None:
     assert (
@@ -332,6 +378,7 @@ HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 
 
 @pytest.mark.skipif(not HAPROXY, reason="HAProxy is not installed here")
+@pytest.mark.parametrize("key", [KEY, NO_KEY])
 @pytest.mark.parametrize(
     ("deployments", "variables"),
     [
@@ -343,9 +390,12 @@ HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
         ([], {}),
     ],
 )
-def test_haproxy_takes_the_configuration(tmp_path: Path, deployments: Any, variables: dict[str, Any]) -> None:
-    (balancer,) = planned({"n1": state()}, deployments, host(**variables), own=ADDRESSES).balancers
-    texts = wanted_files(balancer.files, balancer.host.settings, MATERIAL)
+def test_haproxy_takes_the_configuration(
+    tmp_path: Path, deployments: Any, variables: dict[str, Any], key: InstanceKey
+) -> None:
+    lb = host(**variables)
+    (balancer,) = planned({"n1": state()}, deployments, lb, own=ADDRESSES, key=key).balancers
+    texts = wanted_files(balancer.files, balancer.host.settings, MATERIAL, key)
     assert texts is not None
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -373,7 +423,7 @@ def test_what_node_state_finds(tmp_path: Path) -> None:
     (etc / "current").symlink_to("abc")
     var.mkdir(parents=True)
     plan = planned(two(), [deployment()]).balancers[0]
-    texts = wanted_files(plan.files, plan.host.settings, plan.material)
+    texts = wanted_files(plan.files, plan.host.settings, plan.material, plan.instance_key)
     assert texts is not None
     for name, text in texts.items():
         (etc / "current" / name).write_text(text)
@@ -382,3 +432,11 @@ def test_what_node_state_finds(tmp_path: Path) -> None:
     (var / "haproxy.pid").write_text("1\n")  # not HAProxy
     seen = observe.read_balancer(source, str(etc.parent), str(var.parent))
     assert seen == applied(plan, running=False, out={"a/b": {"by": "run"}})
+
+
+def test_node_state_knows_the_key_by_its_mark(tmp_path: Path) -> None:
+    assert observe.read_instance_key(str(tmp_path)) is None
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/instances").write_text(f"VLLM_API_KEY={SECRET}\n")
+    assert observe.read_instance_key(str(tmp_path)) == mark(SECRET)
+    assert node_key(str(tmp_path / "keys")) == SECRET

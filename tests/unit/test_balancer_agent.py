@@ -21,6 +21,7 @@ class Engine:
     def __init__(self) -> None:
         self.health, self.tokens, self.slow = 200, 1, 0.0
         self.asked: list[str] = []
+        self.sent = ""
         self.server: asyncio.Server | None = None
         self.port = 0
 
@@ -37,6 +38,7 @@ class Engine:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         path = head.split()[1]
         self.asked.append(path)
+        self.sent = head.lower().partition("authorization: ")[2].partition("\r\n")[0]
         await asyncio.sleep(self.slow)
         status, body = self.health, b""
         if path != "/health":
@@ -77,6 +79,20 @@ def test_tokens_once_and_again_after_it_was_gone() -> None:
             server.tokens = 1
             await instance.look()
             assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+def test_it_sends_the_key_that_haproxy_sends(tmp_path: Path) -> None:
+    (tmp_path / "instance.map").write_text("key Bearer abc\n")
+
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            instance.key_file = Agent(str(tmp_path / "balancer.json")).key_file
+            assert await instance.generates()
+            assert server.sent == "bearer abc"
+            assert await instance.health() == "ok"
+            assert server.sent == ""  # where it is not needed
 
     asyncio.run(scenario())
 

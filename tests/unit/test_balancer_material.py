@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct.balancer_material import materials, self_signed
+from instinct.balancer_material import instance_key, materials, self_signed
 from instinct.balancer_plan import Material
 from instinct.balancer_settings import BalancerHost, BalancerSettings
 from instinct.errors import FleetError
+from instinct.instance_key import UNMADE, InstanceKey, mark
 
 
 def made(base: Path, make: bool = True, **settings: Any) -> Material:
@@ -42,6 +43,33 @@ def test_plans_make_nothing(tmp_path: Path) -> None:
 def test_opting_out_makes_nothing(tmp_path: Path) -> None:
     assert made(tmp_path, tls=False, auth=False) == Material()
     assert list(tmp_path.iterdir()) == []
+
+
+def key_of(base: Path, make: bool = True, wanted: bool = True) -> InstanceKey:
+    lb = BalancerHost("lb", "192.0.2.1", BalancerSettings(instance_auth=wanted))
+    return instance_key([lb], base, make, lambda path: path.read_text())
+
+
+def test_the_instances_key_is_made_once_and_sent_as_long_as_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / ".secrets/instance-key"
+    assert key_of(tmp_path, wanted=False) == InstanceKey(str(path))
+    assert key_of(tmp_path, make=False) == InstanceKey(str(path), UNMADE, True)
+    assert not path.exists()
+    first = key_of(tmp_path)
+    key = path.read_text().strip()
+    assert (path.stat().st_mode & 0o777, len(key) > 40) == (0o600, True)
+    assert first == key_of(tmp_path) == InstanceKey(str(path), mark(key), True, f"key Bearer {key}\n")
+    assert key not in repr(first)
+    assert key_of(tmp_path, wanted=False) == InstanceKey(str(path), "", True, f"key Bearer {key}\n")
+
+
+@pytest.mark.parametrize("text", ["short", "has a space and is long enough", "x" * 20 + "'", ""])
+def test_an_instances_key_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".secrets").mkdir()
+    (tmp_path / ".secrets/instance-key").write_text(f"{text}\n")
+    with pytest.raises(FleetError, match=r"instance-key does not hold a key: .* Remove the file") as error:
+        key_of(tmp_path)
+    assert not text or text not in str(error.value)
 
 
 def test_ones_own(tmp_path: Path) -> None:
