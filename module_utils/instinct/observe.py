@@ -185,7 +185,6 @@ node_state:
       type: list
       elements: dict
       sample: [{name: mlx5_0, port: 1, state: ACTIVE, layer: Ethernet, rate: 400, interface: rdma0, gid_index: 3}]
-    instance_key: {description: By what the key of its instances can be recognised; null without one., type: str}
     verbs: {description: Whether C(/dev/infiniband) has devices for programs to use., type: bool}
     docker:
       description:
@@ -221,12 +220,17 @@ node_state:
       description:
         - Containers of instances. C(spec_hash) is what the container was made from, C(artefact_hash) what the
           instance's files say now; null when one is missing. C(files) has the sha256 of each.
+        - C(supervisor) is what the program around vLLM says of itself, null when there is none - C(state) is one of
+          V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts ends of vLLM in a row that
+          nobody asked for, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
                 state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
                 image_id: "sha256:11",
-                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true}]
+                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true,
+                supervisor: {state: starting, since: 1795298436.1, why: "", failures: 1, peer: null,
+                             first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
     generations:
       description:
         - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
@@ -277,6 +281,8 @@ DEFAULTS = {
     "docker_socket": "/var/run/docker.sock",
     "sysfs_root": "/",
 }
+SUPERVISOR_STATES = ("waiting", "starting", "running", "stopping", "gave_up")
+SUPERVISOR_BYTES = 65536  # its file has a few thousand
 ARTEFACT_FILES = ("serve.sh", "env", "container.json")
 SYSCTL_DIRS = tuple(f"{top}/sysctl.d" for top in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib"))
 AMD = 0x1002
@@ -887,7 +893,7 @@ def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
 
 
 def read_instances(
-    source: Source, socket_path: str, state_dir: str, containers: list[dict[str, Any]]
+    source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Containers of instances with what only an inspection tells: start, exit code, restarts."""
     found = []
@@ -920,8 +926,51 @@ def read_instances(
             "exit_code": state.get("ExitCode"),
             "restart_count": details.get("RestartCount"),
             "ready": ready_container(state_dir, name) == entry["Id"],
+            "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
         })  # fmt: skip
     return sorted(found, key=lambda instance: str(instance["name"]))
+
+
+def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
+    """What the program around an instance's vLLM says of itself; None when it says nothing that can be read.
+
+    The container's root writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    opened: list[int] = []
+    try:
+        opened.append(os.open(cache_dir, flags | os.O_DIRECTORY))
+        opened.append(os.open("supervise", flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        opened.append(os.open("state.json", flags, dir_fd=opened[-1]))
+        data = json.loads(os.read(opened[-1], SUPERVISOR_BYTES))
+        failures = data["failures"]
+        return {
+            "state": data["state"] if data["state"] in SUPERVISOR_STATES else None,
+            "since": float(data["since"]),
+            "why": printable(data["why"]),
+            "failures": len(failures),
+            "first": told_failure(failures[0]) if failures else None,
+            "peer": told_failure(data["peer"]) if data["peer"] else None,
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def told_failure(item: dict[str, Any]) -> dict[str, str]:
+    """Of a failure, what people want to know; another rank's says which it was."""
+    found = {key: printable(item[key]) for key in ("kind", "line", "next_step")}
+    if "host" in item:
+        found["line"] = printable(f"{item['host']} (rank {item['rank']}) ended: {found['kind']}: {found['line']}")
+        found["kind"] = "peer_failed"
+    return found
+
+
+def printable(value: Any) -> str:
+    """A text of unknown origin in one line, not too long."""
+    return "".join(char if char.isprintable() else " " for char in str(value)[:800])
 
 
 def ready_container(state_dir: str, name: str) -> str | None:
@@ -1015,18 +1064,6 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
         for name, word in (("haproxy.pid", b"haproxy"), ("agent.pid", b"agent.py"))
     )
     return found
-
-
-def read_instance_key(state_dir: str) -> str | None:
-    """The mark of the key that instances answer to, as instance_key.py makes it; None when there is none."""
-    import hashlib
-
-    try:
-        with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
-            name, _, key = file.read().strip().partition("=")
-    except (OSError, ValueError):
-        return None
-    return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
 
 
 def process_of(pid_file: str, word: bytes) -> bool:
@@ -1179,10 +1216,9 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")
     state["images"] = part("images", [], read_images, source, args["data_dir"], images)
     state["instances"] = part(
-        "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], containers
+        "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], args["data_dir"], containers
     )
     state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
-    state["instance_key"] = read_instance_key(args["state_dir"])
     state["balancer"] = part(
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )

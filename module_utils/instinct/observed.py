@@ -9,6 +9,7 @@ from typing import Any
 
 from .generations import History
 from .lock import ImageSoftware
+from .supervised import Supervised
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Running:
     exit_code: int | None
     file_hashes: tuple[tuple[str, str], ...]
     ready: bool = True  # it has generated tokens since it was started
+    supervisor: Supervised | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,6 @@ class NodeState:
     kfd_zombies: tuple[int, ...] = ()
     partition_change: str = ""  # the step at which a change of modes was cut off
     generations: tuple[History, ...] = ()
-    instance_key: str = ""  # its mark
     interfaces: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
@@ -221,7 +222,6 @@ class NodeState:
             kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
             partition_change=str(state.get("partition_change") or ""),
             generations=tuple(History.from_json(item) for item in state.get("generations") or ()),
-            instance_key=str(state.get("instance_key") or ""),
             interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
             hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
             verbs=bool(state.get("verbs")),
@@ -303,5 +303,6 @@ def _running(item: Mapping[str, Any]) -> Running:
         artefact_hash=item.get("artefact_hash"),
         exit_code=item.get("exit_code"),
         ready=item.get("ready") is not False,
+        supervisor=Supervised.from_json(item.get("supervisor")),
         file_hashes=tuple(sorted((item.get("files") or {}).items())),
     )

@@ -6,11 +6,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from . import supervised
 from .alone import leave_if_abandoned
 from .engine import Engine
 from .logs import UNSPECIFIC, Finding, classify
 from .probe import Answer, generate, healthy
-from .server import Server
+from .server import Server, cache_of
 
 _STEADY_SECONDS = 5.0  # how long a headless server has to run; wrong flags and missing GPUs end it sooner
 _REFUSALS = 3  # clear refusals in a row, until a server that says no is given up
@@ -89,10 +90,12 @@ def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -
             "removed", f"container {server.container} was removed while it started", "Run again."
         )
     state = container["State"]
-    if state["Status"] == "running" and int(container.get("RestartCount") or 0) <= restarts:
+    said = supervised.look(cache_of(server))
+    steady = state["Status"] == "running" and int(container.get("RestartCount") or 0) <= restarts
+    if steady and not (said and said.gave_up):
         return
     # A container in a restart loop shows the exit code of its last end while it waits for the next start.
-    finding = classify(
+    finding = (said.cause if said else None) or classify(
         engine.logs(server.container), int(state.get("ExitCode") or 0), bool(state.get("OOMKilled"))
     )
     kind, next_step = finding.kind, finding.next_step
@@ -128,6 +131,13 @@ def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
 
 
 def _not_ready(engine: Engine, server: Server, seconds: int, last: Answer) -> ServerFailed:
+    said = supervised.look(cache_of(server))
+    if said and said.state == "waiting":
+        return ServerFailed(
+            "not_ready",
+            f"no token after {seconds} s; vLLM was not started: {said.why}",
+            "It starts by itself as soon as that is over, unless it is stopped: run again then.",
+        )
     finding = classify(engine.logs(server.container))
     if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import places
+from . import places, supervised
 from .engine import Engine, Json
 from .files import read_text
-from .instance_key import node_key
 from .nodemodule import NodeError
 from .probe import Endpoint
 from .redact import env_assignments, env_secrets, mask_env
@@ -83,6 +82,7 @@ class Seen:
     restarts: int
     texts: Mapping[str, str]
     modes: Mapping[str, int]
+    gave_up: bool = False  # its supervisor runs, and tries no more
 
     @property
     def alive(self) -> bool:
@@ -137,7 +137,6 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
     body = dict(data.get("container") or {})
     labels = {**(body.get("Labels") or {}), **dict(zip(LABELS, _label_values(data, name)))}
     api_key = env_assignments(files["env"].text).get("VLLM_API_KEY", "") if "env" in files else ""
-    api_key = api_key or node_key()
     return Server(
         name=name,
         deployment=str(data.get("deployment") or ""),
@@ -207,6 +206,7 @@ def look(engine: Engine, server: Server) -> Seen:
     if container is None:
         return Seen(successor, "", "", "", 0, texts, modes)
     config = container["Config"]
+    said = supervised.look(cache_of(server))
     return Seen(
         successor=successor,
         status=str(container["State"]["Status"]),
@@ -215,7 +215,13 @@ def look(engine: Engine, server: Server) -> Seen:
         restarts=int(container.get("RestartCount") or 0),
         texts=texts,
         modes=modes,
+        gave_up=said is not None and said.gave_up,
     )
+
+
+def cache_of(server: Server) -> str:
+    """The instance's writable directory on the node."""
+    return server.cache_directory or places.cache_dir(server.name)
 
 
 def wanted_files(server: Server) -> dict[str, TextFile]:
@@ -231,7 +237,7 @@ def decide(server: Server, seen: Seen, state: str) -> Steps:
 def _decide(server: Server, seen: Seen, state: str) -> Steps:
     if state == "stopped":
         return Steps(stop=seen.alive)
-    healthy = seen.status == "running"
+    healthy = seen.status == "running" and not seen.gave_up
     if state == "started":
         return Steps(stop=seen.alive and not healthy, start=not healthy)
     write = tuple(

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import libs, places
+from . import libs, places, supervised
 from .alone import ControllerGone, alone
 from .engine import Engine, EngineError, Json, NotFound
 from .files import make_private, write_atomic
@@ -34,6 +34,7 @@ from .server import (
     Server,
     Steps,
     actions_of,
+    cache_of,
     decide,
     diff_of,
     look,
@@ -320,6 +321,7 @@ def _start(engine: Engine, server: Server) -> None:
     for name in (LOG_FILE, READY_FILE):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(server.directory, name))
+    supervised.forget(cache_of(server))
     engine.start(server.container)
 
 

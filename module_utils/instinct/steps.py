@@ -13,7 +13,6 @@ from .deployment_parts import Build
 from .errors import Problem
 from .fleet import Host
 from .gpu_clean import needs_reload
-from .instance_key import InstanceKey
 from .lock import Lock, ModelPin, parse_ref
 from .observed import NodeState, Running
 from .packages import build_packages
@@ -156,18 +155,6 @@ def numa_balancing(host: Host) -> Action | None:
     )
     after = f"{_on(wanted)} now and after a reboot"
     return Action("numa_balancing", "host_prep", "kernel.numa_balancing", before, after, reason, RCCL)
-
-
-def instance_key(host: Host, key: InstanceKey) -> Action | None:
-    """The load balancers' key, where instances are offered by them."""
-    if not key.mark or not any(item.endpoint for item in host.deployments):
-        return None
-    before = host.state.instance_key if host.state else "unknown"
-    if before == key.mark:
-        return None
-    reason = "instances answer only those who have the key of the load balancers"
-    target, source = "of the load balancers", "load_balancer_instance_auth"
-    return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
 
 
 def _numa_matches(state: NodeState, wanted: bool) -> bool:
@@ -420,8 +407,8 @@ def server(
             else f"its files were changed on the node{_which(file_hashes, running)}"
         )
         return Action("server", "vllm_serve", name, before, after, reason, source)
-    if running.state != "running":
-        reason = "it fails and is being restarted" if running.state == "restarting" else "it does not run"
+    if running.state != "running" or _gave_up(running):
+        reason = _why_down(running)
         return Action("server", "vllm_serve", name, before, after, reason, source)
     if not running.ready:
         reason = "it was started and has not generated tokens yet"
@@ -432,8 +419,23 @@ def server(
     return None
 
 
+def _gave_up(running: Running) -> bool:
+    return running.supervisor is not None and running.supervisor.gave_up
+
+
+def _why_down(running: Running) -> str:
+    """Why an instance does not serve, with the first failure as its supervisor told it."""
+    said = running.supervisor
+    cause = f"{said.cause.kind}: {said.cause.line}" if said and said.cause else ""
+    if said and _gave_up(running):
+        return f"it gave up after {said.failures} failures: {cause}"
+    if running.state == "restarting":
+        return "it fails and is being restarted" + (f": {cause}" if cause else "")
+    return "it does not run" + (f"; it failed: {cause}" if cause else "")
+
+
 def _container_state(running: Running) -> str:
-    text = running.state or "unknown"
+    text = "gave up" if _gave_up(running) else running.state or "unknown"
     if running.state == "exited" and running.exit_code is not None:
         text += f" with code {running.exit_code}"
     return f"{text}, spec {running.spec_hash[:12]}" if running.spec_hash else text
