@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
@@ -19,8 +19,8 @@ if str(ROOT / "module_utils") not in sys.path:
 
 import yaml
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from instinct.catalog import parse_gpus
+from instinct.controller import ControllerAction
 from instinct.masks import mask_data
 from instinct.redact import MIN_LENGTH, Redactor
 from instinct.results_files import (
@@ -44,31 +44,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ActionModule(ActionBase):
+class ActionModule(ControllerAction):
     """bench_report."""
 
     BYPASS_HOST_LOOP = True
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_async = False
+    expected: ClassVar = (ResultsError, OSError)
+    options: ClassVar = OPTIONS
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return run, directory, failures and text; or fail when the results cannot be written."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        facts = task_vars or {}
         if self._task.check_mode:
-            return {**result, "changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
+            return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
         own = {host: _variables(facts["hostvars"][host]) for host in _hosts(options["hosts"], facts)}
         redact = Redactor(_secrets(own.values()))
         try:
             written = _write(options, own, redact)
-        except (ResultsError, OSError) as error:
-            return {**result, "failed": True, "changed": False, "msg": redact(str(error))}
+        except self.expected as error:
+            raise ResultsError(redact(str(error))) from None
         if "text" in written:
             self._display.display(f"\n{written['text']}")
-        return {**result, **written}
+        return written
 
 
 def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:

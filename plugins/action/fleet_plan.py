@@ -12,20 +12,20 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
     sys.path.insert(0, str(ROOT / "module_utils"))
 
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from instinct.balancer_material import instance_key, materials
 from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
 from instinct.balancer_settings import GROUP as BALANCERS
 from instinct.balancer_settings import VARIABLES as BALANCER_VARIABLES
 from instinct.balancer_settings import BalancerHost, balancer_host
 from instinct.catalog import GpuCatalog, parse_gpus
+from instinct.controller import ControllerAction
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, HostInput, build_fleet
@@ -65,30 +65,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ActionModule(ActionBase):
+class ActionModule(ControllerAction):
     """fleet_plan."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_async = False
+    options: ClassVar = OPTIONS
+    expected: ClassVar = (FleetError,)
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return plan, todo, changes and text; or fail with every problem of the input."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        reader = Reader(task_vars or {})
-        try:
-            return {**result, **self._plan(options, reader)}
-        except FleetError as error:
-            lines = [
-                problem.text(reader.origin(problem), reader.deployment(problem)) for problem in error.problems
-            ]
-            count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-            message = f"The plan has {count}; nothing was changed.\n" + "\n".join(
-                f"* {line}" for line in lines
-            )
-            return {**result, "failed": True, "changed": False, "msg": message}
+        return self._plan(options, Reader(facts))
+
+    def told(self, error: Exception, facts: Mapping[str, Any]) -> str:
+        """Every problem of the input, with the place where it was written."""
+        assert isinstance(error, FleetError)
+        reader = Reader(facts)
+        lines = [
+            problem.text(reader.origin(problem), reader.deployment(problem)) for problem in error.problems
+        ]
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        return f"The plan has {count}; nothing was changed.\n" + "\n".join(f"* {line}" for line in lines)
 
     def _plan(self, options: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
         offline = options["offline"]

@@ -10,14 +10,14 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
     sys.path.insert(0, str(ROOT / "module_utils"))
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
+from instinct.controller import ControllerAction
 from instinct.status import status
 from instinct.status_text import text
 
@@ -27,19 +27,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ActionModule(ActionBase):
+class ActionModule(ControllerAction):
     """fleet_status."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_async = False
+    options: ClassVar = OPTIONS
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return status, verdict and text."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        facts = task_vars or {}
         seen: dict[str, Any] = {}
         unreached: dict[str, str] = {}
         for name in (str(host) for host in facts["ansible_play_hosts_all"]):
@@ -55,7 +49,7 @@ class ActionModule(ActionBase):
         data = made.to_json()
         if options["status_file"]:
             _write(Path(options["status_file"]), data)
-        return {**result, "changed": False, "status": data, "verdict": made.verdict(), "text": told}
+        return {"changed": False, "status": data, "verdict": made.verdict(), "text": told}
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

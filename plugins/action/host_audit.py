@@ -10,17 +10,17 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
     sys.path.insert(0, str(ROOT / "module_utils"))
 
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.plugins.action import ActionBase
 from instinct.audit import audit, counted, differences, todo
 from instinct.audit_text import Audited, Report, listed, text
 from instinct.catalog import parse_gpus
+from instinct.controller import ControllerAction
 from instinct.errors import suggest
 from instinct.hostitems import REQUIRED, View, parse_items
 from instinct.images import look_up
@@ -43,19 +43,13 @@ VARIABLES = (
 )
 
 
-class ActionModule(ActionBase):
+class ActionModule(ControllerAction):
     """host_audit."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_async = False
+    options: ClassVar = OPTIONS
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return hosts, failing, todo and text."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        facts = task_vars or {}
         judge = Judge()
         owns = {name: _variables(facts["hostvars"], name) for name in _hosts(options["hosts"], facts)}
         views = {name: judge.view(own) for name, own in owns.items() if "host_facts" in own["seen"]}
@@ -72,7 +66,6 @@ class ActionModule(ActionBase):
         running = {name: _running(view) for name, view in views.items()}
         spanning = spans(running, owns, waiting)
         return {
-            **result,
             "changed": False,
             "hosts": data["hosts"],
             "failing": [host.name for host in hosts if counted(host.findings, REQUIRED)],

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
 if MODULE_UTILS not in sys.path:
     sys.path.insert(0, MODULE_UTILS)
 
-from ansible.plugins.action import ActionBase
+from instinct.controller import ControllerAction
 from instinct.rollout_text import judge, message_of, report
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -25,31 +25,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE, UNMENDED, RESULT = "rollout_failure", "rollout_unmended", "rollout_verdict_result"
 
 
-class ActionModule(ActionBase):
+class ActionModule(ControllerAction):
     """rollout_verdict."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _supports_async = False
+    options: ClassVar = OPTIONS
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return stop, back, why and the number of the batch that ended the rollout; fail in the end of such one."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=OPTIONS)
-        variables: Mapping[str, Any] = task_vars or {}
         rollout, batch = options["rollout"], options["batch"]
-        before = dict(variables.get(RESULT) or {})
+        before = dict(facts.get(RESULT) or {})
         if batch is None:
-            return {**result, **self._end(rollout, before, variables)}
+            return self._end(rollout, before, facts)
         if before.get("stop"):
-            return {**result, "changed": False, **_kept(before), "back": False}
-        alive = set(variables["ansible_play_hosts"])
-        notes = _notes(variables, batch["hosts"], FAILURE, batch["number"])
+            return {"changed": False, **_kept(before), "back": False}
+        alive = set(facts["ansible_play_hosts"])
+        notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
         gone = [host for host in batch["hosts"] if host not in alive]
         verdict = judge(rollout["operation"], batch, notes, gone)
         self._display.display(verdict.told)
-        return {**result, "changed": False, **verdict.to_json(), "batch": batch["number"]}
+        return {"changed": False, **verdict.to_json(), "batch": batch["number"]}
 
     def _end(
         self, rollout: Mapping[str, Any], before: Mapping[str, Any], variables: Mapping[str, Any]
