@@ -30,6 +30,9 @@ from .settings import flag_argv
 from .supervisor import lib_bind
 from .tune import Tuned
 
+LEAVING = 20
+"""Seconds that vLLM gets to go when its last request has ended or its time is over, before Docker kills it."""
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -130,7 +133,11 @@ def compose(
     commit = model.commit if model else ""
     own = [
         item
-        for item in (*_own_args(slot, listen, commit), *parallel_args(deployment, slot, tuned.table))
+        for item in (
+            *_own_args(slot, listen, commit),
+            *_stop_args(deployment, tuned),
+            *parallel_args(deployment, slot, tuned.table),
+        )
         if f"--{item.flag.replace('_', '-')}" not in tuned.args  # the operator's own, with the same meaning
     ]
     argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
@@ -200,6 +207,22 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
         key = deployment_key(deployment, "port")
         found.append(Argument("port", slot.port, "the deployment's port plus the instance's index", key))
     return tuple(found)
+
+
+def _stop_args(deployment: Deployment, tuned: Tuned) -> tuple[Argument, ...]:
+    """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
+    if "shutdown_timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
+        return ()
+    seconds = max(1, deployment.runtime.stop_timeout - LEAVING)
+    reason = "running requests may end when it is stopped; Docker waits longer, runtime.stop_timeout"
+    return (Argument("shutdown_timeout", seconds, reason, VLLM_CLI),)
+
+
+def stop_seconds(instance: Instance) -> int:
+    """How long Docker waits for it to stop: longer than vLLM waits for running requests."""
+    shutdown = instance.tuned.args.get("shutdown_timeout")
+    own = shutdown + LEAVING if isinstance(shutdown, int) else 0
+    return max(instance.deployment.runtime.stop_timeout, own)
 
 
 def _environment(slot: Slot, tuned: Tuned) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
@@ -365,7 +388,7 @@ def container(instance: Instance) -> dict[str, Any]:
             "instinct-fleet.instance": instance.name,
             "instinct-fleet.deployment": deployment.name,
         },
-        "StopTimeout": runtime.stop_timeout,
+        "StopTimeout": stop_seconds(instance),
         "HostConfig": host,
     }
 
@@ -389,5 +412,5 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "served_model": instance.deployment.served_model_name,
         "headless": instance.headless,
         "ready_timeout": runtime.ready_timeout,
-        "stop_timeout": runtime.stop_timeout,
+        "stop_timeout": stop_seconds(instance),
     }
