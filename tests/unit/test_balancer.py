@@ -353,9 +353,9 @@ def test_a_new_key_replaces_the_instances_and_is_brought_first() -> None:
     assert planned({"n1": there}, [deployment()], lb, key=KEY).changes == 0
     # Opted out: instances are replaced by such without a key; balancers send it as long as it is there.
     out = planned({"n1": there}, [deployment()], lb, key=InstanceKey("f", "", True, KEY.map))
-    assert [item.kind for item in out.hosts[0].actions] == ["server"]
+    assert [item.kind for item in out.hosts[0].actions] == ["generation", "server"]
     changed = planned({"n1": there}, [deployment()], lb, key=other)
-    assert [item.kind for item in changed.hosts[0].actions] == ["instance_key", "server"]
+    assert [item.kind for item in changed.hosts[0].actions] == ["instance_key", "generation", "server"]
     assert actions(changed)[-1].endswith("other content of instance.map")
     lost = planned({"n1": {**there, "instance_key": None}}, [deployment()], lb, key=KEY)
     assert [(item.kind, item.before) for item in lost.hosts[0].actions] == [("instance_key", "absent")]
