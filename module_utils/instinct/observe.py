@@ -185,6 +185,7 @@ node_state:
       type: list
       elements: dict
       sample: [{name: mlx5_0, port: 1, state: ACTIVE, layer: Ethernet, rate: 400, interface: rdma0, gid_index: 3}]
+    instance_key: {description: By what the key of its instances can be recognised; null without one., type: str}
     verbs: {description: Whether C(/dev/infiniband) has devices for programs to use., type: bool}
     docker:
       description:
@@ -1066,6 +1067,18 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     return found
 
 
+def read_instance_key(state_dir: str) -> str | None:
+    """The mark of the key that instances answer to, as instance_key.py makes it; None when there is none."""
+    import hashlib
+
+    try:
+        with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
+            name, _, key = file.read().strip().partition("=")
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
+
+
 def process_of(pid_file: str, word: bytes) -> bool:
     """Whether the process of a pid file runs; `word` is in its command line."""
     try:
@@ -1219,6 +1232,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], args["data_dir"], containers
     )
     state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
+    state["instance_key"] = read_instance_key(args["state_dir"])
     state["balancer"] = part(
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )

@@ -163,6 +163,7 @@ class NodeState:
     kfd_zombies: tuple[int, ...] = ()
     partition_change: str = ""  # the step at which a change of modes was cut off
     generations: tuple[History, ...] = ()
+    instance_key: str = ""  # its mark
     interfaces: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
@@ -222,6 +223,7 @@ class NodeState:
             kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
             partition_change=str(state.get("partition_change") or ""),
             generations=tuple(History.from_json(item) for item in state.get("generations") or ()),
+            instance_key=str(state.get("instance_key") or ""),
             interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
             hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
             verbs=bool(state.get("verbs")),

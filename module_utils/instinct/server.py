@@ -13,6 +13,7 @@ from typing import Any
 from . import places, supervised
 from .engine import Engine, Json
 from .files import read_text
+from .instance_key import node_key
 from .nodemodule import NodeError
 from .probe import Endpoint
 from .redact import env_assignments, env_secrets, mask_env
@@ -137,6 +138,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
     body = dict(data.get("container") or {})
     labels = {**(body.get("Labels") or {}), **dict(zip(LABELS, _label_values(data, name)))}
     api_key = env_assignments(files["env"].text).get("VLLM_API_KEY", "") if "env" in files else ""
+    api_key = api_key or node_key()
     return Server(
         name=name,
         deployment=str(data.get("deployment") or ""),

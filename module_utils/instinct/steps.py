@@ -13,6 +13,7 @@ from .deployment_parts import Build
 from .errors import Problem
 from .fleet import Host
 from .gpu_clean import needs_reload
+from .instance_key import InstanceKey
 from .lock import Lock, ModelPin, parse_ref
 from .observed import NodeState, Running
 from .packages import build_packages
@@ -155,6 +156,18 @@ def numa_balancing(host: Host) -> Action | None:
     )
     after = f"{_on(wanted)} now and after a reboot"
     return Action("numa_balancing", "host_prep", "kernel.numa_balancing", before, after, reason, RCCL)
+
+
+def instance_key(host: Host, key: InstanceKey) -> Action | None:
+    """The load balancers' key, where instances are offered by them."""
+    if not key.mark or not any(item.endpoint for item in host.deployments):
+        return None
+    before = host.state.instance_key if host.state else "unknown"
+    if before == key.mark:
+        return None
+    reason = "instances answer only those who have the key of the load balancers"
+    target, source = "of the load balancers", "load_balancer_instance_auth"
+    return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
 
 
 def _numa_matches(state: NodeState, wanted: bool) -> bool:
