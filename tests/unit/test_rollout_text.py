@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from a batch, and what is told in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from instinct.rollout_text import judge, message_of, report
+
+
+def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
+    hosts = list(dict.fromkeys(name.partition("/")[0] for unit in units for name in unit))
+    base = {
+        "number": number,
+        "of": 3,
+        "deployment": "llama",
+        "generation": 3,
+        "held": 2,
+        "hosts": hosts,
+        "units": units,
+        "text": f"batch {number} of 3: {hosts[0]}",
+    }
+    return {**base, **keys}
+
+
+BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]), batch(3, [["n2/llama-1"]])]
+
+
+@pytest.mark.parametrize(
+    ("operation", "failures", "gone", "stop", "back", "why"),
+    [
+        ("upgrade", {}, [], False, False, ""),
+        ("upgrade", {"n1": "slower by 30 %"}, [], True, True, "n1: slower by 30 %"),
+        ("upgrade", {"n1": "a", "n2": "b"}, [], True, True, "n1: a; n2: b"),
+        # A host that went away says nothing about the release.
+        ("upgrade", {}, ["n2"], True, False, "n2 cannot be reached any more"),
+        ("upgrade", {"n1": "slow"}, ["n2"], True, True, "n1: slow"),
+        # There is nothing to go back to.
+        ("restart", {"n1": "out of memory"}, [], True, False, "n1: out of memory"),
+        ("rollback", {"n1": "no image"}, [], True, False, "n1: no image"),
+    ],
+)
+def test_what_follows(
+    operation: str, failures: dict[str, str], gone: list[str], stop: bool, back: bool, why: str
+) -> None:
+    verdict = judge(operation, BATCHES[1], failures, gone)
+    assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
+
+
+END = {
+    "all is done": ("upgrade", None, {}, {}, ["Upgrade: 4 units of 4 done."]),
+    "the canary": (
+        "upgrade",
+        1,
+        {"back": True, "why": "n1: slower by 30 %"},
+        {},
+        ["0 units of 4", "slower by 30 %", "back at generation 2 and serves", "held there", "again=true"],
+    ),
+    "a later batch": (
+        "upgrade",
+        2,
+        {"back": True, "why": "x"},
+        {},
+        [
+            "1 unit of 4",
+            "1 unit of earlier batches still runs generation 3: rollback.yml -e deployment=llama",
+        ],
+    ),
+    "it did not come back": (
+        "upgrade",
+        1,
+        {"back": True, "why": "x"},
+        {"n1": "out of memory"},
+        [
+            "n1 did not come back to generation 2: out of memory",
+            "rollback.yml -e deployment=llama tries again",
+        ],
+    ),
+    "a host is gone": (
+        "upgrade",
+        2,
+        {"back": False, "why": "n2 …"},
+        {},
+        ["Run upgrade.yml again when the host is back"],
+    ),
+    "a restart": ("restart", 2, {"back": False, "why": "x"}, {}, ["the same command goes on"]),
+}
+
+
+@pytest.mark.parametrize("case", END)
+def test_the_end(case: str) -> None:
+    operation, ended, verdict, unmended, texts = END[case]
+    told = report(operation, BATCHES, ended, verdict, unmended)
+    assert [text for text in texts if text not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"msg": "slow"}, "slow"),
+        (
+            {
+                "msg": "One or more items failed",
+                "results": [{"msg": "ok"}, {"failed": True, "msg": "not in"}],
+            },
+            "not in",
+        ),
+        ({"results": []}, "no message"),
+        ("text", "text"),
+    ],
+)
+def test_the_error_of_a_task(result: Any, text: str) -> None:
+    assert message_of(result) == text
