@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import bench, offline, server, startup
+from . import bench, offline, ranks, server, startup
 from .knobs import KnobError, Knobs
 
 USAGE = "usage: vllm [-h] [-v]\n            {serve,bench}\n            ...\n"
@@ -50,6 +50,10 @@ def serve_parser() -> argparse.ArgumentParser:
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
     parser.add_argument("--disable-uvicorn-access-log", action="store_true")
     parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--nnodes", "-n", type=int, default=1)
+    parser.add_argument("--node-rank", "-r", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=29501)
     return parser
 
 
@@ -71,13 +75,13 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
     model = known.model_tag or known.model
     if model is None:
         parser.error("the following arguments are required: model_tag")
+    place = ranks.Place(known.nnodes, known.node_rank, known.master_addr, known.master_port)
     if known.headless:
         startup.log(
             "APIServer", "serve.py:180", f"Launching vLLM (v{knobs.version}) headless multiproc executor"
         )
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        while True:
-            time.sleep(3600)
+        return _headless(place, knobs)
     keys = known.api_key or ([os.environ["VLLM_API_KEY"]] if os.environ.get("VLLM_API_KEY") else [])
     shown = {name: value for name, value in vars(known).items() if value != parser.get_default(name)}
     if "api_key" in shown:
@@ -88,6 +92,7 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
         model, known.revision, known.host, known.port, known.max_model_len, known.tensor_parallel_size, shown
     )
     try:
+        others = ranks.meet(place) if place.nnodes > 1 else []
         found, max_len, listener = startup.start(wanted, knobs, os.environ)
     except startup.StartError as error:
         startup.report(error)
@@ -104,9 +109,23 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
     )
 
     async def run() -> None:
-        await server.Server(settings, knobs, known.max_num_seqs).run(listener)
+        await server.Server(settings, knobs, known.max_num_seqs).run(listener, others)
 
     asyncio.run(run())
+    return 0
+
+
+def _headless(place: ranks.Place, knobs: Knobs) -> int:
+    """A rank that works for another server: it has no port, and says nothing when that one is lost."""
+    try:
+        kept = ranks.meet(place) if place.nnodes > 1 else []
+        time.sleep(knobs.startup_seconds)
+        startup.fail_if_asked(knobs, "Worker", 4096)
+    except startup.StartError as error:
+        startup.report(error)
+        return 1
+    while kept is not None:  # the connection is the head's sign that this rank is there
+        time.sleep(3600)
     return 0
 
 

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from .api import Answer, ApiError, dump, parse
@@ -68,8 +68,10 @@ class Server:
             "/v1/chat/completions": ("POST", lambda c, call: self._generate(c, call, chat=True)),
         }
 
-    async def run(self, listener: socket.socket) -> None:
-        """Serve on a bound socket until finished."""
+    async def run(self, listener: socket.socket, others: Sequence[socket.socket] = ()) -> None:
+        """Serve on a bound socket until finished. When one of the other ranks is lost, the engine hangs."""
+        for rank in others:
+            asyncio.get_running_loop().add_reader(rank, self._lost, rank)
         await self.listen(listener)
         print(f"INFO:     Started server process [{os.getpid()}]", flush=True)
         print("INFO:     Waiting for application startup.", flush=True)
@@ -93,6 +95,10 @@ class Server:
         loop.call_later(LOG_SECONDS, self._log_throughput)
 
     # How it ends.
+
+    def _lost(self, rank: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(rank)
+        self.engine.stop()
 
     def shut_down(self) -> None:
         """What SIGTERM does; more of them do nothing more."""

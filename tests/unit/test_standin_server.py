@@ -522,3 +522,38 @@ def test_version_and_linked_command(tmp_path: Path) -> None:
             [tmp_path / "vllm", "--version"], env={"PATH": os.environ["PATH"], **env}, text=True
         )
         assert out.strip() == version
+
+
+class TestOverHosts:
+    def test_ranks_meet_and_a_lost_one_makes_the_head_hang(self, start: Start) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        place = [
+            "--served-model-name",
+            "m",
+            "--nnodes",
+            "2",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+        ]
+        head = start("some/model", *place, "--node-rank", "0", ready=False)
+        head.wait(lambda: "world_size=2 rank=0" in head.log)
+        with pytest.raises(OSError, match="refused"):
+            head.call("GET", "/health")
+        other = start("some/model", *place, "--node-rank", "1", "--headless", ready=False)
+        head.wait()
+        assert head.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
+        other.process.kill()
+        other.process.wait()
+        time.sleep(0.2)
+        assert head.call("GET", "/health")[0] == 200
+        with socket.create_connection(("127.0.0.1", head.port), timeout=1) as client:
+            body = b'{"prompt": "a", "max_tokens": 2}'
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            with pytest.raises(TimeoutError):
+                client.recv(100)
