@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
@@ -19,6 +20,9 @@ from .helpers import MODEL, deployment, wait_for
 RUNBOOK = (ROOT / "docs/runbooks/status.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ ansible-playbook -i inventory/mine playbooks/(.+)$", RUNBOOK, re.MULTILINE)
 HOST, OTHER = "lab-n1", "lab-n2"  # the first one has the load balancer too
+# The only files that hold a secret: the key that instances ask for, and what HAProxy sends and shows.
+KEY_FILE = "/etc/instinct-fleet/keys/instances"
+BALANCER_FILES = [f"/etc/instinct-fleet/balancer/VERSION/{name}" for name in ("endpoint.pem", "instance.map")]
 ran: set[str] = set()
 
 
@@ -88,7 +92,7 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
         fleet.on(OTHER, "docker start instinct-llama-1")
         path.write_text(before)
     assert run.rc == 2, run.out
-    lines = "\n".join(table(run))
+    lines = "\n".join(table(run)[1:])
     assert (
         lines.index("lab-gone: not reached")
         < lines.index("paused")
@@ -104,3 +108,72 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
         return play(fleet, "status.yml").rc == 0 and play(fleet, "status.yml -e strict=true").rc == 0
 
     wait_for("the fleet", well, 40)
+
+
+# ---- as somebody finds it who should not see anything ------------------------------------------------
+
+
+def test_containers_have_what_serving_needs_and_no_more(fleet: Lab) -> None:
+    """What AMD's documents give to `docker run`, but one render node each instead of all, and nothing more."""
+    for host in fleet.hosts:
+        label = "label=instinct-fleet.instance"
+        found = json.loads(fleet.on(host, f"docker ps -aq --filter {label} | xargs docker inspect"))
+        for item in found:
+            config = item["HostConfig"]
+            assert not config["Privileged"]
+            assert [name.removeprefix("CAP_") for name in config["CapAdd"]] == ["SYS_PTRACE"]
+            # Docker itself adds the second one to whatever shares the host's IPC.
+            assert set(config["SecurityOpt"]) - {"label=disable"} == {"seccomp=unconfined"}
+            assert (config["NetworkMode"], config["IpcMode"], config["PidMode"]) == ("host", "host", "")
+            assert [mount["Destination"] for mount in item["Mounts"] if mount["RW"]] == ["/cache"]
+            assert not any("docker.sock" in mount["Source"] for mount in item["Mounts"])
+        devices = [sorted(device["PathOnHost"] for device in item["HostConfig"]["Devices"]) for item in found]
+        assert sorted(devices) == [[f"/dev/dri/renderD{number}", "/dev/kfd"] for number in (128, 136)]
+
+
+def test_nothing_listens_but_what_has_to(fleet: Lab) -> None:
+    ssh = {"0.0.0.0:22", "[::]:22"}
+    ports = {
+        HOST: {"0.0.0.0:8443", "127.0.0.1:8405", "127.0.0.1:8406", "127.0.0.1:8000", "127.0.0.1:8001"},
+        OTHER: {"172.30.77.12:8000", "172.30.77.12:8001"},
+    }
+    for host, expected in ports.items():
+        found = fleet.on(host, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
+        assert set(found) == expected | ssh, host
+
+
+# Patterns come on standard input, so that no command line has them.
+PLACES = "/etc /var /run /tmp /opt /srv /home /root /dev/shm"
+AS_ROOT = f"""
+grep -rlsF -f $P {PLACES} --exclude-dir=overlay2 --exclude=secrets | sed 's/^/file /'
+cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -aF -f $P | sed 's/^/argv /'
+docker ps -aq | xargs -r docker inspect | grep -F -f $P | sed 's/^/inspect /'
+docker ps -aq | xargs -rn1 docker logs 2>&1 | grep -F -f $P | sed 's/^/log /'
+"""
+AS_NOBODY = f"""
+grep -rlsF -f - {PLACES} | sed 's/^/file /'
+find /etc/instinct-fleet /var/lib/instinct-fleet -type f -readable 2> /dev/null | grep -v /hf/ | sed 's/^/readable /'
+"""
+ENVIRON = "cat /proc/[0-9]*/environ 2> /dev/null | grep -acF -f -"
+
+
+def test_no_secret_where_it_does_not_belong(fleet: Lab) -> None:
+    """The endpoint's key, the key between load balancer and instances, and the certificate's; the hub's: test_40."""
+    directory = fleet.inventory / ".secrets"
+    secrets = [first_key(directory / "api-keys.yml"), (directory / "instance-key").read_text().strip()]
+    secrets.append((directory / "endpoint.pem").read_text().partition("PRIVATE KEY-----")[2].split()[0])
+    assert all(len(secret) >= 20 for secret in secrets)
+    text = base64.b64encode("\n".join(secrets).encode()).decode()
+    allowed = {HOST: {KEY_FILE, *BALANCER_FILES}, OTHER: {KEY_FILE}}
+    for host in fleet.hosts:
+        fleet.on(host, f"umask 077; echo {text} | base64 -d > /dev/shm/secrets")
+        try:
+            found = fleet.on(host, f"P=/dev/shm/secrets\n{AS_ROOT}", check=False)
+            lines = re.sub(r"/[0-9a-f]{12}/", "/VERSION/", found).splitlines()
+            assert {line for line in lines if line} == {f"file {name}" for name in allowed[host]}
+            nobody = "su -s /bin/bash nobody -c"
+            assert fleet.on(host, f"{nobody} {shlex.quote(AS_NOBODY)} < /dev/shm/secrets", check=False) == ""
+            environ = fleet.on(host, f"{nobody} {shlex.quote(ENVIRON)} < /dev/shm/secrets", check=False)
+            assert environ.strip() == "0"
+        finally:
+            fleet.on(host, "rm -f /dev/shm/secrets")
