@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad release is stopped at the first instance, and an equal one is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Lab, copy_inventory, lab_command
+from .helpers import deployment
+
+# Runs of a third of a second: what is proven is the judgement, not the benchmark.
+ARGS = {
+    "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
+    "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def canary(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """Two instances on one node."""
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("canary"))
+    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, hosts=["lab-n1"])])
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out[-3000:]
+    return lab
+
+
+def reports(lab: Lab) -> list[dict[str, Any]]:
+    """canary.json of all canaries so far, in their order."""
+    return [json.loads(path.read_text()) for path in sorted(Path(lab.tmp, "results").glob("*/canary.json"))]
+
+
+def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
+    """Compare an instance with itself; what was found."""
+    before = len(reports(lab))
+    variables = {
+        "tries": tries, "reference": reference, "canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results",
+    }  # fmt: skip
+    run = lab.play("../tests/integration/plays/canary", "-e", json.dumps(variables))
+    found = reports(lab)[before:]
+    for item in found:
+        told = [(c["metric"], round(c["change"], 3), round(c["low"], 3), round(c["high"], 3)) for c in item["comparisons"]]
+        print(item["verdict"], len(item["after"]), told)
+    assert run.rc == 0, run.out[-3000:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tries", "reference"),
+    [(2, True), pytest.param(20, False, marks=pytest.mark.deep), pytest.param(20, True, marks=pytest.mark.deep)],
+)
+def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bool) -> None:
+    found = compare(canary, tries, reference)
+    assert [item["verdict"] for item in found] == ["ok"] * tries
+    assert all(item["before"]["own"]["output_throughput"] for item in found)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a release slower or not: known values of the statistics, the rules, and how often simulated canaries are stopped.
+
+`python -m tests.unit.test_canary` prints how often, for more kinds of noise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+from instinct.canary import OK, SLOWER, UNDECIDED, Rules, Speed, Window, judge, runs_of
+from instinct.canary_stats import shift
+
+RULES = Rules()
+STEADY = (1000.0, 1005.0, 995.0, 1002.0, 998.0)
+
+
+# ---- statistics ------------------------------------------------------------------------------------
+
+
+# Critical values of Mann and Whitney's U, two-sided, 5 %: in every table of it. An interval leaves out that many.
+@pytest.mark.parametrize(
+    ("old", "new", "critical"),
+    [(4, 4, 0), (4, 5, 1), (5, 5, 2), (5, 10, 8), (5, 15, 14), (10, 10, 23), (8, 8, 13)],
+)
+def test_intervals_are_those_of_the_tables(old: int, new: int, critical: int) -> None:
+    before = [float(value) for value in range(old)]
+    after = [100.0 * (value + 1) for value in range(new)]
+    differences = sorted(b - a for b in after for a in before)
+    found = shift(before, after)
+    assert (found.low, found.high) == (differences[critical], differences[-1 - critical])
+
+
+def test_three_runs_prove_nothing() -> None:
+    assert math.isinf(shift([1.0, 2.0, 3.0], [101.0, 102.0, 103.0]).low)
+
+
+def test_one_wild_run_moves_the_estimate_little() -> None:
+    calm = shift(STEADY, STEADY)
+    wild = shift(STEADY, [*STEADY[:4], 100.0])
+    assert calm.estimate == 0
+    assert abs(wild.estimate) < 10
+
+
+# ---- rules -----------------------------------------------------------------------------------------
+
+
+def runs(
+    speed: float = 1.0, ttft: float = 100.0, tpot: float = 10.0, of: tuple[float, ...] = STEADY
+) -> dict[str, list[float]]:
+    return {
+        "output_throughput": [value * speed for value in of],
+        "median_ttft_ms": [ttft * 1000 / value for value in of],
+        "median_tpot_ms": [tpot * 1000 / value for value in of],
+    }
+
+
+NOISY = (1000.0, 800.0, 1200.0, 900.0, 1100.0)
+MUCH = (1000.0, 500.0, 2000.0, 700.0, 1400.0)
+# Name, old, looks at the new one, state, runs that are wanted.
+JUDGED = [
+    ("equal", runs(), [runs()], OK, 0),
+    ("faster", runs(), [runs(1.5)], OK, 0),
+    ("a little slower", runs(), [runs(0.93)], OK, 0),
+    ("slower once", runs(), [runs(0.7)], SLOWER, 10),
+    ("slower twice", runs(), [runs(0.7), runs(0.7)], SLOWER, 0),
+    ("disturbed at first", runs(), [runs(0.7), runs()], OK, 0),
+    ("noisy", runs(of=NOISY), [runs(of=NOISY)], UNDECIDED, 10),
+    ("noisy, and clear then", runs(), [runs(of=NOISY), runs()], OK, 0),
+    ("noisy to the end", runs(of=NOISY), [runs(of=NOISY), runs(of=NOISY)], OK, 0),
+    ("slow, and noisy to the end", runs(of=MUCH), [runs(0.7, of=MUCH), runs(0.7, of=MUCH)], SLOWER, 0),
+    ("15 % and noisy to the end", runs(of=MUCH), [runs(0.85, of=MUCH), runs(0.85, of=MUCH)], OK, 0),
+    ("TTFT doubled", runs(), [runs(ttft=200.0), runs(ttft=200.0)], SLOWER, 0),
+    ("TTFT a fifth longer", runs(), [runs(ttft=120.0)], OK, 0),
+    ("TTFT doubled, of milliseconds", runs(ttft=8.0), [runs(ttft=16.0)], OK, 0),
+    ("TPOT half as long again", runs(), [runs(tpot=15.0), runs(tpot=15.0)], SLOWER, 0),
+    ("nothing in common", {"x": [1.0]}, [runs()], OK, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "looks", "state", "more"), [row[1:] for row in JUDGED], ids=[row[0] for row in JUDGED]
+)
+def test_judgements(
+    old: dict[str, list[float]], looks: list[dict[str, list[float]]], state: str, more: int
+) -> None:
+    found = judge(Window(old), [Window(look) for look in looks], RULES)
+    assert (found.state, found.more) == (state, more)
+
+
+def test_without_a_second_look_the_first_one_counts() -> None:
+    found = judge(Window(runs()), [Window(runs(0.7))], Rules(max_runs=5))
+    assert (found.state, found.more) == (SLOWER, 0)
+
+
+def test_what_is_decided_by_the_median_is_told() -> None:
+    found = judge(Window(runs(of=NOISY)), [Window(runs(of=NOISY))] * 2, RULES)
+    assert found.warnings[0].startswith(
+        "decided by the median, as the runs differ too much: 0 % less output throughput"
+    )
+
+
+def test_a_machine_that_became_slower_cancels_out() -> None:
+    before, after = Window(runs(), runs()), Window(runs(0.7), runs(0.7))
+    assert judge(before, [after], RULES).state == OK
+    assert judge(Window(runs()), [Window(runs(0.7))], RULES).state == SLOWER
+    # A reference that was not measured both times is none.
+    assert judge(before, [Window(runs(0.7), {})], RULES).state == SLOWER
+    worse = judge(before, [Window(runs(0.49), runs(0.7))] * 2, RULES)
+    assert worse.state == SLOWER
+    assert worse.comparisons[0].text() == "30 % less output throughput (interval 30 to 30 %), tolerance 10 %"
+
+
+def test_models_without_tokens_are_judged_by_their_requests() -> None:
+    old, new = ({"request_throughput": [value * speed for value in STEADY]} for speed in (1.0, 0.5))
+    found = judge(Window(old), [Window(new)] * 2, RULES)
+    assert found.state == SLOWER
+    assert "50 % less request throughput" in found.comparisons[0].text()
+
+
+def test_runs_are_read_from_what_vllm_writes() -> None:
+    raw = {
+        "completed": 2,
+        "duration": 2.0,
+        "total_output_tokens": 50,
+        "median_ttft_ms": 7.5,
+        "median_tpot_ms": 0.0,
+    }
+    assert runs_of([raw, {"nothing": 1}]) == {
+        "output_throughput": [25.0], "request_throughput": [1.0], "median_ttft_ms": [7.5],
+    }  # fmt: skip
+
+
+# ---- simulated canaries ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of each run (standard deviation of the log), of the machine between two windows, and the share of wild runs."""
+
+    each: float
+    machine: float = 0.0
+    wild: float = 0.0
+
+
+def simulate(seed: int, speed: float, noise: Noise, reference: bool) -> Speed:
+    """One canary: measured, judged, and looked at again when that is wanted."""
+    rng = random.Random(f"{seed} {speed} {noise} {reference}")
+
+    def one(factor: float) -> float:
+        value = 1000 * factor * math.exp(rng.gauss(0, noise.each))
+        return value * rng.uniform(0.4, 0.8) if rng.random() < noise.wild else value
+
+    def window(count: int, factor: float, machine: float) -> Window:
+        own = {"output_throughput": [one(factor * machine) for _ in range(count)]}
+        beside = {"output_throughput": [one(machine) for _ in range(count)]}
+        return Window(own, beside if reference else None)
+
+    old = window(RULES.runs, 1.0, 1.0)
+    machine = math.exp(rng.gauss(0, noise.machine))
+    looks = [window(RULES.runs, speed, machine)]
+    found = judge(old, looks, RULES)
+    if found.more:
+        found = judge(old, [*looks, window(found.more, speed, machine)], RULES)
+    return found
+
+
+def stopped(tries: int, speed: float, noise: Noise, reference: bool) -> float:
+    """The share of canaries that are stopped."""
+    return sum(simulate(seed, speed, noise, reference).state != OK for seed in range(tries)) / tries
+
+
+# Noise of each run in the lab is 0.5 to 3 % (its machine idle or busy), on servers 0.5 to 2 %.
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("noise", [Noise(0.005), Noise(0.01), Noise(0.02), Noise(0.03)])
+def test_equal_releases_are_never_stopped_and_slow_ones_always(noise: Noise, reference: bool) -> None:
+    assert stopped(500, 1.0, noise, reference) == 0
+    assert stopped(500, 0.7, noise, reference) == 1
+
+
+@pytest.mark.parametrize(
+    ("noise", "reference", "equal", "slow"),
+    [
+        (Noise(0.05), False, 0.005, 0.995),
+        (Noise(0.08), False, 0.02, 0.99),
+        (Noise(0.02, wild=0.1), False, 0.01, 0.95),
+        (Noise(0.03, machine=0.1), True, 0.005, 0.99),
+    ],
+)
+def test_much_noise_stops_few_equal_releases(
+    noise: Noise, reference: bool, equal: float, slow: float
+) -> None:
+    assert stopped(400, 1.0, noise, reference) <= equal
+    assert stopped(400, 0.7, noise, reference) >= slow
+
+
+def main() -> None:
+    """Print the table of docs/canary.md."""
+    speeds = (1.0, 0.95, 0.85, 0.7)
+    print(
+        f"| Noise of a run | of the machine | wild runs | Reference | {' | '.join(f'{v:.0%}' for v in speeds)} |"
+    )
+    for noise in (
+        Noise(0.01), Noise(0.02), Noise(0.03), Noise(0.05), Noise(0.08), Noise(0.02, 0.05), Noise(0.02, 0.0, 0.1),
+    ):  # fmt: skip
+        for reference in (False, True):
+            shares = " | ".join(f"{stopped(2000, speed, noise, reference):.1%}" for speed in speeds)
+            beside = "yes" if reference else "no"
+            print(f"| {noise.each:.0%} | {noise.machine:.0%} | {noise.wild:.0%} | {beside} | {shares} |")
+
+
+if __name__ == "__main__":
+    main()
