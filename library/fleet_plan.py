@@ -69,6 +69,13 @@ options:
   instance:
     description: For V(restart) and V(stop), only the instance of this name, on all hosts of the run.
     type: str
+  generation:
+    description:
+      - For V(rollback), the generation to go back to. Default is the newest one that is older than what runs.
+    type: int
+  why:
+    description: For V(rollback), the operator's reason. The deployment is held with it, and the journal has it.
+    type: str
   retry:
     description: Upgrade a held deployment to the definition that was turned back before.
     type: bool

@@ -54,6 +54,12 @@ options:
           - The files by name, each with C(text) and C(mode) (octal digits). Needed for O(state=present).
           - C(VLLM_API_KEY) in the file C(env) or in C(/etc/instinct-fleet/keys/instances) is used to ask for tokens.
         type: dict
+      generation:
+        description:
+          - A generation in the node's store, from which files, container and all the rest are read;
+            O(servers[].deployment) and O(servers[].name) say what of it, and O(servers[].spec_hash) is what it must be.
+            See M(serving_generation).
+        type: int
       spec_hash:
         description: The hash of the files; a container with another one is replaced. Needed for
           O(state=present).
@@ -189,8 +195,10 @@ seconds:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct.engine import SOCKET, connect
+from ..module_utils.instinct.genstore import note_servers, resolved
 from ..module_utils.instinct.instance_key import node_key
-from ..module_utils.instinct.nodemodule import finish
+from ..module_utils.instinct.nodemodule import NodeError, finish
+from ..module_utils.instinct.places import container_name
 from ..module_utils.instinct.redact import Redactor
 from ..module_utils.instinct.server import check_name, parse_server, secrets_of
 from ..module_utils.instinct.servers import Fleet, converge
@@ -210,6 +218,7 @@ def argument_spec():
                 "directory": {"type": "path"},
                 "cache_directory": {"type": "path"},
                 "files": {"type": "dict"},
+                "generation": {"type": "int"},
                 "spec_hash": {"type": "str"},
                 "container": {"type": "dict"},
                 "image": {"type": "str"},
@@ -234,15 +243,35 @@ def work(params, redact, check):
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
     fleet = Fleet(lambda: connect(params["docker_socket"], check), redact, params["timeout"], params["wait"])
-    return converge(fleet, servers, remove, params["state"], check)
+    try:
+        result = converge(fleet, servers, remove, params["state"], check)
+    except NodeError as error:
+        note(servers, error.result, remove, redact, check)
+        raise
+    note(servers, result, remove, redact, check)
+    return result
+
+
+def note(servers, result, remove, redact, check):
+    """Tell the node's journal what was done."""
+    gone = [
+        name for name in remove if f"DELETE /containers/{container_name(name)}" in result.get("actions", ())
+    ]
+    if not check:
+        note_servers(servers, redact.data(result), gone)
 
 
 def main():
     """Entry point."""
     # no_log: an environment file may hold an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    secrets = [*secrets_of(module.params["servers"]), node_key()]
-    finish(module, secrets, lambda: work(module.params, Redactor(secrets), module.check_mode))
+    try:
+        params = {**module.params, "servers": resolved(module.params["servers"])}
+    except NodeError as error:
+        module.fail_json(msg=str(error))
+        return
+    secrets = [*secrets_of(params["servers"]), node_key()]
+    finish(module, secrets, lambda: work(params, Redactor(secrets), module.check_mode))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from .balancer_plan import BalancerPlan
 from .explain_deployments import deployments, told_once
+from .explain_generations import kept_lines, stored_lines
 from .plan import FleetPlan, HostPlan
 from .steps import Action
 from .texts import gpus_text, listed, numbered, wrapped
@@ -24,6 +25,8 @@ TITLES = {
     "stop_server": "stop",
     "image": "image",
     "model": "weights",
+    "generation": "generation of",
+    "hold": "hold",
     "remove_server": "remove",
     "server": "serve",
     "haproxy": "install",
@@ -45,8 +48,9 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     once = told_once(told)
     for item in told:
         lines += ["", *item.lines(full, once)]
+    lines += stored_lines(plan, full)
     if full:
-        lines += _sources(plan)
+        lines += [*_sources(plan), *kept_lines(plan)]
     if plan.partial:
         lines += ["", *_partial(plan.partial)]
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
@@ -129,8 +133,8 @@ def _gpus(host: HostPlan) -> str:
         text += f" in {host.host.settings.compute}"
     if len(gpus) != physical:
         text += f", {len(gpus)} logical GPUs"
-    used = {gpu.index for item in host.instances for gpu in item.instance.slot.gpus}
-    free = [gpu.index for gpu in gpus if gpu.index not in used]
+    used = {node for item in host.instances for node in item.member.render_nodes}
+    free = [gpu.index for gpu in gpus if gpu.render_node not in used]
     if host.instances and free:
         text += f", {numbered('GPU', free)} free"
     return text
@@ -143,7 +147,8 @@ def _bare(state: str) -> str:
 
 def _actions(host: HostPlan) -> list[str]:
     lines = []
-    instances = {item.instance.name: item.instance for item in host.instances}
+    members = {item.name: item.member for item in host.instances}
+    numbers = {gpu.render_node: gpu.index for gpu in host.layout.gpus}
     for number, group in enumerate(_groups(host.actions), 1):
         first = group[0]
         names = [action.target for action in group]
@@ -151,8 +156,8 @@ def _actions(host: HostPlan) -> list[str]:
         if first.kind == "numa_balancing":
             target = ""
         if first.kind == "server":
-            ports = [instances[name].slot.port for name in names]
-            gpus = [gpu.index for name in names for gpu in instances[name].slot.gpus]
+            ports = [members[name].port for name in names]
+            gpus = [numbers[node] for name in names for node in members[name].render_nodes if node in numbers]
             target += f", {numbered('port', ports)}, {gpus_text(gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
         lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from .deployment import Deployment
 from .fit import Fit
 from .plan import HostPlan
+from .planned import Planned
 from .serve import Instance
 from .settings import flag_argv
 from .steps import size
@@ -78,11 +79,12 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
     """Each deployment on each sort of host; without `full` only those of which an instance is started."""
     seen: dict[tuple[object, ...], Told] = {}
     for host in hosts:
-        counts = Counter(item.instance.deployment.name for item in host.instances)
+        composed = [item.instance for item in host.instances if isinstance(item, Planned)]
+        counts = Counter(item.deployment.name for item in composed)
         new = {name.rpartition("-")[0] for name in host.start}
-        first = {item.instance.deployment.name: item.instance for item in reversed(host.instances)}
-        used = {gpu.index for item in host.instances for gpu in item.instance.slot.gpus}
-        idle = tuple(gpu.index for gpu in host.layout.gpus if gpu.index not in used)
+        first = {item.deployment.name: item for item in reversed(composed)}
+        used = {node for item in host.instances for node in item.member.render_nodes}
+        idle = tuple(gpu.index for gpu in host.layout.gpus if gpu.render_node not in used)
         for name, instance in sorted(first.items()):
             if not (full or name in new):
                 continue
@@ -95,11 +97,7 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
             told.hosts.append(host.host.name)
             rank = instance.slot.rank
             if spans and rank:
-                ranks = [
-                    item.instance.slot.rank
-                    for item in host.instances
-                    if item.instance.deployment.name == name
-                ]
+                ranks = [item.slot.rank for item in composed if item.deployment.name == name]
                 ports = tuple(sorted({item.master_port for item in ranks if item}))
                 told.groups[rank.hosts] = (rank.master, ports)
     return list(seen.values())

@@ -34,9 +34,10 @@ KEEP = 5
 class Store:
     """A node's generations. Every method that reads raises NodeError for a damaged file."""
 
-    def __init__(self, root: str = places.GENERATIONS, journal: str = places.JOURNAL) -> None:
-        self.root = root
-        self.journal = journal
+    def __init__(self, state_dir: str = "") -> None:
+        top = state_dir or places.STATE_DIR
+        self.root = f"{top}/generations"
+        self.journal = f"{top}/journal.log"
 
     # ---- reading -------------------------------------------------------------------------------------
 
@@ -170,6 +171,55 @@ def _sync(directory: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- for the modules that take instances ---------------------------------------------------------------
+
+
+def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> list[Json]:
+    """Servers, or instances, of which those that name a generation are as the node's store has them.
+
+    Raises NodeError for one that is not there.
+    """
+    from_store = store or Store()
+    found = []
+    for item in items:
+        number = item.get("generation")
+        plain = {key: value for key, value in item.items() if key != "generation"}
+        if number is None:
+            found.append(plain)
+        elif isinstance(item.get("server"), Mapping):  # an INSTANCE
+            found.append(from_store.instance(item))
+        else:
+            found.append(from_store.server(item))
+    return found
+
+
+def note_servers(
+    servers: Iterable[Any], result: Mapping[str, Any], removed: Iterable[str], store: Store | None = None
+) -> None:
+    """Lines in the journal for what vllm_server did; `servers` are of server.Server, `result` the module's."""
+    target = store or Store()
+    known = {server.name: server for server in servers}
+    lines: dict[str, list[str]] = {}
+    for outcome in result.get("servers") or ():
+        if not outcome["changed"] and outcome["state"] != "failed":
+            continue
+        server = known[outcome["name"]]
+        what = {"ready": "serve", "started": "start", "stopped": "stop"}.get(outcome["state"], "")
+        what = what or f"failed: {outcome.get('class')}: {outcome.get('log_line')}"
+        lines.setdefault(f"{_owner(target, server)}: {{}} {what}", []).append(server.name)
+    texts = [text.replace("{}", ", ".join(names), 1) for text, names in lines.items()]
+    target.note([*texts, *(f"{name} removed" for name in removed)], now_text())
+
+
+def _owner(store: Store, server: Any) -> str:
+    """The deployment and, where it is known, the generation of a server."""
+    made = None
+    if NAME.fullmatch(server.deployment):
+        with contextlib.suppress(NodeError):
+            made = store.history(server.deployment).of_spec(server.name, server.spec_hash)
+    return f"{server.deployment} generation {made.generation}" if made else server.deployment or server.name
 
 
 # ---- what the module does ----------------------------------------------------------------------------

@@ -8,8 +8,6 @@ DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
 # A change of GPU partition modes that is under way; node_state looks for it.
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
-GENERATIONS = STATE_DIR + "/generations"
-JOURNAL = STATE_DIR + "/journal.log"
 KEYS_DIR = STATE_DIR + "/keys"
 # What sets partition modes again at a boot: a directory of root's alone.
 PARTITION_RECORD = DATA_DIR + "/partition/modes.json"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,24 +11,34 @@ from . import steps
 from .balancer import Offer
 from .balancer_plan import BalancerPlan, Endpoint, plan_balancers
 from .catalog import GpuCatalog
+from .choices import HELD, NOTHING, Selection, histories_of, select
+from .comeback import kept_resources, modes_of, problems_of
 from .disk import check_disk
-from .errors import FleetError, Problem
+from .engines import mismatches, with_mates
+from .errors import FleetError, Problem, natural
 from .fleet import Fleet, Host
-from .hashing import text_hash
+from .generations import Wishes
 from .layout import Layout, lay_out_fleet
+from .numbering import Made, Turn, bindings, bound, record_actions, records, refused, turns_of
+from .observed import NodeState, Running
 from .places import container_name
+from .planned import Planned, Serving, Stored, running_member
 from .serve import pull_ref
 from .steps import Action, ImageStep, ModelStep, unique
-from .workshop import Planned, Workshop
+from .workshop import Workshop
 
 SCHEMA = 1
+DEFAULT = Wishes()
 # What can take hours comes before what stops a running instance.
 ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What is to be done on one host, and what it will run."""
+    """What is to be done on one host, and what it will run.
+
+    left: instances that are neither started nor removed. records, bindings: for the node's store of generations.
+    """
 
     host: Host
     layout: Layout
@@ -36,7 +46,7 @@ class HostPlan:
     packages: tuple[str, ...]
     images: tuple[ImageStep, ...]
     models: tuple[ModelStep, ...]
-    instances: tuple[Planned, ...]
+    instances: tuple[Serving, ...]
     start: tuple[str, ...]
     remove: tuple[str, ...]
     stop: tuple[str, ...]
@@ -44,6 +54,9 @@ class HostPlan:
     warnings: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     key_file: str = ""
+    left: tuple[str, ...] = ()
+    records: tuple[Mapping[str, Any], ...] = ()
+    bindings: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -59,9 +72,9 @@ class HostPlan:
     def to_json(self) -> dict[str, Any]:
         """A host's part of plan.json."""
         settings, state = self.host.settings, self.host.state
-        servers = {item.instance.name: item.server for item in self.instances}
+        servers = {item.name: item.server for item in self.instances}
         kinds = {action.kind for action in self.actions}
-        spanning = {slot.name for slot in self.layout.slots if slot.deployment.nodes > 1}
+        spanning = {item.name for item in self.instances if len(item.member.hosts) > 1}
         partition = bool(kinds & steps.PARTITION_KINDS)
         there = state.instances if state else ()
         stopped = {item.name for item in there if item.state not in steps.ALIVE}
@@ -86,15 +99,22 @@ class HostPlan:
                 "backend": settings.backend,
                 "stop_servers": [_stop_only(name, servers.get(name)) for name in self.stop],
                 "serve": [name for name in self.start if name not in spanning],
+                "remove": list(self.remove),
             }
             if partition
             else None,
             "images": [image.to_json() for image in self.images],
             "models": [model.to_json() for model in self.models],
             "servers": [servers[name] for name in self.start],
-            "remove": list(self.remove),
+            "serve": [name for name in self.start if name in spanning or not partition],
+            "spans": [name for name in self.start if name in spanning],
+            "remove": [] if partition else list(self.remove),
             "resume": [name for name in self.start if name in (spanning if partition else stopped)],
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
+            "running": [_running(state, item) for item in there] if state else [],
+            "generations": [dict(item) for item in self.records],
+            "bindings": [dict(item) for item in self.bindings],
+            "kept": kept_resources(self.host, self.instances),
             "warnings": list(self.warnings),
         }
 
@@ -108,6 +128,7 @@ class FleetPlan:
     warnings: tuple[str, ...]
     sources: Mapping[str, Mapping[str, Any]]
     balancers: tuple[BalancerPlan, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -125,6 +146,7 @@ class FleetPlan:
         return {
             "schema": SCHEMA,
             "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
+            "generations": [item.to_json() for item in self.turns],
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
             "balancers": {item.host.name: item.to_json() for item in self.balancers},
             "partial": list(self.partial),
@@ -142,30 +164,95 @@ def check_fleet(fleet: Fleet) -> None:
         raise FleetError(problems)
 
 
-def plan_fleet(fleet: Fleet, workshop: Workshop, endpoint: Endpoint | None = None) -> FleetPlan:
+def plan_fleet(
+    fleet: Fleet, workshop: Workshop, endpoint: Endpoint | None = None, wishes: Wishes = DEFAULT
+) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
     network; what is applied is resolved before.
     """
+    selection = select(fleet, wishes)
+    same = _released(fleet, selection, workshop)
+    selection = select(fleet, wishes, same) if same else selection
+    fleet = selection.fleet
     layouts, wrong = lay_out_fleet(fleet)
     hosts: list[HostPlan] = []
-    problems: list[Problem] = list(wrong)
+    problems: list[Problem] = [*selection.problems, *wrong]
     for host in fleet.hosts:
-        planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop)
+        planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop, selection)
         hosts.append(planned)
         problems.extend(found)
+    problems.extend(mismatches(hosts))
+    hosts = with_mates(hosts)
+    turns: tuple[Turn, ...] = ()
     balancers: tuple[BalancerPlan, ...] = ()
     warnings: list[str] = []
+    if not problems:
+        turns = turns_of(selection, [_made(host) for host in hosts])
+        problems += refused(turns, wishes)
+        hosts = [_recorded(host, turns, wishes) for host in hosts]
+        warnings += bound(turns)
     if endpoint and not problems:
         balancers, found, doubts = plan_balancers(endpoint, [_offer(host) for host in hosts])
         problems.extend(found)
         warnings.extend(doubts)
     if problems:
         raise FleetError(problems)
-    if not any(host.deployments for host in fleet.hosts) and fleet.hosts:
+    if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
-    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited, balancers)
+    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited, balancers, turns)
+
+
+def _released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
+    """Held deployments of which the inventory's definition has become what is held, on every host."""
+    found: set[str] = set()
+    for name, choice in selection.choices.items():
+        if choice.kind != HELD or choice.generation is None:
+            continue
+        hosts = tuple(
+            replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
+            for host in fleet.hosts
+        )
+        layouts, wrong = lay_out_fleet(replace(fleet, hosts=hosts))
+        histories = histories_of(fleet)[name]
+        same = not wrong
+        for host in hosts if same else ():
+            layout = layouts[host.name]
+            instances, odd = workshop.instances(host, layout, fleet.catalog)
+            history = histories.get(host.name)
+            record = history.as_of(choice.generation) if history else None
+            specs = {item.name: item.spec_hash for item in instances}
+            same = same and not odd and not layout.left_out and specs == (record.specs if record else {})
+        found.update({name} if same else ())
+    return found
+
+
+def _made(plan: HostPlan) -> Made:
+    """What a host is to have of the deployments that are composed."""
+    instances: dict[str, tuple[Planned, ...]] = {}
+    for item in plan.instances:
+        if isinstance(item, Planned):
+            instances[item.deployment_name] = (*instances.get(item.deployment_name, ()), item)
+    left = frozenset(name.rpartition("-")[0] for name in plan.layout.left_out)
+    return Made(plan.host, modes_of(plan.host, plan.layout), instances, None if plan.partial else left)
+
+
+def _recorded(plan: HostPlan, turns: Sequence[Turn], wishes: Wishes) -> HostPlan:
+    """The plan with what its host records, which comes before anything stops."""
+    name = plan.host.name
+    bound_here = () if plan.partial else bindings(plan.host, turns, wishes)
+    new = (*record_actions(name, turns), *(action for _, action in bound_here))
+    if not new:
+        return plan
+    kinds = ("stop_server", "remove_server", "server", *steps.PARTITION_KINDS)
+    place = next((at for at, item in enumerate(plan.actions) if item.kind in kinds), len(plan.actions))
+    return replace(
+        plan,
+        actions=(*plan.actions[:place], *new, *plan.actions[place:]),
+        records=tuple(records(name, turns)),
+        bindings=tuple(entry for entry, _ in bound_here),
+    )
 
 
 def _offer(plan: HostPlan) -> Offer:
@@ -178,7 +265,7 @@ def _offer(plan: HostPlan) -> Offer:
         address=plan.host.address or plan.host.name,
         instances=tuple(item.offered for item in plan.instances),
         stopping=tuple(name for name in touched if name in alive),
-        kept=plan.layout.left_out,
+        kept=plan.left,
         whole=not plan.partial,
     )
 
@@ -207,9 +294,10 @@ def _check(host: Host) -> tuple[Problem, ...]:
 
 
 def plan_host(
-    host: Host, layout: Layout, catalog: GpuCatalog, workshop: Workshop
+    host: Host, layout: Layout, catalog: GpuCatalog, workshop: Workshop, selection: Selection
 ) -> tuple[HostPlan, tuple[Problem, ...]]:
     """One host's plan, and what is wrong with it."""
+    chosen = selection.hosts.get(host.name, NOTHING)
     lock = workshop.lock
     actions: list[Action] = []
     unknown = workshop.unknown_images(host)
@@ -231,8 +319,9 @@ def plan_host(
         remove=(),
         stop=(),
         gpu_model=model,
-        warnings=(*layout.warnings, *_warnings(host, layout)),
+        warnings=(*layout.warnings, *_warnings(host, layout), *chosen.warnings),
         unknown=unknown,
+        left=(*layout.left_out, *chosen.left),
     )
     problems = _check(host)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
@@ -249,8 +338,11 @@ def plan_host(
         running = steps.stop_servers(host)
         stop = tuple(item.name for item in running)
         actions += [*(steps.stop_action(item) for item in running), *steps.partition(host)]
-    instances, wrong = workshop.instances(host, layout, catalog)
-    servers, remove = _servers(host, layout, instances)
+    composed, wrong = workshop.instances(host, layout, catalog)
+    instances: tuple[Serving, ...] = composed
+    if chosen.stored:
+        instances = tuple(sorted((*composed, *chosen.stored), key=lambda item: natural(item.name)))
+    servers, remove = _servers(host, layout, instances, planned.left)
     actions += [*remove, *servers]
     planned = replace(
         planned,
@@ -263,24 +355,28 @@ def plan_host(
         stop=stop,
         warnings=(*planned.warnings, *doubts),
     )
+    if chosen.stored:
+        wrong = (*wrong, *problems_of(host, layout, chosen, composed, selection.choices, planned.start))
     return planned, (*problems, *wrong, *room)
 
 
 def _servers(
-    host: Host, layout: Layout, instances: Iterable[Planned]
+    host: Host, layout: Layout, instances: Iterable[Serving], left: Collection[str]
 ) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
     there = {item.name: item for item in host.state.instances} if host.state else {}
-    wanted = {item.instance.name: item for item in instances}
+    wanted = {item.name: item for item in instances}
     start = []
     for name, item in wanted.items():
-        hashes = {file: text_hash(text) for file, text in item.files.items()} if name in there else {}
+        if isinstance(item, Stored) and not item.acts:
+            continue
+        hashes = item.file_hashes() if name in there else {}
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
         if action:
             start.append(action)
     gone = [
         steps.remove(running)
         for name, running in sorted(there.items())
-        if name not in wanted and name not in layout.left_out
+        if name not in wanted and name not in left
     ]
     return tuple(start), tuple(gone)
 
@@ -307,6 +403,18 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
                 "a commit gives every node the same"
             )
     return tuple(item for item in found if item)
+
+
+def _running(state: NodeState, running: Running) -> dict[str, Any]:
+    """A container that is there, and the way back to it."""
+    found = running_member(state, running)
+    return {
+        "name": running.name,
+        "deployment": running.deployment,
+        "state": running.state,
+        "generation": found.generation.generation if found else None,
+        "server": found.server if found else None,
+    }
 
 
 def _stop_only(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:

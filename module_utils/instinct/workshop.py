@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from . import parallel
-from .balancer import offered
 from .catalog import GpuCatalog, GpuModel
 from .checkpoint import checkpoint_size
 from .companion_args import with_pins
-from .companions import Repository, speculates_with, unmounted
+from .companions import Repository, repositories, speculates_with, unmounted
 from .deployment import Deployment
 from .errors import Problem
 from .feasible import Draft, Verdict, judge
 from .fit import CATALOGUE, GIVEN, HUB
 from .fleet import LOOPBACK, Host
-from .generations import Offered
 from .hashing import spec_hash
 from .images import CUDA, ImageFacts
 from .instance_key import NO_KEY, InstanceKey
@@ -28,8 +25,9 @@ from .knownmodels import known_config
 from .layout import Layout, Slot
 from .lock import Lock, ModelPin
 from .modelfacts import model_facts
+from .planned import Planned
 from .render import Render
-from .serve import Instance, compose, server
+from .serve import compose
 from .software import software_of
 from .tune import Machine, Tuned, tune
 
@@ -44,30 +42,6 @@ class ModelSource:
 
 Sources = Mapping[str, ModelSource]
 """By the text of a deployment's model_config."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """An instance with its rendered files."""
-
-    instance: Instance
-    files: Mapping[str, str]
-    spec_hash: str
-
-    @cached_property
-    def server(self) -> dict[str, Any]:
-        """SERVER of the plan."""
-        return server(self.instance, self.files, self.spec_hash)
-
-    @cached_property
-    def offered(self) -> Offered:
-        """What a load balancer needs to know of it."""
-        return offered(self.instance)
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """INSTANCE of the plan, but for its host."""
-        return {**self.instance.to_json(self.spec_hash), "server": self.server}
 
 
 @dataclass(frozen=True)
@@ -144,6 +118,14 @@ class Workshop:
             return None
         return self.lock.model(endpoint, deployment.model, deployment.revision)
 
+    def _weights(self, deployment: Deployment, endpoint: str) -> tuple[tuple[str, str], ...]:
+        """The commits that an instance loads, as far as they are pinned."""
+        pins = (
+            (item.repo, self.lock.model(endpoint, item.repo, item.revision))
+            for item in repositories(deployment)
+        )
+        return tuple(dict.fromkeys((repo, pin.commit) for repo, pin in pins if pin))
+
     def _decide(self, deployment: Deployment, host: Host, machine: Machine, software: ImageFacts) -> Decision:
         key = (id(deployment), machine, software.vllm, software.platform, host.settings.endpoint)
         if key not in self._decided:
@@ -215,7 +197,8 @@ class Workshop:
                 slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict, mark
             )
             files = self.render(instance)
-            self._made[key] = Planned(instance, files, spec_hash(files))
+            weights = self._weights(deployment, settings.endpoint)
+            self._made[key] = Planned(instance, files, spec_hash(files), weights)
         return self._made[key]
 
 

@@ -234,9 +234,9 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
             }
         )
     started = {server["name"] for server in todo["servers"]}
-    after["instances"] = [
-        item for item in after["instances"] if item["name"] not in (*todo["remove"], *started)
-    ] + [
+    removed = [*todo["remove"], *(todo["partition"]["remove"] if todo["partition"] else [])]
+    store(after, todo)
+    after["instances"] = [item for item in after["instances"] if item["name"] not in (*removed, *started)] + [
         {
             "name": server["name"],
             "deployment": server["deployment"],
@@ -248,3 +248,21 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
         for server in todo["servers"]
     ]
     return after
+
+
+def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = "2026-11-21T22:00:00Z") -> None:
+    """What the module serving_generation does of a host's part of plan.json."""
+    kept = {item["deployment"]: copy.deepcopy(item) for item in after.get("generations") or ()}
+    for item in todo["generations"]:
+        history = kept.setdefault(
+            item["deployment"], {"deployment": item["deployment"], "held": None, "trial": None, "kept": []}
+        )
+        made = {key: value for key, value in item.items() if key != "needed"}
+        history["kept"] = [*history["kept"], {**copy.deepcopy(made), "made": now}][-5:]
+    for item in todo["bindings"]:
+        history = kept[item["deployment"]]
+        if item["held"] is None:
+            history.update(held=None, lifted=now)
+        else:
+            history["held"] = {**item["held"], "since": item["held"]["since"] or now}
+    after["generations"] = [kept[name] for name in sorted(kept)]

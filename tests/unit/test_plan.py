@@ -59,6 +59,7 @@ def test_a_bare_host() -> None:
         NUMA,
         f"image {IMAGE}",
         f"model {REPO}@main",
+        "generation llama",
         "compute_partition 8 GPUs",
         "server llama-0",
         "server llama-1",
@@ -68,7 +69,7 @@ def test_a_bare_host() -> None:
     assert host["numa_balancing"] is False
     assert host["partition"] == {
         "compute": "CPX", "memory": None, "clean": False, "backend": "auto", "stop_servers": [],
-        "serve": ["llama-0", "llama-1"],
+        "serve": ["llama-0", "llama-1"], "remove": [],
     }  # fmt: skip
     assert host["images"] == [
         {
@@ -165,22 +166,24 @@ def test_what_changed_is_named(change: dict[str, Any], reason: str) -> None:
     found = apply_to_state(state(), before)
     texts = before["servers"][0]["files"]
     found["instances"][0]["files"] = {name: text_hash(file["text"]) for name, file in texts.items()}
-    assert [item["reason"] for item in planned(found, [deployment(**change)])["actions"]] == [reason]
+    recorded, server = planned(found, [deployment(**change)])["actions"]
+    assert (recorded["kind"], server["reason"]) == ("generation", reason)
 
 
 def test_a_new_pin_replaces_the_server() -> None:
     newer = LOCK.merged(Lock({IMAGE: ImagePin("sha256:" + "9" * 64, GIB, SOFTWARE)}, {}))
     host = planned(settled([deployment()]), [deployment()], lock=newer)
-    assert actions(host) == [f"image {IMAGE}", "server llama-0"]
+    assert actions(host) == [f"image {IMAGE}", "generation llama", "server llama-0"]
     assert host["actions"][0]["after"] == "pulled as sha256:999999999999, 1.0 GiB"
 
 
 def test_instances_nobody_wants_are_removed_first() -> None:
     found = settled([deployment(instances_per_host=2)])
     host = planned(found, [deployment(name="other")])
-    assert actions(host) == ["remove_server llama-0", "remove_server llama-1", "server other-0"]
+    gone = ["remove_server llama-0", "remove_server llama-1"]
+    assert actions(host) == ["generation llama", "generation other", *gone, "server other-0"]
     assert host["remove"] == ["llama-0", "llama-1"]
-    assert actions(planned(found, [])) == ["remove_server llama-0", "remove_server llama-1"]
+    assert actions(planned(found, [])) == ["generation llama", *gone]
 
 
 def test_no_deployments_variable_removes_nothing() -> None:
@@ -199,6 +202,7 @@ def test_a_partition_change_stops_before_and_starts_after() -> None:
     found["instances"].append({**found["instances"][0], "name": "old-0", "deployment": "old"})
     host = planned(found, wanted, gpu_partition_compute="CPX")
     assert actions(host) == [
+        "generation llama",
         "stop_server llama-0",
         "stop_server llama-1",
         "stop_server old-0",
@@ -211,8 +215,9 @@ def test_a_partition_change_stops_before_and_starts_after() -> None:
     assert [item["name"] for item in stop] == ["llama-0", "llama-1", "old-0"]
     assert stop[2] == {"name": "old-0", "container_name": "instinct-old-0", "stop_timeout": 120}
     # llama-0's device stays renderD128, but the memory that its driver counts is no longer its alone.
-    assert host["actions"][5]["reason"] == "its specification changed"
-    assert host["actions"][3]["before"] == "SPX"
+    assert host["actions"][6]["reason"] == "its specification changed"
+    assert host["actions"][4]["before"] == "SPX"
+    assert (host["remove"], host["partition"]["remove"]) == ([], ["old-0"])
     assert actions(planned(apply_to_state(found, host), wanted, gpu_partition_compute="CPX")) == []
 
 
@@ -319,7 +324,7 @@ def test_a_built_image() -> None:
     after = apply_to_state(state(), host)
     assert actions(planned(after, wanted)) == []
     other = [deployment(image=None, build={**build, "args": {"A": "2"}}, vllm_version="0.11.1")]
-    assert [item.split()[0] for item in actions(planned(after, other))] == ["image", "server"]
+    assert [item.split()[0] for item in actions(planned(after, other))] == ["image", "generation", "server"]
 
 
 def test_a_started_instance_that_never_answered_is_waited_for() -> None:
@@ -371,7 +376,7 @@ def test_offline_plans_a_bare_host_and_needs_no_pins() -> None:
     )
     assert host["status"] == "declared"
     assert [item.split()[0] for item in actions(host)] == [
-        "docker_engine", "numa_balancing", "image", "model", "compute_partition", "server", "server",
+        "docker_engine", "numa_balancing", "image", "model", "generation", "compute_partition", "server", "server",
     ]  # fmt: skip
     assert host["images"][0]["pull"] == IMAGE
     assert host["instances"][1]["render_nodes"] == ["renderD129"]
@@ -526,7 +531,7 @@ def test_text_for_people() -> None:
     states["n65"] = None  # type: ignore[assignment]
     text = explain(plan(states, [deployment(instances_per_host=2)]))
     assert text == (
-        "Plan: 64 hosts, 315 actions on 63 of them.\n"
+        "Plan: 64 hosts, 378 actions on 63 of them.\n"
         "\n"
         "n1, n2, n3, n4, n5, … n63 (63 hosts): 8 x MI300X, GPUs 2-7 free\n"
         "   1. automatic NUMA balancing: on now, as the kernel decides after a reboot → "
@@ -536,7 +541,9 @@ def test_text_for_people() -> None:
         "      because deployment llama runs in it\n"
         "   3. weights lab/tiny-llama@main: absent → commit cccccccccccc, 12.0 GiB in 3 files\n"
         "      because deployment llama serves it\n"
-        "   4. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
+        "   4. generation of llama: none → 1\n"
+        "      because first deployment\n"
+        "   5. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
         "      because the deployment wants it\n"
         "\n"
         "Deployment llama on n1, n2, n3, n4, n5, … n63 (63 hosts): 2 instances per host, vLLM 0.11.1\n"

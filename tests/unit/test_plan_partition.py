@@ -45,7 +45,7 @@ def test_the_memory_mode_alone() -> None:
     assert actions(host) == ["memory_partition 8 GPUs"]
     assert host["partition"] == {
         "compute": None, "memory": "NPS4", "clean": False, "backend": "auto", "stop_servers": [],
-        "serve": [],
+        "serve": [], "remove": [],
     }  # fmt: skip
 
 

@@ -269,8 +269,17 @@ def partial(host: dict[str, Any], roles: int) -> dict[str, Any]:
         "models": [],
         "servers": [],
         "remove": [],
+        "generations": [],
+        "bindings": [],
     }
-    keys = [["packages", "numa_balancing"], ["partition"], ["images"], ["models"], ["servers", "remove"]]
+    records = ["generations", "bindings"]
+    keys = [
+        ["packages", "numa_balancing"],
+        ["images"],
+        ["models"],
+        [*records, "partition"],
+        ["servers", "remove"],
+    ]
     return {**nothing, **{key: host[key] for group in keys[:roles] for key in group}}
 
 

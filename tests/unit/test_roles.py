@@ -22,7 +22,9 @@ def load(path: Path) -> Any:
 
 
 def spec_of(role: str) -> dict[str, Any]:
-    return load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
+    """The options of all entry points of a role."""
+    parts = load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"].values()
+    return {name: option for part in parts for name, option in (part.get("options") or {}).items()}
 
 
 @pytest.mark.parametrize("role", ROLES)
