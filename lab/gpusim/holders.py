@@ -3,7 +3,8 @@
 
 A process holds the GPUs when it has /dev/kfd or a render node open. A container that was given
 /dev/kfd counts too, as one process with VRAM in use: the engines of the lab run on the CPU, but on a real
-node they would open it (runc.py opens it for them). Containers are told by a mount namespace other than
+node they would open it (runc.py opens it for them). The toolkit's supervisor in it is none: it never opens them,
+and starts the engine that does. Containers are told by a mount namespace other than
 ours with a dev/kfd in it; that needs no container engine and sees podman's too.
 """
 
@@ -57,6 +58,15 @@ def _name(process: Path) -> str:
         return "N/A"
 
 
+def _supervises(process: Path) -> bool:
+    """Whether it is the toolkit's program around vLLM, or the script that becomes it."""
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        return bool({b"/instinct-lib/supervise.py", b"/instinct/serve.sh"} & set(words))
+    except OSError:
+        return False
+
+
 def _namespace(process: Path) -> str:
     try:
         return os.readlink(process / "ns" / "mnt")
@@ -103,11 +113,16 @@ def scan(
         if given is None:
             continue
         names = {pid: _name(proc / str(pid)) for pid in pids}
-        # The oldest process that does something: not the container's init, nor a shell around it.
-        inner = [p for p in pids if names[p] not in _INITS] or pids
-        pid = next((p for p in inner if names[p] not in _SHELLS), inner[0])
+        # The oldest process that does something: not the container's init, nor a shell or a supervisor around it.
+        around = {p for p in pids if _supervises(proc / str(p))}
+        inner = [p for p in pids if names[p] not in _INITS and p not in around] or [*set(pids) - around]
+        if around and all(names[p] in _INITS for p in inner):
+            inner = []
         for init in set(pids) - set(inner):  # has the devices open only to hand them on (runc.py)
             found.pop(init, None)
+        if not inner:
+            continue
+        pid = next((p for p in inner if names[p] not in _SHELLS), inner[0])
         found[pid] = Holder(pid, names[pid], given, True, vram=None)
     return [found[pid] for pid in sorted(found)]
 

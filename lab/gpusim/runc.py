@@ -2,7 +2,8 @@
 """Runs runc so that a container which is given GPU devices has them open, as a process that uses GPUs has.
 
 Stands in a node's PATH before runc. The engines of the lab never open /dev/kfd themselves; here the first
-process of their container inherits it, so that /proc/*/fd names who holds the GPUs. Started as a program.
+process of their container inherits it, so that /proc/*/fd names who holds the GPUs. And such a container sees the
+node's simulated /sys/class, as it would see a real one. Started as a program.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 RUNC = "/usr/sbin/runc"
 FIRST = 3  # runc passes file descriptors on from here
+SEEN = ("/run/gpusim", "/sys/class")  # the second has links into the first
 
 
 def devices(config: str) -> list[str]:
@@ -24,6 +26,20 @@ def devices(config: str) -> list[str]:
     if "/dev/kfd" not in given:
         return []
     return ["/dev/kfd", *sorted(path for path in given if path.startswith("/dev/dri/renderD"))]
+
+
+def show(config: str, places: Sequence[str] = SEEN) -> None:
+    """Let the container of a config.json see the node's directories, read-only."""
+    with open(config, encoding="utf-8") as f:
+        data = json.load(f)
+    mounts = [
+        {"destination": place, "source": place, "type": "bind", "options": ["rbind", "ro", "rslave"]}
+        for place in places
+        if os.path.isdir(place)
+    ]
+    data["mounts"] = [*data.get("mounts", []), *mounts]
+    with open(config, "w", encoding="utf-8") as f:
+        json.dump(data, f)
 
 
 def arguments(argv: Sequence[str], count: int) -> list[str]:
@@ -45,8 +61,12 @@ def bundle(argv: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> None:
     """Open what the container was given, and become runc."""
     held = []
+    config = f"{bundle(argv)}/config.json"
     try:
-        for path in devices(f"{bundle(argv)}/config.json"):
+        given = devices(config)
+        if given:
+            show(config)
+        for path in given:
             opened = os.open(path, os.O_RDWR)
             held.append(fcntl.fcntl(opened, fcntl.F_DUPFD, 200))
             os.close(opened)

@@ -245,11 +245,19 @@ def test_holders_are_found(tmp_path: Path) -> None:
     )
     container(tmp_path, {30: "python3"}, [], False, "mnt:[3]")
     container(tmp_path, {40: "docker-init", 41: "sh"}, [144], True, "mnt:[4]")
+    waiting = {50: "docker-init", 51: "python3"}
+    serving = {60: "docker-init", 61: "python3", 62: "python3"}
+    for pids, minor in ((waiting, 152), (serving, 160)):
+        container(tmp_path, pids, [minor], True, f"mnt:[{minor}]")
+        (tmp_path / f"{min(pids) + 1}/cmdline").write_bytes(
+            b"python3\0/instinct-lib/supervise.py\0--\0vllm\0"
+        )
     assert holders.scan(tmp_path, own="mnt:[1]") == [
         Holder(11, "exporter"),
         Holder(12, "Xorg", (129,), kfd=False),
         Holder(22, "vllm", (128, 136), vram=None),
         Holder(41, "sh", (144,), vram=None),
+        Holder(62, "python3", (160,), vram=None),
     ]
 
 
