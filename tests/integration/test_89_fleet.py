@@ -23,6 +23,7 @@ HOST, OTHER = "lab-n1", "lab-n2"  # the first one has the load balancer too
 # The only files that hold a secret: the key that instances ask for, and what HAProxy sends and shows.
 KEY_FILE = "/etc/instinct-fleet/keys/instances"
 BALANCER_FILES = [f"/etc/instinct-fleet/balancer/VERSION/{name}" for name in ("endpoint.pem", "instance.map")]
+RATE = 50  # requests per second
 ran: set[str] = set()
 
 
@@ -52,13 +53,19 @@ def fleet(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     lab_command("reset")
 
 
-def test_what_runs_is_told(fleet: Lab) -> None:
-    secrets = fleet.inventory / ".secrets"
+def load(lab: Lab, rate: float) -> Load:
+    """Streaming requests to the endpoint."""
+    secrets = lab.inventory / ".secrets"
     text = (secrets / "endpoint.pem").read_text()
-    ca = fleet.tmp / "ca.crt"
+    ca = lab.tmp / "ca.crt"
     ca.write_text(text[: text.index("-----BEGIN PRIVATE KEY-----")])
-    key = first_key(secrets / "api-keys.yml")
-    with Load(Target("https://172.30.77.11:8443", MODEL, key, str(ca)), 20):
+    return Load(
+        Target("https://172.30.77.11:8443", MODEL, first_key(secrets / "api-keys.yml"), str(ca)), rate
+    )
+
+
+def test_what_runs_is_told(fleet: Lab) -> None:
+    with load(fleet, 20):
         run = play(fleet, "status.yml -e status_file=status.json")
     assert run.rc == 0, run.out
     assert run.modules(OTHER) == ["instance_status"]
@@ -152,7 +159,7 @@ docker ps -aq | xargs -rn1 docker logs 2>&1 | grep -F -f $P | sed 's/^/log /'
 """
 AS_NOBODY = f"""
 grep -rlsF -f - {PLACES} | sed 's/^/file /'
-find /etc/instinct-fleet /var/lib/instinct-fleet -type f -readable 2> /dev/null | grep -v /hf/ | sed 's/^/readable /'
+find /etc/instinct-fleet /var/lib/instinct-fleet -type f -readable 2> /dev/null | grep -v -e /hf/ -e /images/ | sed 's/^/readable /'
 """
 ENVIRON = "cat /proc/[0-9]*/environ 2> /dev/null | grep -acF -f -"
 
@@ -177,3 +184,25 @@ def test_no_secret_where_it_does_not_belong(fleet: Lab) -> None:
             assert environ.strip() == "0"
         finally:
             fleet.on(host, "rm -f /dev/shm/secrets")
+
+
+# ---- a host reboots ----------------------------------------------------------------------------------
+
+
+def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> None:
+    path = fleet.inventory / "hosts.yml"
+    inventory = yaml.safe_load(path.read_text())
+    inventory["instinct"]["hosts"][OTHER]["host_prep_also"] = [
+        "pcie-aspm"
+    ]  # a word of the kernel's command line
+    path.write_text(yaml.safe_dump(inventory))
+    booted = fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id")
+    with load(fleet, RATE) as requests:
+        run = fleet.play("prepare", "-e", "reboot=true")
+        assert run.rc == 0, run.out[-3000:]
+        assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
+        back = fleet.play("status", "-e", "strict=true")
+        assert back.rc == 0, back.out
+    print(f"{len(requests.outcomes)} requests at {RATE}/s, failed: {requests.problems()}")
+    assert len(requests.outcomes) > 500
+    assert requests.problems() == {}
