@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +12,10 @@ from .balancer import Member as Server
 from .balancer_plan import BalancerPlan
 from .balancer_settings import OPERATOR
 from .errors import Problem
-from .generations import Generation, History
+from .generations import RESTART, ROLLBACK, STOP, UPGRADE, Generation, History
 from .observed import NodeState, Running
 from .plan import FleetPlan, HostPlan
+from .planned import Planned, Serving
 from .rollout import (
     Batch,
     Member,
@@ -29,8 +29,6 @@ from .rollout import (
 )
 from .steps import ALIVE, PARTITION_KINDS
 
-UPGRADE, ROLLBACK, RESTART, STOP, DEPLOY = "upgrade", "rollback", "restart", "stop", "deploy"
-OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
 VARIABLES = (
     "upgrade_serial", "upgrade_min_in", "upgrade_soak", "canary", "again",
     "deployment", "instance", "generation", "why",
@@ -48,13 +46,12 @@ class Wanted:
     values: Mapping[str, Any] = field(default_factory=dict)
     deployment: str | None = None
     instance: str | None = None
-    again: bool = False
     canary: bool = True
     absent: tuple[tuple[str, str], ...] = ()  # load balancers that are not in this run, and why
 
 
 @dataclass(frozen=True)
-class Planned:
+class RolloutPlan:
     """The rollout, and by host: what it does in each batch, the trials that it begins, and what ends them."""
 
     operation: str
@@ -129,7 +126,7 @@ class Known:
         return next(item for item in self.generation.members if item.name == self.name)
 
 
-def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[Planned, tuple[Problem, ...]]:
+def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     """The batches of a run, and why it cannot be. `data`: the plan as JSON."""
     terms, problems = parse_terms(wanted.values)
     hosts = {host.host.name: _Host(host, data, plan.balancers) for host in plan.hosts}
@@ -159,7 +156,7 @@ def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[Planned, tu
         if ends or lines:
             cleared = [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]
             finish[name] = {"bindings": cleared, "journal": list(dict.fromkeys(lines))}
-    return Planned(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
+    return RolloutPlan(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
 
 
 def _begin(batch: Data) -> dict[str, Any]:
@@ -179,7 +176,7 @@ class _Host:
         state = plan.host.state
         self.running: dict[str, Running] = {item.name: item for item in state.instances} if state else {}
         self.histories = _histories(state)
-        self.wanted: dict[str, Data] = {str(item["name"]): item for item in self.data["instances"]}
+        self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
         self.numbers: dict[str, int | None] = {
             str(item["deployment"]): (item["hosts"].get(self.name) or {}).get("to")
             for item in data.get("generations") or ()
@@ -187,27 +184,23 @@ class _Host:
 
     def members(self, wanted: Wanted, trials: Mapping[str, Trial]) -> Iterable[Member]:
         """Every instance that is there or will be."""
-        shares = Counter(node for item in self.wanted.values() for node in item.get("render_nodes") or ())
         unjudged = {trial.canary for trial in trials.values() if not trial.judged}
         stays = wanted.operation in (RESTART, STOP)
         for name in dict.fromkeys((*self.running, *self.wanted)):
             found, item = self.running.get(name), self.wanted.get(name)
-            deployment = found.deployment if found else str(item["deployment"]) if item else ""
             known = self.known(name)
             there = found is not None and found.state in ALIVE
-            place = known.place if known else _place(item, shares) if self._equal(found, item) else None
+            place = known.place if known else _place(item) if self._equal(found, item) else None
             member = Member(
                 host=self.name,
                 name=name,
-                deployment=deployment or (str(item["deployment"]) if item else name.rpartition("-")[0]),
+                deployment=_deployment(name, found, item),
                 old=place if there else None,
-                new=_place(item, shares) if item else place if stays else None,
-                engine=_engine(item),
+                new=_place(item) if item else place if stays else None,
+                engine=_engine(self.name, item),
                 old_engine=known.engine if known else "",
                 serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
-                headless=bool((item.get("rank") or {}).get("headless") or item.get("headless"))
-                if item
-                else False,
+                headless=bool(item and item.member.headless),
                 known=not there or place is not None,
             )
             yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
@@ -224,9 +217,9 @@ class _Host:
         return member.name in self.plan.start or member.name in self.plan.remove or unjudged
 
     def known(self, name: str) -> Known | None:
-        """The generation that an instance runs; of one that has the wanted one already, or none: the one before."""
+        """The generation that an instance runs; None when none is known."""
         found = self.running.get(name)
-        history = self.histories.get(found.deployment if found else name.rpartition("-")[0])
+        history = self.histories.get(_deployment(name, found, None))
         if history is None:
             return None
         made = history.of_spec(name, found.spec_hash) if found else None
@@ -236,9 +229,9 @@ class _Host:
         """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
         item, found = self.wanted.get(name), self.running.get(name)
         known = self.known(name)
-        if known and not (item and found and found.spec_hash == item["spec_hash"]):
+        if known and not self._equal(found, item):
             return known
-        deployment = str(item["deployment"]) if item else known.generation.deployment if known else ""
+        deployment = _deployment(name, found, item)
         history, number = self.histories.get(deployment), self.numbers.get(deployment)
         older = history.as_of(number - 1) if history and number else None
         if older and name in older.specs:
@@ -246,8 +239,8 @@ class _Host:
         return known if known and not item else None
 
     @staticmethod
-    def _equal(found: Running | None, item: Data | None) -> bool:
-        return bool(found and item and found.spec_hash == item["spec_hash"])
+    def _equal(found: Running | None, item: Serving | None) -> bool:
+        return bool(found and item and found.spec_hash == item.spec_hash)
 
     def _out(self, name: str) -> bool:
         """The operator took it out of a load balancer."""
@@ -287,9 +280,8 @@ class _Host:
     def server(self, name: str) -> Data:
         """SERVER of an instance as it is to run: as it is wanted, or as it does."""
         item, known = self.wanted.get(name), self.known(name)
-        if item and item.get("server"):
-            server: Data = item["server"]
-            return server
+        if item:
+            return item.server
         return known.server if known else {"name": name}
 
     def _canary(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
@@ -300,8 +292,8 @@ class _Host:
         continued = trial is not None and trial.canary == f"{self.name}/{name}"
         return {
             "id": f"{self.name}/{name}",
-            "old": {**old.instance, "gpus": item.get("gpus")} if old else {},
-            "new": {"host": self.name, **item},
+            "old": {**old.instance, "gpus": item.described.get("gpus")} if old else {},
+            "new": {"host": self.name, **item.described},
             "reference": reference.instance if reference else {},
             # What is new already was measured by the run that was cut off, or never.
             "measure": bool(old and found and found.state == "running" and not self._equal(found, item)),
@@ -345,20 +337,25 @@ def _is(server: str, host: str, name: str) -> bool:
     return server.partition("/")[2].rpartition(":")[0] == f"{host}.{name}"
 
 
-def _place(item: Data | None, shares: Mapping[str, int]) -> Place | None:
+def _deployment(name: str, found: Running | None, item: Serving | None) -> str:
+    """The deployment that an instance is of: as it runs, as it will, or by its name."""
+    return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
+
+
+def _place(item: Serving | None) -> Place | None:
     if item is None:
         return None
-    nodes = [str(node) for node in item.get("render_nodes") or ()]
-    most = max((shares[node] for node in nodes), default=1)
-    return Place(frozenset(int(port) for port in item.get("ports") or ()), frozenset(nodes), 1 / most)
+    member = item.member
+    return Place(frozenset(member.ports), frozenset(member.render_nodes), member.share)
 
 
-def _engine(item: Data | None) -> str:
-    rank = item.get("rank") if item else None
-    if not item or not rank:
-        hosts = (item or {}).get("hosts") or ()
-        return f"{item['deployment']}@{','.join(hosts)}:{item['name']}" if item and len(hosts) > 1 else ""
-    return f"{item['deployment']}@{','.join(rank['hosts']) or item['host']}:{rank['master_port']}"
+def _engine(host: str, item: Serving | None) -> str:
+    """What the servers of one engine have in common; "" for one that is alone."""
+    rank = item.instance.slot.rank if isinstance(item, Planned) else None
+    if item and rank:
+        return f"{item.deployment_name}@{','.join(rank.hosts) or host}:{rank.master_port}"
+    hosts = item.member.hosts if item else ()
+    return f"{item.deployment_name}@{','.join(hosts)}:{item.name}" if item and len(hosts) > 1 else ""
 
 
 def _trials(hosts: Iterable[_Host], data: Data) -> dict[str, Trial]:
@@ -394,14 +391,6 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
         if hosts:
             what = "partition modes are to change, which stops every instance of a host."
             yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
-    for item in data.get("generations") or ():
-        if wanted.operation == UPGRADE and item.get("held") and item.get("known") and not wanted.again:
-            held = item["held"]
-            what = (
-                f"deployment {item['deployment']} is held at generation {held['generation']} since {held['since']} "
-                f"({held['why']}), and its definition is still the one that was turned back."
-            )
-            yield Problem((), what, "Change it, or try the same again: -e again=true.")
     if wanted.operation in (RESTART, STOP) and not rollout.batches:
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .generations import RESTART, ROLLBACK, STOP, UPGRADE
 from .rollout import KEEP, Batch
-from .rollout_plan import RESTART, ROLLBACK, STOP, UPGRADE, Planned
+from .rollout_plan import RolloutPlan
 from .texts import wrapped
 
 SHOWN = 8  # batches that are told one by one
 VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
 
 
-def explain_rollout(planned: Planned, waits: Mapping[str, int]) -> list[str]:
+def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]:
     """The lines of a plan. `waits`: seconds at most of drain, stop and start of a unit."""
     lines: list[str] = []
     names = dict.fromkeys(batch.deployment for batch in planned.rollout.batches)
@@ -44,7 +45,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{plural if number != 1 else ''}"
 
 
-def _kept(planned: Planned, name: str) -> list[str]:
+def _kept(planned: RolloutPlan, name: str) -> list[str]:
     room = planned.rollout.capacity.get(name)
     if room is None or planned.operation == STOP:
         return []
@@ -70,7 +71,7 @@ def _canary(batch: Batch) -> str:
     return text
 
 
-def _waits(planned: Planned, batches: int, waits: Mapping[str, int]) -> str:
+def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
     if planned.operation == STOP:
         return f"running requests end (at most {waits['drain']} s), then at most {waits['stop']} s until it stops"
     soak = planned.terms.soak

@@ -37,8 +37,8 @@ from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.reader import GROUP, Reader, plain
 from instinct.render import FILES, Render, drawer, renderer
-from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
 from instinct.rollout_plan import VARIABLES as ROLLOUT_VARIABLES
+from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
 from instinct.rollout_text import explain_rollout
 from instinct.software import learned
 from instinct.workshop import ModelSource, Workshop
