@@ -34,7 +34,7 @@ from .supervise_ray import Ray
 class Times:
     """Seconds. gpu: until GPUs that are not clean are a failure; poll, tell: how often they are looked at, and
     told of; stop: for vLLM to end after another rank did; grace: between SIGTERM and SIGKILL for what is left;
-    settle: for another rank to name the cause; ray: for its cluster to form.
+    settle: to name the cause of an end that another rank may only have felt, and twice that to hear of it; ray: for its cluster to form.
     """
 
     gpu: float = 600.0
@@ -42,7 +42,7 @@ class Times:
     tell: float = 30.0
     stop: float = 30.0
     grace: float = 10.0
-    settle: float = 3.0
+    settle: float = 2.0
     ray: float = 180.0
 
 

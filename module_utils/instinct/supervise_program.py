@@ -144,6 +144,7 @@ class Supervisor:
                 raise Failed(Finding("ray_failed", line, "The log of the instance says more."))
             self._next(min(1.0, deadline - time.monotonic()))
         if child.code:
+            child.settle()
             finding = classify(self._output.kept(), child.code)
             line = f"{what} ended with exit code {child.code}: {finding.line}"
             raise Failed(Finding("ray_failed", line, finding.next_step), child.code)
@@ -218,7 +219,7 @@ class Supervisor:
         finding = classify(self._output.kept(), child.code, oom_kills() > kills)
         self._tell_end(finding.kind, finding.line, finding.next_step)
         if self._group and finding.kind in SECONDARY:
-            self._another_cause(self._options.times.settle)
+            self._another_cause(2 * self._options.times.settle)
         raise Failed(finding, child.code or 0, seconds, served)
 
     def _another_cause(self, seconds: float) -> None:
