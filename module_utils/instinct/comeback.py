@@ -133,12 +133,14 @@ def _told(item: Serving) -> str:
 
 def kept_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
     """Images and weights that only kept generations need: the toolkit removes none, and nobody else should."""
+    if not (host.state and host.state.generations):
+        return []
     wanted = set()
     for item in instances:
         head = item.head if isinstance(item, Planned) else item.generation
         wanted |= {("image", head.image), *(("weights", _weights(*pair)) for pair in head.weights)}
     found: dict[tuple[str, str], list[str]] = {}
-    for history in host.state.generations if host.state else ():
+    for history in host.state.generations:
         for made in history.kept:
             things = [("image", made.image), *(("weights", _weights(*pair)) for pair in made.weights)]
             for thing in things if made.members else ():

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 SCHEMA = 1
@@ -114,7 +115,7 @@ class Generation:
     stop_timeout: int = 120
     members: tuple[Member, ...] = ()
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, str]:
         """Spec hashes by the instances' names: two generations with equal ones run the same."""
         return {member.name: member.spec_hash for member in self.members}
@@ -150,10 +151,13 @@ class Generation:
 
     def to_json(self) -> dict[str, Any]:
         """As the plan and node_state have it; the store adds each member's server and description."""
-        found = {name: value for name, value in vars(self).items() if name not in ("weights", "members")}
+        return dict(self._json)
+
+    @cached_property
+    def _json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            **found,
+            **{item.name: getattr(self, item.name) for item in fields(self)},
             "models": list(self.models),
             "weights": [list(item) for item in self.weights],
             "members": [member.to_json() for member in self.members],

@@ -30,7 +30,7 @@ class Made:
 
     host: Host
     modes: str
-    instances: Mapping[str, tuple[Planned, ...]] = field(default_factory=dict)
+    instances: Mapping[str, Sequence[Planned]] = field(default_factory=dict)
     open_ones: frozenset[str] | None = frozenset()
 
 
@@ -95,6 +95,7 @@ def turns_of(selection: Selection, made: Sequence[Made]) -> tuple[Turn, ...]:
 def _composed(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
     """A deployment that is composed from the inventory."""
     newest = {host: history.newest for host, history in histories.items()}
+    drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
     highest = max((item.generation for item in newest.values() if item), default=0)
     wanted: dict[str, Generation | None] = {}  # None: the newest record is what is wanted
     for item in made:
@@ -104,8 +105,13 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
         known = item.open_ones is not None and name not in item.open_ones
         if not known or (not instances and (there is None or not there.members)):
             continue
-        specs = {one.name: one.spec_hash for one in instances}
-        wanted[host] = None if there and there.specs == specs else generation_of(name, instances, item.modes)
+        if there and there.specs == {one.name: one.spec_hash for one in instances}:
+            wanted[host] = None
+            continue
+        key = (item.modes, *map(id, instances))
+        if key not in drafts:
+            drafts[key] = generation_of(name, instances, item.modes)
+        wanted[host] = drafts[key]
     lacking = {host for host, item in wanted.items() if item}
     # A run that was cut off, or that had a --limit, has left this number to some hosts: the others join it.
     joins = highest > 0 and all(
@@ -123,7 +129,10 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
         record = wanted[host]
         if record is not None:
             reason = _why(histories.get(host), runs, record)
-            record = replace(record, generation=number, why=reason)
+            numbered = (reason, id(record))
+            if numbered not in drafts:
+                drafts[numbered] = replace(record, generation=number, why=reason)
+            record = drafts[numbered]
             why = why or reason
         there = newest.get(host)
         kept = there.generation if there else None

@@ -230,10 +230,10 @@ def _released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str
 
 def _made(plan: HostPlan) -> Made:
     """What a host is to have of the deployments that are composed."""
-    instances: dict[str, tuple[Planned, ...]] = {}
+    instances: dict[str, list[Planned]] = {}
     for item in plan.instances:
         if isinstance(item, Planned):
-            instances[item.deployment_name] = (*instances.get(item.deployment_name, ()), item)
+            instances.setdefault(item.deployment_name, []).append(item)
     left = frozenset(name.rpartition("-")[0] for name in plan.layout.left_out)
     return Made(plan.host, modes_of(plan.host, plan.layout), instances, None if plan.partial else left)
 

@@ -26,12 +26,12 @@ class Planned:
     spec_hash: str
     weights: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """<deployment>-<index>."""
         return self.instance.name
 
-    @property
+    @cached_property
     def deployment_name(self) -> str:
         """What it is an instance of."""
         return self.instance.deployment.name

@@ -164,13 +164,13 @@ def test_a_plan_of_three_hosts(fleet: Fleet) -> None:
     run = fleet.run("-e", f"plan_file={written}")
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
-    assert "Plan: 2 hosts, 5 actions on 1 of them.\n\nn1: 8 x MI300X, GPUs 2-7 free\n" in run.stdout
+    assert "Plan: 2 hosts, 6 actions on 1 of them.\n\nn1: 8 x MI300X, GPUs 2-7 free\n" in run.stdout
     assert "Not planned\n  n3: it could not be reached\n" in run.stdout
     data = json.loads(written.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(SCHEMA).validate(data)
     result = fleet.result()
     assert result["plan"] == data
-    assert result["changes"] == 5
+    assert result["changes"] == 6
     assert result["changed"] is False
     assert result["text"].splitlines()[0] in run.stdout
     assert [(item["name"], item["groups"]) for item in result["todo"]] == [
