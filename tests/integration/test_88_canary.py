@@ -58,3 +58,15 @@ def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bo
     found = compare(canary, tries, reference)
     assert [item["verdict"] for item in found] == ["ok"] * tries
     assert all(item["before"]["own"]["output_throughput"] for item in found)
+
+
+@pytest.mark.deep
+def test_real_vllm_is_compared_with_itself(lab_up: list[str], tmp_path: Path) -> None:
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path)  # its own deployment is the real vLLM
+    run = lab.play("site", "--skip-tags", "benchmark", "--limit", "lab-n1")
+    assert run.rc == 0, run.out[-3000:]
+    (found,) = compare(lab, 1, reference=False)
+    assert found["verdict"] == "ok"
+    assert found["agreement"]["with_itself"] == 1
+    assert [len(runs) for runs in found["before"]["own"].values()] == [5] * 4

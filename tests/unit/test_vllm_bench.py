@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +17,20 @@ import pytest
 import yaml
 from ansible.module_utils.instinct import alone, benches, places
 from ansible.modules import vllm_bench
-from instinct.bench import FRONT_END, check_args, command, flag_words, groups_of, parse_target
+from instinct import bench_program
+from instinct.bench import (
+    FRONT_END,
+    Repeat,
+    check_args,
+    command,
+    container_body,
+    flag_words,
+    groups_of,
+    parse_repeat,
+    parse_target,
+)
 from instinct.benches import outcome
+from instinct.genstore import Store
 from instinct.nodemodule import NodeError
 from instinct.results import normalise
 from instinct.summary import collect
@@ -348,6 +364,113 @@ def test_no_targets_is_nothing(docker: FakeDocker, run_module: Any) -> None:
     result, failed = run_module(vllm_bench.main, args(docker))
     assert not failed
     assert result["benchmarks"] == []
+
+
+# ---- several runs ---------------------------------------------------------------------------------
+
+
+def repeating(results: list[Any], code: int = 0) -> Program:
+    """bench_program.py: each run's JSON has its number."""
+
+    def program(container: FakeContainer) -> int:
+        for number, result in enumerate(results):
+            (result_dir(container) / f"result.json.{number}").write_text(json.dumps(result))
+        return code
+
+    return program
+
+
+def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> None:
+    results = [{**RESULT, "output_throughput": float(number)} for number in range(3)]
+    seen: list[FakeContainer] = []
+
+    def program(container: FakeContainer) -> int:
+        seen.append(container)
+        return repeating([*results, RESULT])(container)
+
+    docker.programs["instinct-bench-"] = program
+    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10})
+    result, failed = run_module(vllm_bench.main, wanted)
+    assert not failed, result["msg"]
+    entry = result["benchmarks"][0]
+    assert entry["results"] == results
+    assert entry["result"] == results[-1]
+    body = seen[0].body
+    assert body["Entrypoint"][-5:] == ["/bench", "result.json", "7", "2", "3"]
+    assert "--seed" not in body["Cmd"]
+    assert result["actions"][0].endswith("--num-prompts 10, 5 times)")
+
+
+def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> None:
+    docker.programs["instinct-bench-"] = repeating([RESULT, {**RESULT, "completed": 7, "failed": 3}, RESULT])
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3))
+    assert failed
+    assert result["benchmarks"][0]["results"] == [RESULT]
+    assert "3 of 10 requests failed." in result["msg"]
+    docker.programs["instinct-bench-"] = repeating([RESULT], code=2)
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3))
+    assert failed
+    assert result["benchmarks"][0]["results"] == [RESULT]
+
+
+def test_without_a_seed_every_measurement_has_its_own() -> None:
+    assert parse_repeat("serve", 1, 0, None, 1000) is None
+    assert parse_repeat("serve", 2, 1, None, 1000) == Repeat(1, 2, 1000)
+    for kind, runs, warmups, seed in (("latency", 2, 0, None), ("serve", 0, 0, None), ("serve", 2, 0, "x")):
+        with pytest.raises(NodeError):
+            parse_repeat(kind, runs, warmups, seed, 1000)
+
+
+def test_another_images_client_measures(docker: FakeDocker, run_module: Any) -> None:
+    other = {"image": "registry.example/vllm:old", "vllm": "0.7.3"}
+    body = container_body(target(client=other), ["x"], "r", "/d")
+    assert body["Image"] == "registry.example/vllm:old"
+    assert command("serve", target(vllm="0.11.0", client=other), {})[0] == "python3"
+
+
+def test_a_stored_instance_is_read_from_the_node(docker: FakeDocker, run_module: Any, tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    whole_one = {**instance(), "vllm": "0.11.0"}
+    server = whole_one.pop("server")
+    member = {"name": "llama-0", "spec_hash": "s", "server": server, "described": whole_one}
+    store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
+    stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
+    for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
+        found = benches.whole(given, store)
+        assert parse_target(found).served_model == "tiny"
+        assert CANARY not in json.dumps(found)
+    assert benches.whole(instance(), store) == instance()
+
+
+CLIENT = """\
+#!/usr/bin/env python3
+import json, sys
+print("imported" if not hasattr(sys, "seen") else "known")
+sys.seen = True
+words = sys.argv[1:]
+if words[-1] == "103":
+    sys.exit(3)
+with open(words[words.index("--result-dir") + 1] + "/result.json", "w") as stream:
+    json.dump(words, stream)
+"""
+
+
+@pytest.mark.parametrize(("first", "code", "kept"), [(10, 0, ["11", "12", "13"]), (101, 3, ["102"])])
+def test_the_program_in_the_container(tmp_path: Path, first: int, code: int, kept: list[str]) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "out").mkdir()
+    script = tmp_path / "bin/vllm"
+    script.write_text(CLIENT)
+    script.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    words = ["vllm", "bench", "serve", "--result-dir", f"{tmp_path}/out"]
+    options = [f"{tmp_path}/out", "result.json", str(first), "1", "3"]
+    run = [sys.executable, "-c", inspect.getsource(bench_program), *options, *words]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.split()[:2] == ["imported", "known"]
+    found = [json.loads((tmp_path / f"out/result.json.{n}").read_text())[-1] for n in range(len(kept))]
+    assert found == kept
 
 
 # ---- results and failures ------------------------------------------------------------------------
