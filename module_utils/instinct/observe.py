@@ -965,7 +965,7 @@ def told_failure(item: dict[str, Any]) -> dict[str, str]:
     found = {key: printable(item[key]) for key in ("kind", "line", "next_step")}
     if "host" in item:
         found["line"] = printable(f"{item['host']} (rank {item['rank']}) ended: {found['kind']}: {found['line']}")
-        found["kind"] = "peer_failed"
+        found["kind"] = "peer_lost" if item["kind"] in ("stopped", "peer_lost") else "peer_failed"
     return found
 
 

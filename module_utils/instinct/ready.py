@@ -92,7 +92,9 @@ def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -
     state = container["State"]
     said = supervised.look(cache_of(server))
     steady = state["Status"] == "running" and int(container.get("RestartCount") or 0) <= restarts
-    if steady and not (said and said.gave_up):
+    if (steady and not (said and said.gave_up)) or (
+        said and state["Status"] in ("running", "restarting") and _waits_for_peer(said)
+    ):
         return
     # A container in a restart loop shows the exit code of its last end while it waits for the next start.
     finding = (said.cause if said else None) or classify(
@@ -103,6 +105,11 @@ def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -
         kind = "died_at_first_request" if kind in UNSPECIFIC else kind
         next_step = f"It said that it was healthy, and ended when it was asked for tokens. {next_step}"
     raise ServerFailed(kind, finding.line, next_step)
+
+
+def _waits_for_peer(said: supervised.Supervised) -> bool:
+    """It ended because another rank of its engine was stopped or lost, and starts again when that one does."""
+    return not said.gave_up and said.first is None and bool(said.peer and said.peer.kind == "peer_lost")
 
 
 def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:

@@ -685,6 +685,51 @@ def test_servers_of_an_engine_over_hosts_are_started_first_and_waited_for_later(
     assert second["servers"][0]["tokens"] == 4
 
 
+@pytest.mark.parametrize(
+    ("ended", "state", "failed", "text"),
+    [
+        # Another rank was stopped or lost: Docker starts this one again, and it waits.
+        ("stopped", "waiting", False, ""),
+        ("peer_lost", "waiting", False, ""),
+        # It failed, and would fail again.
+        ("out_of_memory", "waiting", True, "lab-n2 (rank 1) ended: out_of_memory: HIP out of memory"),
+        ("stopped", "gave_up", True, ""),
+    ],
+)
+def test_an_end_that_another_rank_caused(
+    docker: FakeDocker, run_module: Any, ended: str, state: str, failed: bool, text: str
+) -> None:
+    server = spec()
+    place = Path(server["cache_directory"]) / "supervise"
+    peer = {
+        "rank": 1,
+        "host": "lab-n2",
+        "kind": ended,
+        "line": "HIP out of memory",
+        "next_step": "",
+        "at": 1.0,
+    }
+    said = {
+        "schema": 1,
+        "state": state,
+        "since": 1.0,
+        "why": "waits for lab-n2 (rank 1)",
+        "failures": [],
+        "peer": peer,
+    }
+
+    def program(container: FakeContainer) -> int:
+        container.restarts += 1
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "state.json").write_text(json.dumps(said))
+        return vllm(server["port"], delay=0.3)(container)
+
+    docker.programs["instinct-"] = program
+    result, broken = run_module(vllm_server.main, args(docker, server))
+    assert bool(broken) == failed, result
+    assert text in json.dumps(result)
+
+
 def test_a_headless_server_is_ready_when_it_stays(docker: FakeDocker, run_module: Any) -> None:
     with socket.socket() as other:  # its port is not looked at
         other.bind(("127.0.0.1", 0))
