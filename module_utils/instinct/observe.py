@@ -942,6 +942,8 @@ def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
     try:
         opened.append(os.open(cache_dir, flags | os.O_DIRECTORY))
         opened.append(os.open("supervise", flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        if os.stat("state.json", dir_fd=opened[-1], follow_symlinks=False).st_mode & 0o170000 != 0o100000:
+            return None  # no regular file
         opened.append(os.open("state.json", flags, dir_fd=opened[-1]))
         data = json.loads(os.read(opened[-1], SUPERVISOR_BYTES))
         failures = data["failures"]

@@ -246,7 +246,7 @@ class FakeDocker:
         if path == "/containers/json":
             label = json.loads(query["filters"])["label"][0]
             running = [
-                container.inspect()
+                {**container.inspect(), "Names": [f"/{container.name}"]}
                 for container in self.containers.values()
                 if (container.status == "running" or query.get("all") == "true")
                 and label in (container.body.get("Labels") or {})

@@ -17,6 +17,7 @@ from instinct import observe
 from instinct.hashing import spec_hash, text_hash
 from instinct.lock import ImageSoftware
 from instinct.observed import NodeState
+from instinct.supervised import forget
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import SAMPLES, VRAM, Tree, write
@@ -441,6 +442,76 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
     assert second["artefact_hash"] is None
     assert list(second["files"]) == ["serve.sh"]
     assert state["problems"] == []
+
+
+SAID = {
+    "schema": 1, "state": "gave_up", "since": 12.5, "why": "3 failures", "asked": False, "peer": None,
+    "failures": [
+        {"at": 1, "kind": kind, "line": "a\n\x1b[31mline" + "x" * 9999, "next_step": "Do.", "log": "failure-1.log"}
+        for kind in ("out_of_memory", "unknown", "unknown")
+    ],
+}  # fmt: skip
+PEER = {"rank": 1, "host": "n2", "kind": "killed", "line": "Killed", "next_step": "Look.", "at": 2.0}
+
+
+def test_what_a_supervisor_says(tmp_path: Path) -> None:
+    put(tmp_path, "cache/supervise/state.json", json.dumps(SAID))
+    found = observe.read_supervisor(str(tmp_path / "cache"))
+    assert found is not None
+    line = found["first"].pop("line")
+    assert line.startswith("a  [31mlinexxx")
+    assert len(line) == 800
+    assert found == {
+        "state": "gave_up", "since": 12.5, "why": "3 failures", "failures": 3, "peer": None,
+        "first": {"kind": "out_of_memory", "next_step": "Do."},
+    }  # fmt: skip
+    put(tmp_path, "cache/supervise/state.json", json.dumps({**SAID, "failures": [], "peer": PEER}))
+    found = observe.read_supervisor(str(tmp_path / "cache"))
+    assert found is not None
+    assert found["peer"] == {
+        "kind": "peer_failed",
+        "line": "n2 (rank 1) ended: killed: Killed",
+        "next_step": "Look.",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        '{"schema": 1}',
+        json.dumps({**SAID, "failures": 3}),
+        json.dumps({**SAID, "peer": 1}),
+    ],
+)
+def test_a_supervisor_that_says_nonsense_says_nothing(tmp_path: Path, text: str) -> None:
+    assert observe.read_supervisor(str(tmp_path / "cache")) is None
+    put(tmp_path, "cache/supervise/state.json", text)
+    assert observe.read_supervisor(str(tmp_path / "cache")) is None
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "cache", "pipe"])
+def test_nothing_leads_out_of_what_a_container_writes(tmp_path: Path, what: str) -> None:
+    """The container's root could make root of the node read its files."""
+    put(tmp_path, "other/supervise/state.json", json.dumps(SAID))
+    cache = tmp_path / "cache"
+    if what == "cache":
+        cache.symlink_to(tmp_path / "other")
+    elif what == "directory":
+        cache.mkdir()
+        (cache / "supervise").symlink_to(tmp_path / "other/supervise")
+    else:
+        (cache / "supervise").mkdir(parents=True)
+        if what == "pipe":
+            os.mkfifo(cache / "supervise/state.json")
+        else:
+            (cache / "supervise/state.json").symlink_to(tmp_path / "other/supervise/state.json")
+    assert observe.read_supervisor(str(cache)) is None
+    forget(str(cache))
+    assert (tmp_path / "other/supervise/state.json").exists()
 
 
 def test_what_images_answered(tmp_path: Path) -> None:

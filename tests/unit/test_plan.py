@@ -105,12 +105,38 @@ def test_a_settled_host_has_nothing_to_do() -> None:
     assert all(item["server"]["spec_hash"] == item["spec_hash"] for item in host["instances"])
 
 
+def said(state: str, failures: int) -> dict[str, Any]:
+    """What a supervisor says, as node_state returns it."""
+    first = {"kind": "out_of_memory", "line": "HIP out of memory", "next_step": "Use more GPUs."}
+    return {"state": state, "since": 1.0, "why": "", "failures": failures, "first": first, "peer": None}
+
+
 @pytest.mark.parametrize(
     ("change", "before", "reason"),
     [
         ({"state": "exited", "exit_code": 1}, "exited with code 1, spec {hash}", "it does not run"),
         ({"state": "created"}, "created, spec {hash}", "it does not run"),
         ({"state": "restarting"}, "restarting, spec {hash}", "it fails and is being restarted"),
+        (
+            {"state": "restarting", "supervisor": said("stopping", 1)},
+            "restarting, spec {hash}",
+            "it fails and is being restarted: out_of_memory: HIP out of memory",
+        ),
+        (
+            {"state": "exited", "exit_code": 0, "supervisor": said("stopping", 2)},
+            "exited with code 0, spec {hash}",
+            "it does not run; it failed: out_of_memory: HIP out of memory",
+        ),
+        (
+            {"supervisor": said("gave_up", 3)},
+            "gave up, spec {hash}",
+            "it gave up after 3 failures: out_of_memory: HIP out of memory",
+        ),
+        (
+            {"ready": False, "supervisor": said("starting", 1)},
+            "running, spec {hash}",
+            "it was started and has not generated tokens yet",
+        ),
         ({"artefact_hash": None}, "running, spec {hash}", "its files are missing on the node"),
         ({"artefact_hash": "0" * 64}, "running, spec {hash}", "its files were changed on the node"),
         (
@@ -142,7 +168,7 @@ def test_an_instance_that_is_not_as_wanted(change: dict[str, Any], before: str, 
             "role": "vllm_serve",
             "target": "llama-0",
             "before": before.format(hash=spec[:12]),
-            "after": f"running, spec {spec[:12]}",
+            "after": f"running, spec {spec[:12]}" + (", ready" if change.get("ready") is False else ""),
             "reason": reason,
             "source": "vllm_deployments",
         }

@@ -16,6 +16,7 @@ from ansible.module_utils.instinct import alone, places, ready, servers
 from ansible.modules import vllm_server
 from instinct.observe import artefact
 from instinct.serve import server as planned_server
+from instinct.supervisor import lib_files, lib_version
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, crash_loop, free_port, vllm
@@ -465,6 +466,124 @@ def test_a_crash_loop_is_noticed_at_its_first_restart(docker: FakeDocker, run_mo
     assert result["servers"][0]["class"] == "out_of_memory"
     assert statuses(docker) == {"instinct-llama-0": "exited"}
     assert any(f"POST {C}/stop" in request for request in docker.requests)
+
+
+# ---- the program around vLLM -------------------------------------------------------------------------
+
+
+def say(server: dict[str, Any], state: str, *failures: str) -> None:
+    """What the supervisor of an instance notes."""
+    path = Path(server["cache_directory"]) / "supervise/state.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = [{"at": 1, "kind": "out_of_memory", "line": line, "next_step": "Use more."} for line in failures]
+    path.write_text(json.dumps({
+        "schema": 1, "state": state, "since": 1, "why": "waits for n2 (rank 1)", "failures": told, "peer": None,
+    }))  # fmt: skip
+
+
+def test_a_failure_is_told_as_the_supervisor_saw_it_first(docker: FakeDocker, run_module: Any) -> None:
+    server = spec()
+
+    def program(container: FakeContainer) -> int:
+        say(server, "stopping", "HIP out of memory, the first", "another")
+        return crash_loop("Address already in use\n")(container)
+
+    docker.programs["instinct-"] = program
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert (result["servers"][0]["class"], result["servers"][0]["log_line"]) == (
+        "out_of_memory", "HIP out of memory, the first",
+    )  # fmt: skip
+    # What was said of an earlier start is not taken for this one's.
+    docker.programs["instinct-"] = crash_loop("Address already in use\n")
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "port_in_use"
+
+
+def test_one_that_waits_is_told_with_its_reason(docker: FakeDocker, run_module: Any) -> None:
+    server = spec(ready_timeout=1)
+
+    def program(container: FakeContainer) -> int:
+        say(server, "waiting")
+        container.stopping.wait(30)
+        return 0
+
+    docker.programs["instinct-"] = program
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "not_ready"
+    assert "vLLM was not started: waits for n2 (rank 1)" in result["servers"][0]["log_line"]
+
+
+@pytest.mark.parametrize("state", ["present", "started"])
+def test_one_that_gave_up_is_started_again(docker: FakeDocker, run_module: Any, state: str) -> None:
+    server = deployed(docker, run_module)
+    say(server, "gave_up", "HIP out of memory")
+    result, failed = run_module(vllm_server.main, args(docker, server, state=state))
+    assert not failed
+    assert result["actions"] == [
+        "POST /containers/instinct-llama-0/stop?t=7", "POST /containers/instinct-llama-0/start",
+    ]  # fmt: skip
+
+
+def with_lib(server: dict[str, Any], version: str) -> dict[str, Any]:
+    bind = f"{places.lib_dir(version)}:/instinct-lib:ro"
+    server["container"] = {**server["container"], "HostConfig": {"Binds": [bind]}}
+    return server
+
+
+def test_the_supervisor_is_written_before_a_container_mounts_it(docker: FakeDocker, run_module: Any) -> None:
+    server = with_lib(spec(), lib_version())
+    docker.programs["instinct-"] = vllm(server["port"])
+    place = Path(places.lib_dir(lib_version()))
+    action = f"write {place} ({len(lib_files())} files)"
+    result, _ = run_module(vllm_server.main, args(docker, server), check=True)
+    assert result["actions"][0] == action
+    assert not place.exists()
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed
+    assert result["actions"][0] == action
+    assert {str(path.relative_to(place)) for path in place.rglob("*.py")} == set(lib_files())
+    assert {path.stat().st_mode & 0o777 for path in place.rglob("*.py")} == {0o644}
+    assert place.stat().st_mode & 0o777 == (place / "instinct_supervise").stat().st_mode & 0o777 == 0o755
+    assert run_module(vllm_server.main, args(docker, server))[0]["actions"] == []
+    (place / "supervise.py").write_text("else")
+    assert run_module(vllm_server.main, args(docker, server))[0]["actions"] == [action]
+    assert (place / "supervise.py").read_text() == lib_files()["supervise.py"]
+
+
+def test_supervisors_that_nothing_starts_with_are_removed(docker: FakeDocker, run_module: Any) -> None:
+    """Kept are those of other containers, stopped ones too, and of generations that can be gone back to."""
+    old, kept, unused = "a" * 12, "b" * 12, "c" * 12
+    for version in (old, kept, unused):
+        Path(places.lib_dir(version)).mkdir(parents=True)
+    generation = Path(places.STATE_DIR) / "generations/llama/3.json"
+    generation.parent.mkdir(parents=True)
+    generation.write_text(json.dumps({"Binds": [f"{places.lib_dir(kept)}:/instinct-lib:ro"]}))
+    other = with_lib(spec("other-0"), old)
+    docker.programs["instinct-other-0"] = vllm(other["port"])
+    assert not run_module(vllm_server.main, args(docker, other))[1]
+    assert sorted(path.name for path in Path(places.lib_dir()).iterdir()) == [old, kept]
+    run_module(vllm_server.main, args(docker, {"name": "other-0"}, state="stopped"))
+    server = with_lib(spec(), lib_version())
+    docker.programs["instinct-llama-0"] = vllm(server["port"])
+    Path(places.lib_dir(unused)).mkdir()
+    result, failed = run_module(vllm_server.main, args(docker, server, remove=["other-0"]))
+    assert not failed
+    assert [text for text in result["actions"] if text.startswith(f"remove {places.lib_dir()}")] == [
+        f"remove {places.lib_dir(old)}", f"remove {places.lib_dir(unused)}",
+    ]  # fmt: skip
+    assert sorted(path.name for path in Path(places.lib_dir()).iterdir()) == sorted([kept, lib_version()])
+
+
+def test_a_supervisor_that_is_gone_stops_nothing(docker: FakeDocker, run_module: Any) -> None:
+    server = with_lib(spec(), "d" * 12)
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "supervisor_missing"
+    assert docker.containers == {}
 
 
 def test_health_alone_is_not_ready(docker: FakeDocker, run_module: Any) -> None:
