@@ -170,6 +170,7 @@ from ..module_utils.instinct.bench import check_args, parse_repeat, parse_target
 from ..module_utils.instinct.benches import measure, whole
 from ..module_utils.instinct.engine import SOCKET, Engine
 from ..module_utils.instinct.genstore import Store
+from ..module_utils.instinct.instance_key import node_key
 from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.server import secrets_of
 
@@ -193,7 +194,7 @@ def work(params, check):
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
         raise NodeError(f"run: {run!r} is not a name (it becomes part of a path).")
-    targets = [parse_target(whole(data, Store())) for data in params["targets"]]
+    targets = [parse_target(data) for data in params["targets"]]
     args = check_args(params["kind"], params["args"])
     repeat = parse_repeat(
         params["kind"], params["repeat"], params["warmups"], args.get("seed"), int(time.time())
@@ -214,8 +215,13 @@ def main():
     """Entry point."""
     # no_log: the plan of an instance holds its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    secrets = secrets_of([target.get("server") or {} for target in module.params["targets"]])
-    finish(module, secrets, lambda: work(module.params, module.check_mode))
+    try:
+        targets = [whole(target, Store()) for target in module.params["targets"]]
+    except NodeError as error:
+        module.fail_json(msg=str(error))
+        return
+    secrets = [*secrets_of([target.get("server") or {} for target in targets]), node_key()]
+    finish(module, secrets, lambda: work({**module.params, "targets": targets}, module.check_mode))
 
 
 if __name__ == "__main__":

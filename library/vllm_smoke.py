@@ -88,8 +88,6 @@ actions:
   returned: as RV(instance)
 """
 
-import contextlib
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.instinct.benches import cause, whole
@@ -117,7 +115,7 @@ def argument_spec():
 
 def work(params, check, api_key):
     """Ask. Returns the module's result."""
-    instance = whole(params["target"], Store())
+    instance = params["target"]
     missing = [key for key in ("name", "port", "served_model") if not instance.get(key)]
     if missing:
         raise NodeError(f"target: {', '.join(missing)} is missing. Give the instance as the plan has it.")
@@ -162,14 +160,14 @@ def main():
     """Entry point."""
     # no_log: the plan of an instance holds its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    target = module.params["target"]
-    api_key = ""
-    with contextlib.suppress(
-        OSError, KeyError
-    ):  # a name is missed, or a file's loss is seen, by the work itself
-        api_key = key_of(target)
+    try:
+        target = whole(module.params["target"], Store())
+    except NodeError as error:
+        module.fail_json(msg=str(error))
+        return
+    api_key = key_of(target)
     secrets = [api_key, *secrets_of([target.get("server") or {}])]
-    finish(module, secrets, lambda: work(module.params, module.check_mode, api_key))
+    finish(module, secrets, lambda: work({**module.params, "target": target}, module.check_mode, api_key))
 
 
 if __name__ == "__main__":

@@ -33,16 +33,14 @@ _LEAVE_SECONDS = 45.0  # in which a run whose controller died has cleaned up and
 def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
     """INSTANCE of a target: one that is given as a stored generation's is read from the node's store.
 
-    Its files and variables stay there: they may hold secrets, and no benchmark needs them. Raises NodeError.
+    What comes from there may hold secrets in its server's files. Raises NodeError.
     """
     server = target.get("server") or {}
     stands_for = server if server.get("generation") else target
     if server.get("container") or not stands_for.get("generation"):
         return target
     found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
-    kept = {key: value for key, value in found["server"].items() if key != "files"}
-    instance = {key: value for key, value in found.items() if key != "env"}
-    return {**instance, "server": kept, "client": target.get("client") or {}}
+    return {**found, "client": target.get("client") or {}}
 
 
 def measure(

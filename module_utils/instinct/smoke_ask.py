@@ -25,7 +25,7 @@ _ABSENT = (400, 404, 405, 501)  # what vLLM answers where a model does not do su
 
 def key_of(instance: Mapping[str, Any]) -> str:
     """The API key that an instance asks for, from the files of root's on its node; "" for none."""
-    directory = (instance.get("server") or {}).get("directory") or places.instance_dir(str(instance["name"]))
+    directory = places.instance_dir(str(instance.get("name")))
     own = env_assignments(read_text(os.path.join(directory, "env")) or "").get("VLLM_API_KEY", "")
     return own or node_key()
 

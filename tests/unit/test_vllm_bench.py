@@ -428,7 +428,10 @@ def test_another_images_client_measures(docker: FakeDocker, run_module: Any) -> 
     assert command("serve", target(vllm="0.11.0", client=other), {})[0] == "python3"
 
 
-def test_a_stored_instance_is_read_from_the_node(docker: FakeDocker, run_module: Any, tmp_path: Path) -> None:
+def test_a_stored_instance_is_read_from_the_node(
+    docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path))
     store = Store(str(tmp_path))
     whole_one = {**instance(), "vllm": "0.11.0"}
     server = whole_one.pop("server")
@@ -436,10 +439,15 @@ def test_a_stored_instance_is_read_from_the_node(docker: FakeDocker, run_module:
     store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
     stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
     for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
-        found = benches.whole(given, store)
-        assert parse_target(found).served_model == "tiny"
-        assert CANARY not in json.dumps(found)
+        assert parse_target(benches.whole(given, store)).served_model == "tiny"
+        result, failed = run_module(vllm_bench.main, args(docker, given))
+        assert not failed, result["msg"]
+        assert result["benchmarks"][0]["result"] == RESULT
+        assert CANARY not in json.dumps(result)
     assert benches.whole(instance(), store) == instance()
+    result, failed = run_module(vllm_bench.main, args(docker, {**stands_for, "generation": 4}))
+    assert failed
+    assert "Generation 4 of llama is not kept" in result["msg"]
 
 
 CLIENT = """\
