@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-from . import hostchecks, hostchecks_hw
+from . import hostchecks, hostchecks_hw, hostchecks_serving
 from .hostitems import (
     ADVISORY,
     ELSEWHERE,
@@ -51,9 +51,10 @@ CHECKS: dict[str, Check] = {
         hostchecks_hw.iommu,
         hostchecks_hw.large_bar,
         hostchecks_hw.smt,
+        hostchecks_serving.records,
     )
 }
-"""Kinds of checks that catalog/host_items.yml may name."""
+"""Kinds of checks that items may name."""
 FAILS, IMPROVABLE, FINE, UNREACHED = "fails", "could be better", "fine", "not reached"
 RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .catalog import GpuCatalog, GpuModel
+from .drift import Drift
 
 REQUIRED, RECOMMENDED, ADVISORY = "required", "recommended", "advisory"
 LEVELS = (REQUIRED, RECOMMENDED, ADVISORY)
@@ -102,7 +103,8 @@ class View:
     """A host as the checks see it: what was read, what the inventory declares, and the catalogue.
 
     `facts` and `state` are those of the module host_facts; `rocms` are the ROCm releases of the host's images,
-    by image; `images` is catalog/images.yml; gpu_count 0: as many as `per_node` says of the model.
+    by image; `images` is catalog/images.yml; gpu_count 0: as many as `per_node` says of the model; `drift` is how what
+    runs differs from its records.
     """
 
     facts: Mapping[str, Any]
@@ -113,6 +115,7 @@ class View:
     gpu_count: int = 0
     rocms: Mapping[str, str] = field(default_factory=dict)
     per_node: Mapping[str, int] = field(default_factory=dict)
+    drift: tuple[Drift, ...] = ()
 
     @property
     def gpus(self) -> tuple[Mapping[str, Any], ...]:

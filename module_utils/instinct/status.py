@@ -328,7 +328,7 @@ ABSENT: Mapping[str, Any] = {
 
 def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Holds and rollouts that are under way, as sentences with their hosts, by deployment."""
-    told: dict[tuple[str, str], list[str]] = {}
+    told: dict[tuple[str, str, str], dict[str, str]] = {}
     for host, state in seen.items():
         for name, history in histories(state).items():
             for bound in (history.held, history.trial):
@@ -336,11 +336,13 @@ def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]
                     what = (
                         "held at" if bound is history.held else "a rollout is under way, or was cut off, to"
                     )
-                    text = f"{what} generation {bound.generation} since {bound.since}: {bound.why}"
-                    told.setdefault((name, text.rstrip(": ")), []).append(host)
+                    key = (name, f"{what} generation {bound.generation}", bound.why)
+                    told.setdefault(key, {})[host] = bound.since
     found: dict[str, tuple[str, ...]] = {}
-    for (name, text), hosts in told.items():
-        found[name] = (*found.get(name, ()), f"{text} ({host_names(sorted(hosts, key=natural))})")
+    for (name, what, why), hosts in told.items():
+        names = host_names(sorted(hosts, key=natural))
+        text = f"{what} since {min(hosts.values())}: {why} ({names})"
+        found[name] = (*found.get(name, ()), text)
     return found
 
 

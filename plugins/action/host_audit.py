@@ -21,7 +21,9 @@ from instinct.audit import audit, counted, differences, todo
 from instinct.audit_text import Audited, Report, listed, text
 from instinct.catalog import parse_gpus
 from instinct.controller import ControllerAction
+from instinct.drift import Drift
 from instinct.errors import suggest
+from instinct.hostchecks_serving import RECORDS, drifts
 from instinct.hostitems import REQUIRED, View, parse_items
 from instinct.images import look_up
 from instinct.knowledge import read_yaml
@@ -52,7 +54,9 @@ class ActionModule(ControllerAction):
         """Return hosts, failing, todo and text."""
         judge = Judge()
         owns = {name: _variables(facts["hostvars"], name) for name in _hosts(options["hosts"], facts)}
-        views = {name: judge.view(own) for name, own in owns.items() if "host_facts" in own["seen"]}
+        reached = {name: own for name, own in owns.items() if "host_facts" in own["seen"]}
+        differing = drifts({name: own["seen"]["node_state"] for name, own in reached.items()})
+        views = {name: judge.view(own, differing[name]) for name, own in reached.items()}
         hosts = tuple(judge.audited(name, views.get(name), own) for name, own in owns.items())
         report = Report(hosts, differences(views), judge.bios)
         told = text(report, options["explain"])
@@ -91,13 +95,13 @@ class Judge:
         catalog = ROOT / "catalog"
         items = read_yaml(catalog / "host_items.yml")
         gpus = read_yaml(catalog / "gpus.yml")
-        self.items = parse_items(items)
+        self.items = (*parse_items(items), *RECORDS)
         self.bios = items["bios"]
         self.images = read_yaml(catalog / "images.yml")
         self.gpus = parse_gpus(gpus)
         self.per_node = {name: model["gpus_per_node"] for name, model in gpus["models"].items()}
 
-    def view(self, own: Mapping[str, Any]) -> View:
+    def view(self, own: Mapping[str, Any], differing: tuple[Drift, ...] = ()) -> View:
         """A host as the checks see it."""
         seen, declared = own["seen"], own.get("instinct_gpus") or {}
         return View(
@@ -109,6 +113,7 @@ class Judge:
             gpu_count=int(declared.get("count") or 0),
             rocms=self._rocms(own, seen["node_state"]),
             per_node=self.per_node,
+            drift=differing,
         )
 
     def _rocms(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from instinct.audit import audit
 from instinct.catalog import parse_gpus
+from instinct.hostchecks_serving import RECORDS
 from instinct.hostitems import Finding, Item, View, parse_items
 
 from tests.unit.catalogue import CATALOG
@@ -23,7 +24,7 @@ def catalogue(name: str) -> dict[str, Any]:
 
 
 def items() -> tuple[Item, ...]:
-    return parse_items(catalogue("host_items"))
+    return (*parse_items(catalogue("host_items")), *RECORDS)
 
 
 def gpu(index: int) -> dict[str, Any]:
@@ -88,6 +89,8 @@ def state() -> dict[str, Any]:
                    "error": None},
         "disk": [{"path": "/var/lib/docker", "free_bytes": 2_000_000_000_000, "device": 1}],
         "images": [],
+        "euid": 0, "numa_balancing": {}, "gpus": [], "kfd_processes": [], "device_gids": {}, "models": [],
+        "instances": [], "generations": [],
     }  # fmt: skip
 
 
