@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine over two nodes: started, lost and brought back as a group.
+
+The stand-in shows the group's logic, as it hangs when a rank is lost; the real vLLM (CPU) that tokens are made by
+tensor and pipeline parallel groups over two hosts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.config import VLLM_VERSION
+
+from .conftest import Lab, copy_inventory, lab_command
+from .helpers import MODEL, deployment, wait_for
+from .test_85_balancer import HOST, Endpoint
+
+REAL = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
+HEAD, OTHER = "lab-n1", "lab-n2"
+BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("multinode"))
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    yield Endpoint(lab)
+    lab_command("reset")
+
+
+def over_two(**keys: Any) -> dict[str, Any]:
+    """A deployment over both nodes: a GPU on each."""
+    return deployment(**{"nodes": 2, "tensor_parallel_size": 2, **keys})
+
+
+def real(**keys: Any) -> dict[str, Any]:
+    """The same with the real vLLM; a group that is brought back compiles nothing anew."""
+    return over_two(
+        image=REAL,
+        engine_args={"max_model_len": 512, "max_num_seqs": 4, "dtype": "float32", "shutdown_timeout": 5},
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+        **keys,
+    )
+
+
+def deploy(endpoint: Endpoint, wanted: dict[str, Any], **variables: Any) -> Any:
+    endpoint.lab.write_vars(vllm_deployments=[wanted], **variables)
+    run = endpoint.lab.play("deploy")
+    assert run.rc == 0, run.out[-4000:]
+    endpoint.trust()
+    return run
+
+
+def answers(endpoint: Endpoint) -> bool:
+    """Tokens through the load balancer."""
+    try:
+        status, answer = endpoint.ask("/v1/completions", BODY)
+    except OSError:
+        return False
+    return status == 200 and answer["usage"]["completion_tokens"] == 4
+
+
+def supervisor(lab: Lab, host: str) -> dict[str, Any]:
+    text = lab.on(host, "cat /var/lib/instinct-fleet/cache/llama-0/supervise/state.json", check=False)
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
+    return found
+
+
+def restarts(lab: Lab, host: str) -> int:
+    return int(lab.on(host, "docker inspect -f '{{.RestartCount}}' instinct-llama-0"))
+
+
+def kill(lab: Lab, host: str, what: str) -> None:
+    """SIGKILL to a rank: to its vLLM, or to its container's first process."""
+    if what == "container":
+        pid = lab.on(host, "docker inspect -f '{{.State.Pid}}' instinct-llama-0").strip()
+    else:
+        pid = lab.on(
+            host, "pgrep -f 'vllm serve' -o --ns $(docker inspect -f '{{.State.Pid}}' instinct-llama-0)"
+        )
+    lab.on(host, f"kill -9 {pid}")
+
+
+def comes_back(endpoint: Endpoint, host: str, what: str, seconds: float) -> None:
+    """A rank is killed: both ranks end, start again, and answer."""
+    lab = endpoint.lab
+    before = {name: restarts(lab, name) for name in lab.hosts}
+    kill(lab, host, what)
+    wait_for(
+        "both ranks to be started again", lambda: all(restarts(lab, h) > before[h] for h in lab.hosts), 60
+    )
+    wait_for("tokens", lambda: answers(endpoint), seconds)
+    assert all(supervisor(lab, name)["state"] == "running" for name in lab.hosts)
+
+
+# ---- the group -----------------------------------------------------------------------------------------
+
+
+def test_a_group_starts_on_all_hosts_before_one_waits(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    endpoint.lab.write_vars(vllm_deployments=[over_two()])
+    # One host at a time: a host that waited for tokens would keep the other one from starting.
+    run = lab.play("deploy", "--forks", "1")
+    assert run.rc == 0, run.out[-4000:]
+    endpoint.trust()
+    assert answers(endpoint)
+    again = lab.play("deploy")
+    assert (again.rc, again.changed()) == (0, [])
+    shown = again.plan()["hosts"][OTHER]["instances"][0]["env"]
+    assert (shown["VLLM_HOST_IP"], shown["NCCL_SOCKET_IFNAME"], shown["GLOO_SOCKET_IFNAME"]) == (
+        "172.30.77.12", "=eth0", "eth0",
+    )  # fmt: skip
+    assert shown["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_{number}:1" for number in range(8))
+    assert shown["NCCL_IB_GID_INDEX"] == "3"
+    inside = "docker exec instinct-llama-0 sh -c 'ls /dev/infiniband | wc -l'"
+    assert [lab.on(host, inside).strip() for host in lab.hosts] == ["9", "9"]
+    ports = lab.on(HEAD, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
+    assert {"172.30.77.11:23000", "172.30.77.11:28000"} >= {port for port in ports if port.startswith("172.")}
+
+
+@pytest.mark.parametrize(
+    ("host", "what"),
+    [(OTHER, "vllm"), (HEAD, "container"), *(
+        pytest.param(host, what, marks=pytest.mark.deep) for host, what in ((HEAD, "vllm"), (OTHER, "container"))
+    )],
+)  # fmt: skip
+def test_a_rank_that_is_killed_takes_its_group_along_and_back(
+    endpoint: Endpoint, host: str, what: str
+) -> None:
+    comes_back(endpoint, host, what, 40)
+
+
+def test_a_rank_that_is_stopped_is_waited_for_by_name(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    lab.on(OTHER, "docker stop instinct-llama-0")
+    wait_for(
+        "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 30
+    )
+    assert not answers(endpoint)
+    run = lab.play("deploy")
+    assert run.rc == 0, run.out[-4000:]
+    assert "the servers of an engine start together" in json.dumps(run.plan()["hosts"][HEAD]["actions"])
+    assert answers(endpoint)
+
+
+def test_a_change_of_the_engine_never_mixes_old_and_new(endpoint: Endpoint) -> None:
+    deploy(endpoint, over_two(env={"STANDIN_KV_TOKENS": "2000000"}))
+    wait_for("tokens", lambda: answers(endpoint), 20)
+    assert all(supervisor(endpoint.lab, host)["failures"] == [] for host in endpoint.lab.hosts)
+
+
+# ---- the real vLLM --------------------------------------------------------------------------------------
+
+
+def test_tensor_parallel_over_two_hosts(endpoint: Endpoint) -> None:
+    deploy(endpoint, real())
+    wait_for("tokens", lambda: answers(endpoint), 30)
+    log = endpoint.lab.on(OTHER, "docker logs instinct-llama-0 2>&1 | grep -c 'world_size=2 rank=1'")
+    assert int(log) >= 1
+    comes_back(endpoint, OTHER, "vllm", 150)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("host", "what"), [(OTHER, "container"), (HEAD, "vllm"), (HEAD, "container")])
+def test_tensor_parallel_comes_back(endpoint: Endpoint, host: str, what: str) -> None:
+    comes_back(endpoint, host, what, 150)
+
+
+@pytest.mark.deep
+def test_pipeline_parallel_over_two_hosts(endpoint: Endpoint) -> None:
+    deploy(endpoint, real(tensor_parallel_size=1, pipeline_parallel_size=2))
+    wait_for("tokens", lambda: answers(endpoint), 30)
+    for host, what in ((OTHER, "vllm"), (HEAD, "container")):
+        comes_back(endpoint, host, what, 200)
