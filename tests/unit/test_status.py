@@ -169,8 +169,8 @@ def test_generations_and_what_is_recorded_and_not_there() -> None:
     assert "llama-1 on n1 (missing)" in made.verdict()
     held = {"generation": 2, "why": "canary: 30 % slower", "since": "2026-01-01T00:00:00Z"}
     seen = {
-        name: host(instance(spec_hash="old"), generations=[{**history, "held": held}])
-        for name in ("n1", "n2")
+        name: host(instance(spec_hash="old"), generations=[{**history, "held": {**held, "since": since}}])
+        for name, since in (("n1", "2026-01-01T00:00:01Z"), ("n2", held["since"]))
     }
     made = status(seen, {})
     assert {row.generation for row in made.rows} == {2}
