@@ -257,8 +257,14 @@ def note(servers, result, remove, redact, check):
     gone = [
         name for name in remove if f"DELETE /containers/{container_name(name)}" in result.get("actions", ())
     ]
-    if not check:
+    if check:
+        return
+    try:
         note_servers(servers, redact.data(result), gone)
+    except OSError as error:  # what was done is done
+        result.setdefault("warnings", []).append(
+            f"The journal {error.filename} could not be written: {error.strerror}."
+        )
 
 
 def main():

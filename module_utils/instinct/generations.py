@@ -260,6 +260,8 @@ class History:
 
     def of_spec(self, name: str, spec_hash: str | None) -> Generation | None:
         """The newest generation that has this instance with this spec hash: what its container runs."""
+        if not spec_hash:
+            return None
         return next((item for item in reversed(self.kept) if item.specs.get(name) == spec_hash), None)
 
     @classmethod

@@ -173,26 +173,21 @@ def _sync(directory: str) -> None:
         os.close(descriptor)
 
 
-# ---- for the modules that take instances ---------------------------------------------------------------
+# ---- for the module vllm_server ---------------------------------------------------------------
 
 
 def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> list[Json]:
-    """Servers, or instances, of which those that name a generation are as the node's store has them.
+    """Servers, of which those that name a generation are as the node's store has them.
 
     Raises NodeError for one that is not there.
     """
-    from_store = store or Store()
-    found = []
-    for item in items:
-        number = item.get("generation")
-        plain = {key: value for key, value in item.items() if key != "generation"}
-        if number is None:
-            found.append(plain)
-        elif isinstance(item.get("server"), Mapping):  # an INSTANCE
-            found.append(from_store.instance(item))
-        else:
-            found.append(from_store.server(item))
-    return found
+    source = store or Store()
+    return [
+        {key: value for key, value in item.items() if key != "generation"}
+        if item.get("generation") is None
+        else source.server(item)
+        for item in items
+    ]
 
 
 def note_servers(
@@ -201,25 +196,33 @@ def note_servers(
     """Lines in the journal for what vllm_server did; `servers` are of server.Server, `result` the module's."""
     target = store or Store()
     known = {server.name: server for server in servers}
-    lines: dict[str, list[str]] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for outcome in result.get("servers") or ():
-        if not outcome["changed"] and outcome["state"] != "failed":
-            continue
-        server = known[outcome["name"]]
-        what = {"ready": "serve", "started": "start", "stopped": "stop"}.get(outcome["state"], "")
-        what = what or f"failed: {outcome.get('class')}: {outcome.get('log_line')}"
-        lines.setdefault(f"{_owner(target, server)}: {{}} {what}", []).append(server.name)
-    texts = [text.replace("{}", ", ".join(names), 1) for text, names in lines.items()]
-    target.note([*texts, *(f"{name} removed" for name in removed)], now_text())
+        if outcome["changed"] or outcome["state"] == "failed":
+            one, many = VERBS.get(outcome["state"], ("failed", "failed"))
+            if one == "failed":
+                one = many = f"failed: {outcome.get('class')}: {outcome.get('log_line')}"
+            key = (_owner(target, known[outcome["name"]]), one, many)
+            found.setdefault(key, []).append(outcome["name"])
+    lines = [
+        f"{owner}{', '.join(names)} {one if len(names) == 1 else many}"
+        for (owner, one, many), names in found.items()
+    ]
+    target.note([*lines, *(f"{name} removed" for name in removed)], now_text())
+
+
+VERBS = {"ready": ("serves", "serve"), "started": ("starts", "start"), "stopped": ("stopped", "stopped")}
 
 
 def _owner(store: Store, server: Any) -> str:
-    """The deployment and, where it is known, the generation of a server."""
+    """The deployment and, where it is known, the generation of a server, as the beginning of a line."""
     made = None
     if NAME.fullmatch(server.deployment):
         with contextlib.suppress(NodeError):
             made = store.history(server.deployment).of_spec(server.name, server.spec_hash)
-    return f"{server.deployment} generation {made.generation}" if made else server.deployment or server.name
+    if made:
+        return f"{server.deployment} generation {made.generation}: "
+    return f"{server.deployment}: " if server.deployment else ""
 
 
 # ---- what the module does ----------------------------------------------------------------------------
