@@ -20,6 +20,7 @@ import docker
 from . import engine, fleet, images, layers
 from .config import (
     HUB,
+    RAY_TAG,
     SERVICES_ADDRESS,
     STANDIN_REPOSITORY,
     STANDIN_TAG,
@@ -62,6 +63,13 @@ def up(config: Config) -> None:
     with step(f"{config.nodes} nodes"):
         names = fleet.bring_up(client, config, node_image)
     print(f"lab: up: {', '.join(names)}; inventory/lab is ready", flush=True)
+
+
+def ray(config: Config) -> None:
+    """Publish the stand-in's image with Ray in it, which only a test wants."""
+    with step("image of the stand-in with Ray"):
+        paths = [*layers.base(config), *layers.standin(config), *layers.ray(config)]
+        images.publish(STANDIN_REPOSITORY, RAY_TAG, paths, "instant engine, Ray")
 
 
 def write_hub(config: Config) -> None:
@@ -139,6 +147,7 @@ def main() -> int:
         ("purge", "remove all of it"),
         ("reset", "make the nodes anew: nothing that was deployed stays"),
         ("status", "list the nodes"),
+        ("ray", "publish the stand-in's image with Ray in it"),
         ("summary", "what the demo measured"),
     ):
         commands.add_parser(name, help=text)
@@ -152,8 +161,10 @@ def main() -> int:
     config = Config.of_environment()
     words = [word for i, word in enumerate(getattr(args, "words", [])) if (i, word) != (0, "--")]
     match args.command:
-        case "up" | "down" | "purge" | "reset" | "status":
-            {"up": up, "down": down, "purge": purge, "reset": reset, "status": status}[args.command](config)
+        case "up" | "down" | "purge" | "reset" | "status" | "ray":
+            {"up": up, "down": down, "purge": purge, "reset": reset, "status": status, "ray": ray}[
+                args.command
+            ](config)
         case "summary":
             from .summary import closing_summary
 

@@ -18,6 +18,7 @@ HUB = "http://hub.lab:8080"
 VLLM_VERSION = "0.32.0"
 VLLM_REPOSITORY, VLLM_TAG = "lab/vllm", f"cpu_vllm_{VLLM_VERSION}"
 STANDIN_REPOSITORY, STANDIN_TAG = "lab/standin", "latest"
+RAY_TAG = "ray"  # of the stand-in with Ray
 MAX_NODES = 100
 
 

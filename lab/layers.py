@@ -26,6 +26,7 @@ BASE_PACKAGES = ("ca-certificates", "g++", "libnuma1", "libpython3.11-dev", "pyt
 DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 REQUIREMENTS = ROOT / "lab/vllm-requirements.lock"
 STANDIN_REQUIREMENTS = ROOT / "lab/standin-requirements.lock"
+RAY_REQUIREMENTS = ROOT / "lab/ray-requirements.lock"
 
 VLLM_COMMAND = """\
 #!/usr/bin/python3
@@ -178,6 +179,31 @@ def _install_standin(root: Path) -> None:
     link = root / "usr/local/bin/vllm"
     link.parent.mkdir(parents=True)
     link.symlink_to("/opt/standin/vllm")
+
+
+RAY_COMMAND = """\
+#!/usr/bin/python3
+import sys
+
+from ray.scripts.scripts import main
+
+sys.exit(main())
+"""
+
+
+def ray(config: Config) -> list[Path]:
+    """Ray, beside the stand-in."""
+    return [
+        cached(
+            config, "ray", content_key(RAY_REQUIREMENTS, RAY_COMMAND), lambda root: _install_ray(config, root)
+        )
+    ]
+
+
+def _install_ray(config: Config, root: Path) -> None:
+    _pip(config, RAY_REQUIREMENTS, root / DIST_PACKAGES)
+    shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
+    _command(root / "usr/local/bin/ray", RAY_COMMAND)
 
 
 def _command(path: Path, text: str) -> None:

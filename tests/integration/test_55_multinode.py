@@ -8,19 +8,27 @@ tensor and pipeline parallel groups over two hosts.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from lab.config import VLLM_VERSION
+from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import ROOT, Lab, copy_inventory, lab_command
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 
 REAL = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 HEAD, OTHER = "lab-n1", "lab-n2"
+RUNBOOK = (ROOT / "docs/runbooks/multinode.md").read_text(encoding="utf-8")
+PLAYS = set(re.findall(r"^\$ ansible-playbook -i inventory/mine playbooks/(.+)$", RUNBOOK, re.MULTILINE))
+ON_HOST = set(
+    re.findall(r"^# (.+)$", "".join(re.findall(r"```console\n(.+?)```", RUNBOOK, re.DOTALL)), re.MULTILINE)
+)
+RAY_STATUS = "docker exec instinct-llama-0 ray status"
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
@@ -155,6 +163,47 @@ def test_a_change_of_the_engine_never_mixes_old_and_new(endpoint: Endpoint) -> N
     deploy(endpoint, over_two(env={"STANDIN_KV_TOKENS": "2000000"}))
     wait_for("tokens", lambda: answers(endpoint), 20)
     assert all(supervisor(endpoint.lab, host)["failures"] == [] for host in endpoint.lab.hosts)
+
+
+def test_a_dead_node_is_waited_for_and_its_return_is_enough(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    assert PLAYS == {"plan.yml -e explain=true", "deploy.yml"}
+    for command in ON_HOST - {RAY_STATUS}:
+        for host in lab.hosts:
+            assert lab.on(host, command), command
+    explained = lab.play("plan", "-e", "explain=true")
+    assert "where the other hosts reach this one; eth0 has it" in explained.out
+    subprocess.run(["docker", "kill", OTHER], check=True, capture_output=True)
+    wait_for(
+        "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 40
+    )
+    run = lab.play("deploy")
+    assert f"of these are missing: {OTHER}" in run.out
+    assert not any(item for item in run.changed() if item.startswith(HEAD))
+    lab.reboot(OTHER)
+    wait_for("tokens", lambda: answers(endpoint), 60)
+
+
+# ---- Ray ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
+    """vLLM's CPU build refuses Ray, so the engine is the stand-in; the cluster is real."""
+    lab_command("ray")
+    lab = endpoint.lab
+    image = f"registry.lab:5000/{STANDIN_REPOSITORY}:{RAY_TAG}"
+    deploy(endpoint, over_two(image=image, settings={"executor": "ray"}))
+    wait_for("tokens", lambda: answers(endpoint), 60)
+    nodes = "docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='172.30.77.11:28000'); "
+    nodes += "print([(n['NodeManagerAddress'], n['Resources']['GPU']) for n in ray.nodes() if n['Alive']])\""
+    found = lab.on(HEAD, f"{nodes} 2> /dev/null")
+    assert all(f"('{address}', 1.0)" in found for address in ("172.30.77.11", "172.30.77.12")), found
+    for host in lab.hosts:
+        status = lab.on(host, RAY_STATUS)
+        assert status.count("1 node_") == 2, status
+        assert "0.0/2.0 GPU" in status
+    comes_back(endpoint, OTHER, "container", 120)
 
 
 # ---- the real vLLM --------------------------------------------------------------------------------------
