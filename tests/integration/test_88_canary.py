@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .conftest import Lab, copy_inventory, lab_command
-from .helpers import deployment
+from .helpers import completion, deployment
 
 # Runs of a third of a second: what is proven is the judgement, not the benchmark.
 ARGS = {
@@ -21,13 +22,23 @@ ARGS = {
 
 @pytest.fixture(scope="module")
 def canary(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """Two instances on one node."""
+    """Two instances on each node."""
     lab_command("reset")
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("canary"))
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, hosts=["lab-n1"])])
+    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)])
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out[-3000:]
     return lab
+
+
+def containers(lab: Lab) -> dict[str, tuple[str, str]]:
+    """Container id and spec of every running instance, by host/instance."""
+    told = "docker ps --no-trunc --format '{{.Names}} {{.ID}} {{.Label \"instinct-fleet.spec\"}}'"
+    return {
+        f"{host}/{name}": (number, spec)
+        for host in lab.hosts
+        for name, number, spec in (line.split() for line in lab.on(host, told).splitlines())
+    }
 
 
 def reports(lab: Lab) -> list[dict[str, Any]]:
@@ -44,7 +55,10 @@ def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
     run = lab.play("../tests/integration/plays/canary", "-e", json.dumps(variables))
     found = reports(lab)[before:]
     for item in found:
-        told = [(c["metric"], round(c["change"], 3), round(c["low"], 3), round(c["high"], 3)) for c in item["comparisons"]]
+        told = [
+            (c["metric"], round(c["change"], 3), round(c["low"], 3), round(c["high"], 3))
+            for c in item["comparisons"]
+        ]
         print(item["verdict"], len(item["after"]), told)
     assert run.rc == 0, run.out[-3000:]
     return found
@@ -52,12 +66,52 @@ def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("tries", "reference"),
-    [(2, True), pytest.param(20, False, marks=pytest.mark.deep), pytest.param(20, True, marks=pytest.mark.deep)],
+    [
+        (2, True),
+        pytest.param(20, False, marks=pytest.mark.deep),
+        pytest.param(20, True, marks=pytest.mark.deep),
+    ],
 )
 def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bool) -> None:
     found = compare(canary, tries, reference)
     assert [item["verdict"] for item in found] == ["ok"] * tries
     assert all(item["before"]["own"]["output_throughput"] for item in found)
+
+
+# The new release's environment, the verdict, and what the run and the report say.
+BAD = {
+    "slow": ({"STANDIN_TOKENS_PER_SECOND": "70"}, "slower", "less output throughput (interval"),
+    "garbage": ({"STANDIN_GARBAGE": "1"}, "garbage", "12 of 12 answers are degenerate"),
+    "dies_at_first_request": ({"STANDIN_FAIL": "first_request"}, "broken", "died_at_first_request"),
+    "never_starts": ({"STANDIN_FAIL": "oom"}, "broken", "HIP out of memory"),
+    "dies_under_load": ({"STANDIN_CRASH_AFTER": "20"}, "broken", "requests failed"),
+}
+MORE = pytest.mark.deep
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["slow", "garbage", "dies_at_first_request", "never_starts", pytest.param("dies_under_load", marks=MORE)],
+)
+def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) -> None:
+    env, kind, words = BAD[name]
+    lab, before, seen = canary, containers(canary), len(reports(canary))
+    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, env=env)])
+    variables = {"canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
+    begun = time.monotonic()
+    run = lab.play("upgrade", "-e", json.dumps(variables))
+    print(f"{name}: {time.monotonic() - begun:.0f} s")
+    assert run.rc != 0, run.out[-3000:]
+    (found,) = reports(lab)[seen:]
+    assert (found["verdict"], words in found["summary"]) == (kind, True), found["summary"]
+    assert words in run.out
+
+    after = containers(lab)
+    touched = [key for key in before if after.get(key) != before[key]]
+    assert len(touched) == 1, touched
+    assert touched[0] == f"{found['host']}/instinct-{found['new']['name']}"
+    assert {key: spec for key, (_, spec) in after.items()} == {key: spec for key, (_, spec) in before.items()}
+    assert completion(lab, found["host"], 8000)["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.deep
