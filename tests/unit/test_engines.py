@@ -126,6 +126,25 @@ def test_servers_of_data_parallel_ranks_are_a_group_too() -> None:
     assert "VLLM_HOST_IP" in script(spread, 2, "env")
 
 
+@pytest.mark.parametrize(("version", "flags"), [
+    ("0.11.1", ("--all2all-backend allgather_reducescatter", "--disable-nccl-for-dp-synchronization")),
+    ("0.15.0", ()),  # it does both by itself
+])  # fmt: skip
+@pytest.mark.parametrize("balancing", ["internal", "hybrid", "external"])
+def test_data_and_expert_parallel_over_hosts(balancing: str, version: str, flags: tuple[str, ...]) -> None:
+    """AMD's guide, Data parallelism; every server has the network of its own host, and the head's address."""
+    keys = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 16}
+    found = made(version, **keys, data_parallel_balancing=balancing, settings={"expert_parallel": True})
+    for host in (1, 2):
+        text = script(found, host).replace("\\\n", "")
+        words = " ".join(text.split())
+        for flag in ("--enable-expert-parallel", "--data-parallel-address 10.0.0.1", *flags):
+            assert f" {flag} " in f"{words} ", flag
+        assert f"VLLM_HOST_IP=10.0.0.{host}" in script(found, host, "env").replace("'", "")
+        assert len(found.to_json()["hosts"][f"n{host}"]["servers"]) == (8 if balancing == "external" else 1)
+        assert ("--headless" in words) == (host == 2 and balancing == "internal")
+
+
 # ---- mates -------------------------------------------------------------------------------------------
 
 
