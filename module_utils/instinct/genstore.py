@@ -60,7 +60,7 @@ class Store:
             kept = ", ".join(map(str, self.numbers(deployment))) or "none"
             raise NodeError(
                 f"Generation {number} of {deployment} is not kept on this node (kept: {kept}). "
-                "playbooks/rollback.yml without a number lists what can come back."
+                "Plan again: another run has changed the node's store since this one looked."
             )
         return found
 

@@ -40,7 +40,9 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = 120) -> 
 
 
 STATE = r"""
-cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name ready -exec sha256sum {} + | sort -k2
+cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name ready ! -path './generations/*' \
+    ! -name journal.log -exec sha256sum {} + | sort -k2
+cd /etc/instinct-fleet/generations 2>/dev/null && find . -type f ! -name state.json | sort   # they hold times
 cd /var/lib/instinct-fleet 2>/dev/null && find . -path '*/.instinct-fleet/*.json' -exec sha256sum {} + | sort -k2
 find /var/lib/instinct-fleet -name '*.incomplete' -printf 'incomplete %p\n' 2>/dev/null | sort
 ls /run/instinct-fleet 2>/dev/null
