@@ -933,7 +933,24 @@ def read_instances(
 
 
 def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
-    """What the program around an instance's vLLM says of itself; None when it says nothing that can be read.
+    """What the program around an instance's vLLM says of itself; None when it says nothing that can be read."""
+    try:
+        data = supervisor_file(cache_dir) or {}
+        failures = data["failures"]
+        return {
+            "state": data["state"] if data["state"] in SUPERVISOR_STATES else None,
+            "since": float(data["since"]),
+            "why": printable(data["why"]),
+            "failures": len(failures),
+            "first": told_failure(failures[0]) if failures else None,
+            "peer": told_failure(data["peer"]) if data["peer"] else None,
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def supervisor_file(cache_dir: str) -> dict[str, Any] | None:
+    """The supervisor's state.json as it is; None when there is none that can be read.
 
     The container's root writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
     """
@@ -946,16 +963,8 @@ def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
             return None  # no regular file
         opened.append(os.open("state.json", flags, dir_fd=opened[-1]))
         data = json.loads(os.read(opened[-1], SUPERVISOR_BYTES))
-        failures = data["failures"]
-        return {
-            "state": data["state"] if data["state"] in SUPERVISOR_STATES else None,
-            "since": float(data["since"]),
-            "why": printable(data["why"]),
-            "failures": len(failures),
-            "first": told_failure(failures[0]) if failures else None,
-            "peer": told_failure(data["peer"]) if data["peer"] else None,
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return data if isinstance(data, dict) else None
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
         for descriptor in opened:
@@ -966,7 +975,9 @@ def told_failure(item: dict[str, Any]) -> dict[str, str]:
     """Of a failure, what people want to know; another rank's says which it was."""
     found = {key: printable(item[key]) for key in ("kind", "line", "next_step")}
     if "host" in item:
-        found["line"] = printable(f"{item['host']} (rank {item['rank']}) ended: {found['kind']}: {found['line']}")
+        found["line"] = printable(
+            f"{item['host']} (rank {item['rank']}) ended: {found['kind']}: {found['line']}"
+        )
         found["kind"] = "peer_lost" if item["kind"] in ("stopped", "peer_lost") else "peer_failed"
     return found
 
@@ -1231,7 +1242,14 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")
     state["images"] = part("images", [], read_images, source, args["data_dir"], images)
     state["instances"] = part(
-        "instances", [], read_instances, source, args["docker_socket"], args["state_dir"], args["data_dir"], containers
+        "instances",
+        [],
+        read_instances,
+        source,
+        args["docker_socket"],
+        args["state_dir"],
+        args["data_dir"],
+        containers,
     )
     state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
     state["instance_key"] = read_instance_key(args["state_dir"])

@@ -23,7 +23,7 @@ from .engine import SOCKET, Engine, Json, Query
 from .files import read_text
 from .logs import classify
 from .nodemodule import NodeError
-from .observe import Source, read_generations
+from .observe import Source, read_generations, supervisor_file
 from .redact import Redactor, env_secrets
 from .server import LABELS, READY_FILE
 
@@ -31,7 +31,6 @@ INTERVAL = 1.0
 """Seconds between the two looks at /metrics that give tokens/s."""
 TIMEOUT = 5.0
 """Seconds for an answer of an instance."""
-SUPERVISE = "supervise/state.json"
 LOG_LINES = 2000
 
 # Sums over the engines of an instance, but the cache's use, of which the fullest counts. Two names for that: up to
@@ -104,7 +103,7 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
     directory = f"{node.state_dir}/instances/{name}"
     config, state = container["Config"], container["State"]
     redact = Redactor(env_secrets(read_text(f"{directory}/env") or ""))
-    supervisor = redact.data(read_json(f"{node.data_dir}/cache/{name}/{SUPERVISE}"))
+    supervisor = redact.data(supervisor_file(f"{node.data_dir}/cache/{name}"))
     software = read_json(
         f"{node.data_dir}/{places.software_file(container['Image'])[len(places.DATA_DIR) + 1 :]}"
     )

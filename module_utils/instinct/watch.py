@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 from . import places
 from .alone import leave_if_abandoned
 from .engine import Engine, Json
-from .files import read_text
 from .nodemodule import NodeError
+from .observe import supervisor_file
 
 POLL_SECONDS = 1.0
 
@@ -53,12 +51,7 @@ def _seen(engine: Engine, name: str) -> Json:
 
 def supervised(name: str) -> Json:
     """What the instance's supervisor noted; {} when there is none."""
-    text = read_text(os.path.join(places.cache_dir(name), "supervise", "state.json"))
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:  # it is written in one go, and may be of another version
-        return {}
-    return found if isinstance(found, dict) else {}
+    return supervisor_file(places.cache_dir(name)) or {}
 
 
 def _wrong(name: str, first: Json, now: Json) -> str:
