@@ -51,6 +51,14 @@ options:
     description: Why the new instance did not start.
     type: str
     default: ""
+  log:
+    description: What it printed, which is kept beside the report.
+    type: str
+    default: ""
+  change:
+    description: What the new release changes, for the report.
+    type: str
+    default: ""
   runs:
     description: Runs of the benchmark before and after.
     type: int

@@ -19,11 +19,12 @@ _ANSWER = 88  # characters of an answer in the text; canary.json has all of it
 
 @dataclass(frozen=True)
 class Case:
-    """A canary: where it was, what it was, and what was found. `made`: UTC."""
+    """A canary: where it was, what it was, and what was found. `made`: UTC; `change`: what the release changes."""
 
     run: str
     made: str
     host: str
+    change: str
     new: Mapping[str, Any]
     before: Baseline
     verdict: Verdict
@@ -38,6 +39,7 @@ def to_json(case: Case) -> dict[str, Any]:
         "run": case.run,
         "made": case.made,
         "host": case.host,
+        "change": case.change,
         "verdict": verdict.kind,
         "summary": verdict.summary,
         "warnings": list(verdict.warnings),
@@ -69,6 +71,8 @@ def text(case: Case) -> str:
     lines += _wrapped("", verdict.summary)
     lines += [line for warning in verdict.warnings for line in _wrapped("WARNING ", warning)]
     lines.append("")
+    if case.change:
+        lines += _wrapped("change  ", case.change)
     for label, who in (("old", old), ("new", new)):
         what = ", ".join(str(who[key]) for key in ("image", "model", "commit") if who.get(key))
         lines.append(f"{label}  {what or 'none'}")

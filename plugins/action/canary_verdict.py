@@ -45,6 +45,8 @@ class ActionModule(ControllerAction):
         "benchmarks": {"type": "list", "elements": "dict", "default": []},
         "baseline": {"type": "dict", "default": {}},
         "failure": {"type": "str", "default": ""},
+        "log": {"type": "str", "default": ""},
+        "change": {"type": "str", "default": ""},
         "runs": {"type": "int", "default": 5},
         "max_runs": {"type": "int", "default": 15},
         "tolerance": {"type": "float", "default": 10},
@@ -89,10 +91,13 @@ class ActionModule(ControllerAction):
         results_dir = Path(options["results_dir"]).expanduser().absolute()
         named = f"canary-{new.get('deployment') or 'deployment'}-{now.strftime('%Y%m%dT%H%M%SZ')}"
         run = free_run(results_dir, check_run(options["run"] or named))
-        case = Case(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), options["host"], new, before, verdict, rules)
+        made = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        case = Case(run, made, options["host"], options["change"], new, before, verdict, rules)
         redact = Redactor()  # modules masked what they know; this is for what looks like a secret
         told = redact(text(case))
         files = {"canary.json": json_text(redact.data(to_json(case))), "canary.txt": told}
+        if options["log"]:
+            files["startup.log"] = redact(options["log"])
         directory = write_run(results_dir, run, files, newest=False)
         report = directory / "canary.txt"
         self._display.display(f"\n{told}{report}")

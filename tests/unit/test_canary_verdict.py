@@ -187,12 +187,16 @@ def test_garbage_is_shown_side_by_side(verdict: Run) -> None:
 
 def test_one_that_did_not_start_is_only_reported(verdict: Run, tmp_path: Path) -> None:
     why = f"out_of_memory: HIP out of memory, api_key='{KEY}'"
+    new = {**identity(), "server": {"x": KEY}}
+    log = "HIP out of memory\n"
     found = verdict(
-        phase="failed", failure=why, instance={**identity(), "server": {"x": KEY}}, baseline={}, run="r"
+        phase="failed", failure=why, log=log, change="image a → b", instance=new, baseline={}, run="r"
     )
     assert "failed" not in found
     assert found["verdict"] == "broken"
     assert "broken: out_of_memory: HIP out of memory" in found["text"]
+    assert "change  image a → b" in found["text"]
+    assert (tmp_path / "results/r/startup.log").read_text() == "HIP out of memory\n"
     assert all(KEY not in path.read_text() for path in (tmp_path / "results/r").iterdir())
 
 
