@@ -16,7 +16,7 @@ from .comeback import kept_resources, modes_of, problems_of
 from .disk import check_disk
 from .engines import mismatches, with_mates
 from .errors import FleetError, Problem, natural
-from .fleet import Fleet, Host
+from .fleet import LOOPBACK, Fleet, Host
 from .generations import Wishes
 from .layout import Layout, lay_out_fleet
 from .numbering import Made, Turn, bindings, bound, record_actions, records, refused, turns_of
@@ -270,6 +270,19 @@ def _offer(plan: HostPlan) -> Offer:
     )
 
 
+def _nowhere_to_listen(host: Host) -> list[Problem]:
+    """The host's address where a load balancer has to reach its instances, and they cannot listen there."""
+    interfaces = host.state.interfaces if host.state else ()
+    own = not interfaces or any(host.listen in item.addresses for item in interfaces)
+    if host.listen == LOOPBACK or (host.listen and own):
+        return []
+    if not any(item.endpoint and not item.listen for item in host.deployments):
+        return []
+    what = f"a load balancer on another host has to reach the instances, and {host.address} is no IP address of it."
+    fix = "Set instinct_address to the address at which they are to listen (or listen in the deployments)."
+    return [Problem((), what, fix, (host.name,))]
+
+
 def _check(host: Host) -> tuple[Problem, ...]:
     found: list[Problem] = []
     if host.state is not None and host.state.euid != 0:
@@ -281,12 +294,7 @@ def _check(host: Host) -> tuple[Problem, ...]:
         what = f"is not defined, and the host has instances ({names})."
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
-    if not host.listen and any(item.endpoint and not item.listen for item in host.deployments):
-        what = f"a load balancer on another host has to reach the instances, and {host.address} is no IP address of it."
-        fix = (
-            "Set instinct_address to the address at which they are to listen (or listen in the deployments)."
-        )
-        found.append(Problem((), what, fix, (host.name,)))
+    found += _nowhere_to_listen(host)
     _, problem = steps.docker_engine(host)
     if problem:
         found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))

@@ -287,10 +287,14 @@ def test_where_instances_listen(
         )
 
 
-@pytest.mark.parametrize("address", ["a-name", "127.0.0.1", "::1"])
-def test_an_address_that_says_nothing_to_other_hosts(address: str) -> None:
+@pytest.mark.parametrize("address", ["a-name", "127.0.0.1", "::1", "192.0.2.99"])
+def test_an_address_at_which_other_hosts_do_not_reach_it(address: str) -> None:
+    eth = {"name": "eth0", "addresses": ["192.0.2.11"], "up": True, "mtu": 1500, "speed": None}
+    node = state(interfaces=[eth])
+    planned({"n1": node}, [deployment()], own={"n1": {"ansible_host": "192.0.2.11"}})
+    planned({"n1": node}, [deployment(listen="0.0.0.0")], own={"n1": {"ansible_host": address}})
     with pytest.raises(FleetError) as error:
-        planned({"n1": state()}, [deployment()], own={"n1": {"ansible_host": address}})
+        planned({"n1": node}, [deployment()], own={"n1": {"ansible_host": address}})
     (problem,) = error.value.problems
     assert problem.text().startswith(
         f"host n1: a load balancer on another host has to reach the instances, and {address} is no"
