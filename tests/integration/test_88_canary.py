@@ -105,6 +105,7 @@ def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) 
     (found,) = reports(lab)[seen:]
     assert (found["verdict"], words in found["summary"]) == (kind, True), found["summary"]
     assert words in run.out
+    assert found["change"]
 
     after = containers(lab)
     touched = [key for key in before if after.get(key) != before[key]]
