@@ -16,7 +16,7 @@ from instinct.hashing import spec_hash, text_hash
 from instinct.observe import artefact
 from instinct.supervisor import lib_files, lib_version
 
-from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, plan, state
+from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, gpus, plan, state
 
 
 def instance(**keys: Any) -> dict[str, Any]:
@@ -70,6 +70,23 @@ def test_serve_sh() -> None:
         "  --middleware a.b --middleware 'c d' \\\n"
         "  --trust-remote-code\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode", "waits"),
+    [
+        ({}, "SPX", ["renderD128"]),
+        ({"tensor_parallel_size": 2}, "SPX", ["renderD128", "renderD136"]),
+        ({"instances_per_gpu": 2}, "SPX", []),  # the other one's memory is in use rightly
+        ({}, "CPX", []),  # the driver counts a physical GPU's memory, and others have partitions of it
+    ],
+)
+def test_it_waits_for_the_memory_of_gpus_that_are_its_own(
+    keys: dict[str, Any], mode: str, waits: list[str]
+) -> None:
+    made = plan({"n1": state(gpus=gpus(mode))}, [deployment(recipes=False, **keys)]).to_json()
+    script = text(made["hosts"]["n1"]["instances"][0], "serve.sh")
+    assert [line.split()[1] for line in script.splitlines() if line.startswith("  --gpu ")] == waits
 
 
 def test_env() -> None:
