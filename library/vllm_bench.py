@@ -143,7 +143,7 @@ benchmarks:
       description: What vLLM wrote, with null for NaN; null when it wrote nothing. Of several runs, the last one's.
       type: dict
     results:
-      description: What it wrote in each run that went well.
+      description: What it wrote in each run that went well, without the lists of every request.
       type: list
       elements: dict
     log:
