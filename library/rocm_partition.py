@@ -19,6 +19,7 @@ description:
     by its name. Containers and units are asked to stop; killing one strands GPU memory.
   - Refuses before touching anything when the driver does not offer the mode, is missing, or does not allow
     the change (virtual machine, GPU in reset, not root).
+  - Where M(partition_boot) has recorded modes for the next boot, the record follows the change.
   - C(/var/lib/instinct-fleet/partition.json) says on disk which step is under way and what was stopped. The next
     run finishes a change that was cut off; without O(compute) and O(memory) it takes it back.
 options:
@@ -165,6 +166,7 @@ from ..module_utils.instinct.partition_backends import BACKENDS
 from ..module_utils.instinct.partition_gpus import COMPUTE_MODES, MEMORY_MODES, diff_text
 from ..module_utils.instinct.partition_node import Node
 from ..module_utils.instinct.partition_plan import Request
+from ..module_utils.instinct.partition_unit import follow
 from ..module_utils.instinct.server import secrets_of
 
 
@@ -224,6 +226,8 @@ def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
         }
     if outcome.error:
         raise NodeError(outcome.error, **result)
+    if not check:
+        result["actions"] = [*outcome.actions, *follow(node.path, node.gpus(), module.run_command)]
     return result
 
 

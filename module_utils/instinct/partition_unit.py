@@ -134,6 +134,13 @@ def converge(
     }
 
 
+def follow(path: Callable[[str], str], gpus: tuple[Gpu, ...], run: Callable[[list[str]], Any]) -> list[str]:
+    """After a change: where modes are recorded, the record is of the new ones. Returns what was done."""
+    if _read(path(PARTITION_RECORD)) is None:
+        return []
+    return list(converge(path, record_of(gpus, None, None), False, run)["actions"])
+
+
 def _apply(path: Callable[[str], str], files: Mapping[str, bytes]) -> None:
     if not files:
         for name in (LINK, UNIT, PARTITION_PROGRAM, PARTITION_RECORD):

@@ -186,6 +186,7 @@ def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
     assert "No such file" in fleet.on(first, f"ls {JOURNAL}", check=False)
     assert serving(fleet, first)
     book(fleet, "# ls /sys/class/kfd/kfd/proc")
+    assert book(fleet, "# systemctl is-enabled instinct-partition.service").out.strip() == "enabled"
 
 
 def test_what_was_cut_off_is_taken_back(fleet: Lab) -> None:
@@ -207,6 +208,7 @@ def test_back_in_a_hurry(fleet: Lab) -> None:
     run = book(fleet, hurry)
     assert run.rc == 0, run.out
     assert fleet.on(first, SHOW).strip() == OLD
+    assert "disabled" in fleet.on(first, "systemctl is-enabled instinct-partition.service", check=False)
 
 
 def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(fleet: Lab) -> None:

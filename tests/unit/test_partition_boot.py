@@ -14,7 +14,7 @@ import pytest
 from instinct import partition_unit
 from instinct.partition_boot import CHANGE_SECONDS, DRIVER_SECONDS, Record, restore
 from instinct.partition_holders import Holder
-from instinct.partition_unit import LINK, UNIT, converge, record_of
+from instinct.partition_unit import LINK, UNIT, converge, follow, record_of
 from instinct.places import PARTITION_PROGRAM, PARTITION_RECORD
 
 from tests.unit.partition_world import World
@@ -126,6 +126,11 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     assert os.stat(os.path.dirname(path(PARTITION_PROGRAM))).st_mode & 0o077 == 0
     assert "Before=docker.service" in Path(path(UNIT)).read_text()
     assert run(Record("NPS4", CPX.compute)) == [f"write {PARTITION_RECORD}"]
+    # A change by hand is followed, as the next boot would undo it otherwise.
+    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append) == [f"write {PARTITION_RECORD}"]
+    assert len(follow(path, World(2).gpus(), commands.append)) == 4
+    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append) == []
+    run(CPX)
     assert len(run(None, check=True)) == len(run(None)) == 4
     assert run(None) == []
     assert not os.path.lexists(path(LINK))
