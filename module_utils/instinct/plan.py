@@ -20,9 +20,8 @@ from .fleet import LOOPBACK, Fleet, Host
 from .generations import Wishes
 from .layout import Layout, lay_out_fleet
 from .numbering import Made, Turn, bindings, bound, record_actions, records, refused, turns_of
-from .observed import NodeState, Running
 from .places import container_name
-from .planned import Planned, Serving, Stored, running_member
+from .planned import Planned, Serving, Stored
 from .serve import pull_ref
 from .steps import Action, ImageStep, ModelStep, unique
 from .workshop import Workshop
@@ -111,7 +110,6 @@ class HostPlan:
             "remove": [] if partition else list(self.remove),
             "resume": [name for name in self.start if name in (spanning if partition else stopped)],
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
-            "running": [_running(state, item) for item in there] if state else [],
             "generations": [dict(item) for item in self.records],
             "bindings": [dict(item) for item in self.bindings],
             "kept": kept_resources(self.host, self.instances),
@@ -411,18 +409,6 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
                 "a commit gives every node the same"
             )
     return tuple(item for item in found if item)
-
-
-def _running(state: NodeState, running: Running) -> dict[str, Any]:
-    """A container that is there, and the way back to it."""
-    found = running_member(state, running)
-    return {
-        "name": running.name,
-        "deployment": running.deployment,
-        "state": running.state,
-        "generation": found.generation.generation if found else None,
-        "server": found.server if found else None,
-    }
 
 
 def _stop_only(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -50,9 +50,9 @@ OLD = Generation(
         ({"env": "A=2 'B=two words' C="}, "A 1 → 2; C (new)"),
         ({"modes": "CPX NPS1"}, "GPUs in SPX NPS1 → CPX NPS1"),
         ({"members": MEMBERS[:1]}, "instances 2 → 1"),
-        ({"members": (MEMBERS[0], replace(MEMBERS[1], render_nodes=("renderD192",)))},
+        ({"members": (MEMBERS[0], MEMBERS[1]._replace(render_nodes=("renderD192",)))},
          "GPUs renderD128, renderD136 → renderD128, renderD192"),
-        ({"members": tuple(replace(item, spec_hash="9" * 64) for item in MEMBERS)}, "other content of its files"),
+        ({"members": tuple(item._replace(spec_hash="9" * 64) for item in MEMBERS)}, "other content of its files"),
         ({"vllm": "1", "commit": "", "modes": "", "env": "", "command": "vllm serve x --a --b --c"},
          "vLLM 0.11.1 → 1; commit cccccccccccc → unknown; --a (new); --b (new); --c (new); 6 more"),
     ],
@@ -88,7 +88,7 @@ def test_as_of(number: int, found: int | None) -> None:
 
 
 def test_what_a_container_is_of() -> None:
-    other = replace(OLD, generation=4, members=(replace(MEMBERS[0], spec_hash="f" * 64), MEMBERS[1]))
+    other = replace(OLD, generation=4, members=(MEMBERS[0]._replace(spec_hash="f" * 64), MEMBERS[1]))
     history = History("llama", (OLD, other))
 
     def number(name: str, spec: str | None) -> int | None:

@@ -14,7 +14,7 @@ from instinct import observe
 
 from tests.unit.gpu_tree import Tree
 
-MODULES = ("rocm_partition", "numa_balancing")
+MODULES = ("rocm_partition", "numa_balancing", "serving_generation")
 KEYS = ("type", "elements", "required", "default", "choices")
 
 
