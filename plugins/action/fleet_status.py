@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
@@ -21,16 +21,14 @@ from instinct.controller import ControllerAction
 from instinct.status import status
 from instinct.status_text import text
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "detail": {"type": "bool", "default": False},
-    "status_file": {"type": "path"},
-}
-
 
 class ActionModule(ControllerAction):
     """fleet_status."""
 
-    options: ClassVar = OPTIONS
+    options: ClassVar = {
+        "detail": {"type": "bool", "default": False},
+        "status_file": {"type": "path"},
+    }
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return status, verdict and text."""

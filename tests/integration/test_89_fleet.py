@@ -157,10 +157,11 @@ cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -aF -f $P | sed 's
 docker ps -aq | xargs -r docker inspect | grep -F -f $P | sed 's/^/inspect /'
 docker ps -aq | xargs -rn1 docker logs 2>&1 | grep -F -f $P | sed 's/^/log /'
 """
+OURS = "/etc/instinct-fleet /var/lib/instinct-fleet"
 PUBLIC = "-e /hf/ -e /images/"  # weights, and what images answered
 AS_NOBODY = f"""
 grep -rlsF -f - {PLACES} | sed 's/^/file /'
-find /etc/instinct-fleet /var/lib/instinct-fleet -type f -readable 2> /dev/null | grep -v {PUBLIC} | sed 's/^/readable /'
+find {OURS} -type f -readable 2> /dev/null | grep -v {PUBLIC} | sed 's/^/readable /'
 """
 ENVIRON = "cat /proc/[0-9]*/environ 2> /dev/null | grep -acF -f -"
 
