@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, ClassVar
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "module_utils") not in sys.path:
