@@ -117,6 +117,28 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     wait_for("the fleet", well, 40)
 
 
+@pytest.mark.deep
+def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
+    bad = deployment(
+        name="bad", gpus=[7], port=8100, served_model_name="bad", hosts=[OTHER], endpoint=False,
+        env={"STANDIN_FAIL": "oom"},
+    )  # fmt: skip
+    good = deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})
+    fleet.write_vars(vllm_deployments=[good, bad])
+    assert fleet.play("site", "--skip-tags", "benchmark").rc == 2
+    fleet.on(OTHER, "docker start instinct-bad-0")
+    state = "/var/lib/instinct-fleet/cache/bad-0/supervise/state.json"
+    wait_for("it to give up", lambda: '"gave_up"' in fleet.on(OTHER, f"cat {state}", check=False), 60)
+    lines = table(fleet.play("status"))
+    fleet.write_vars(vllm_deployments=[good])
+    assert fleet.play("site", "--skip-tags", "benchmark").rc == 0
+    place = next(number for number, line in enumerate(lines) if " gave up " in line and "bad-0" in line)
+    assert (
+        "3 failures, the first: out_of_memory: torch.OutOfMemoryError: HIP out of memory." in lines[place + 1]
+    )
+    assert any(line.strip().startswith("→ ") for line in lines[place + 2 : place + 5])
+
+
 # ---- as somebody finds it who should not see anything ------------------------------------------------
 
 
