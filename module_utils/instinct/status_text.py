@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .errors import natural
-from .status import DOWN, IN, NONE, NOT_REACHED, OUT, Row, Status, Sums
+from .status import Status, Sums
+from .status_rows import DOWN, IN, NONE, NOT_REACHED, OUT, Row
 
 WIDTH = 100
 MANY = 4

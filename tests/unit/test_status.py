@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import status as s
+from instinct import status_rows as s
 from instinct.generations import Generation, Member
-from instinct.status import Row, state_of, status, why_of
+from instinct.status import order, status
+from instinct.status_rows import Row, state_of, why_of
 from instinct.status_text import age, hosts_text, text
 
 NOW = 10_000.0
@@ -264,4 +265,4 @@ def test_trouble_comes_first() -> None:
         Row("a", "n2", "a-0", s.GAVE_UP),
         Row("a", "n3", "a-0", s.STARTING),
     ]
-    assert [row.state for row in sorted(rows, key=s.order)] == [s.GAVE_UP, s.STARTING, s.SERVING]
+    assert [row.state for row in sorted(rows, key=order)] == [s.GAVE_UP, s.STARTING, s.SERVING]

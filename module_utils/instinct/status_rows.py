@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges an instance by what instance_status found of it: its state, why, and what to do next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
+MISSING, SILENT, PAUSED, NO_TRAFFIC = "missing", "silent", "paused", "no traffic"
+NOT_REACHED, STOPPED = "not reached", "stopped"
+WAITING, STARTING, STOPPING, UNPROVEN = "waiting", "starting", "stopping", "unproven"
+SERVING, WORKING = "serving", "works"
+
+STATES = (
+    GAVE_UP, CRASHED, FAILING, DEAD, SILENT, MISSING, NO_TRAFFIC, PAUSED, NOT_REACHED, STOPPED,
+    WAITING, STARTING, STOPPING, UNPROVEN, SERVING, WORKING,
+)  # fmt: skip
+"""Every state, the worst first; docs/runbooks/status.md explains each."""
+TROUBLE = STATES[: STATES.index(WAITING)]
+WELL = (SERVING, WORKING)
+
+NEXT = {
+    SILENT: "docker logs instinct-{instance} on {host} says what it does; restart it when that is nothing",
+    DEAD: "its supervisor starts it again; when that does not help, docker logs instinct-{instance} on {host}",
+    MISSING: "site.yml makes it again",
+    NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host says why its checks fail",
+    PAUSED: "docker unpause instinct-{instance} on {host}",
+    NOT_REACHED: "look at the host; drain.yml --limit {host} keeps requests away from it for good",
+    STOPPED: "restart.yml starts it, and site.yml when it is still wanted",
+}
+
+WINDOW = 1800.0
+"""Seconds: how long a failure still counts for an engine that starts."""
+IN, OUT, DOWN, NONE = "in", "out", "down", ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An instance. Load and speed are None where nobody answered; age: seconds in this state.
+
+    balancer: IN, OUT, DOWN, "1 of 2" where two load balancers differ, NONE where there is none for it.
+    rank: it works for a server on another host, and has no port of its own.
+    """
+
+    deployment: str
+    host: str
+    instance: str
+    state: str
+    why: str = ""
+    next_step: str = ""
+    version: str = ""
+    generation: int | None = None
+    age: float | None = None
+    kv: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    tokens: float | None = None
+    restarts: int = 0
+    failures: int = 0
+    balancer: str = NONE
+    rank: bool = False
+
+    @property
+    def well(self) -> bool:
+        """Whether it does what it is there for."""
+        return self.state in WELL
+
+    @property
+    def trouble(self) -> bool:
+        """Whether somebody has to look at it."""
+        return self.state in TROUBLE
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {**vars(self), "well": self.well}
+
+
+def state_of(seen: Mapping[str, Any], now: float) -> str:
+    """The state of an instance by what instance_status found of it; now: the node's clock."""
+    if seen["status"] != "running":
+        return _not_running(seen)
+    says = seen.get("supervisor") or {}
+    told = says.get("state")
+    if told in ("gave_up", "stopping"):
+        return GAVE_UP if told == "gave_up" else STOPPING
+    if not seen["endpoint"]:
+        return _begins(seen, now) if told in ("waiting", "starting") else WORKING
+    if seen["health"] == 200:
+        generated = (seen["metrics"] or {}).get("generated")
+        return SERVING if seen["ready"] or generated else UNPROVEN
+    if seen["health"]:
+        return DEAD
+    return SILENT if told == "running" else _begins(seen, now)
+
+
+def _not_running(seen: Mapping[str, Any]) -> str:
+    status = seen["status"]
+    if status == "restarting":
+        return FAILING
+    if status in ("paused", "absent"):
+        return PAUSED if status == "paused" else MISSING
+    return (
+        CRASHED if status == "dead" or (status == "exited" and seen["exit_code"] not in (0, 143)) else STOPPED
+    )
+
+
+def _begins(seen: Mapping[str, Any], now: float) -> str:
+    says = seen.get("supervisor") or {}
+    if says.get("state") == "waiting":
+        return WAITING
+    if says:
+        failed = any(now - failure["at"] <= WINDOW for failure in says.get("failures") or ())
+    else:
+        failed = bool(seen["restarts"])
+    return FAILING if failed else STARTING
+
+
+def why_of(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
+    """(why an instance is not well, what to do next); empty for one that is."""
+    if state in WELL:
+        return "", ""
+    says = seen.get("supervisor") or {}
+    failures = says.get("failures") or ()
+    first = failures[0] if failures else seen.get("failure")
+    if state in (GAVE_UP, FAILING, CRASHED, DEAD) and first:
+        count = f"{len(failures)} failures, the first: " if len(failures) > 1 else ""
+        return f"{count}{first['kind']}: {first['line']}", str(first["next_step"])
+    why = str(says.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
+    return why, NEXT.get(state, "").format(instance=seen["name"], host=host)
+
+
+def place(servers: Sequence[Mapping[str, Any]]) -> str:
+    """In, out or down by all load balancers that have it."""
+    words = [OUT if item["state"] != "ready" else IN if item["up"] else DOWN for item in servers]
+    if len(set(words)) == 1:
+        return words[0]
+    return f"{words.count(IN)} of {len(words)}" if words else NONE
+
+
+def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
+    """Who took it out, and since when."""
+    for item in servers:
+        out = item.get("out") or {}
+        if item["state"] != "ready" and out:
+            who = (
+                "drain.yml took it out"
+                if out.get("by") == "operator"
+                else "a run took it out, and did not end"
+            )
+            back = "undrain.yml" if out.get("by") == "operator" else "the next run of site.yml"
+            return f"{who}, {out.get('since', '')}; {back} takes it in"
+    return ""
+
+
+def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> Row:
+    """One instance as a row."""
+    state, where = state_of(seen, now), place(servers)
+    if state == SERVING and where == DOWN:
+        state = NO_TRAFFIC
+    why, next_step = why_of(seen, state, host)
+    if state == NO_TRAFFIC:
+        why = f"it serves, and the load balancer's check says {servers[0]['check']}"
+    elif where == OUT and not why:
+        why = who_took_out(servers)
+    says, load = seen.get("supervisor") or {}, seen["metrics"] or {}
+    since = says.get("since") if state not in (STOPPED, CRASHED) else None
+    since = since or (seen["finished"] if state in (STOPPED, CRASHED) else None) or seen["started"]
+    return Row(
+        deployment=seen["deployment"],
+        host=host,
+        instance=seen["name"],
+        state=state,
+        why=why,
+        next_step=next_step,
+        version=(seen["vllm"] or "").partition("+")[0],
+        generation=seen.get("generation"),
+        age=max(0.0, now - since) if since else None,
+        kv=load.get("kv"),
+        running=load.get("running"),
+        waiting=load.get("waiting"),
+        tokens=load.get("tokens_per_second"),
+        restarts=seen["restarts"],
+        failures=len(says.get("failures") or ()),
+        balancer=where,
+        rank=not seen["endpoint"] and state == WORKING,
+    )
