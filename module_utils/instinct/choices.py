@@ -79,9 +79,11 @@ def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Select
         return Selection(fleet, choices, {}, tuple(problems))
     hosts: dict[str, Chosen] = {}
     restricted = []
+    here = frozenset(host.name for host in fleet.hosts)
+    others = {name: choices[name] for name in names if name not in composed}
     for host in fleet.hosts:
-        others = [name for name in names if name not in composed]
-        hosts[host.name] = _chosen(host, {name: choices[name] for name in others}, wishes)
+        hosts[host.name], found = _without_mates(host, _chosen(host, others), others, here)
+        problems += found
         mine = tuple(item for item in host.deployments if item.name in composed)
         restricted.append(host if len(mine) == len(host.deployments) else replace(host, deployments=mine))
     return Selection(replace(fleet, hosts=tuple(restricted)), choices, hosts, tuple(problems))
@@ -199,7 +201,32 @@ def _listed(kept: Mapping[int, Generation]) -> str:
 # ---- a host ------------------------------------------------------------------------------------------
 
 
-def _chosen(host: Host, choices: Mapping[str, Choice], wishes: Wishes) -> Chosen:
+def _without_mates(
+    host: Host, chosen: Chosen, choices: Mapping[str, Choice], here: frozenset[str]
+) -> tuple[Chosen, list[Problem]]:
+    """Servers of an engine over hosts of which one is not in this run stay as they are; they cannot go back alone."""
+    alone = [item for item in chosen.stored if item.acts and not here.issuperset(item.member.hosts)]
+    if not alone:
+        return chosen, []
+    problems, warnings = [], []
+    for name in dict.fromkeys(item.deployment_name for item in alone):
+        hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
+        gone = ", ".join(item for item in hosts if item not in here)
+        what = f"{name} runs over {', '.join(hosts)} together, and of these are missing: {gone}"
+        if choices[name].kind == ROLLED_BACK:
+            problems.append(
+                Problem((), f"{what}.", "Add them to --limit, or bring them up first.", (host.name,))
+            )
+        else:
+            warnings.append(f"deployment {what}; it is left as it is")
+    return Chosen(
+        tuple(item for item in chosen.stored if item not in alone),
+        (*chosen.left, *(item.name for item in alone)),
+        (*chosen.warnings, *warnings),
+    ), problems
+
+
+def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
     """What a host has of deployments that are not composed."""
     if host.state is None:
         return NOTHING

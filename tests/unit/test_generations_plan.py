@@ -346,6 +346,43 @@ def test_other_deployments_stay_as_they_run() -> None:
     # One that no record knows is left alone, too.
     states["n1"]["instances"].append({**states["n1"]["instances"][-1], "name": "odd-0", "deployment": "odd"})
     assert actions(planned(states, later, BACK).to_json()["hosts"]["n1"]) == actions(data)
+    # Nor does a rollback of llama start what has crashed of another deployment.
+    next(item for item in states["n1"]["instances"] if item["name"] == "other-0")["state"] = "exited"
+    assert actions(planned(states, later, BACK).to_json()["hosts"]["n1"]) == actions(data)
+
+
+def test_halves_of_a_gpu_are_not_in_the_way() -> None:
+    def half(name: str, **keys: Any) -> dict[str, Any]:
+        return deployment(name=name, instances_per_gpu=2, gpus=[0], **keys)
+
+    old = half("llama", instances_per_host=1)
+    states = run(two(), [old])
+    wanted = [{**old, "gpus": [1]}, half("other", instances_per_host=1, port=9000)]
+    states = run(states, wanted)
+    assert len(planned(states, wanted, BACK).to_json()["hosts"]["n1"]["servers"]) == 1
+    both = [{**old, "gpus": [1]}, half("other", instances_per_host=2, port=9000)]
+    (text,) = problems(run(states, both), both, BACK)
+    assert "instance llama-0 of generation 1" in text
+    assert "would both use renderD128" in text
+
+
+def test_an_engine_over_hosts_goes_back_as_a_whole() -> None:
+    wanted = [deployment(nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2, engine_args={"seed": 1})]
+    keys = {"own": {"n1": {"ansible_host": "10.0.0.1"}, "n2": {"ansible_host": "10.0.0.2"}}}
+    first = run(two(), [deployment(nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2)], **keys)
+    states = run(first, wanted, **keys)
+    whole = planned(states, wanted, BACK, **keys).to_json()["hosts"]
+    assert [actions(whole[name]) for name in ("n1", "n2")] == [["hold llama", "server llama-0"]] * 2
+    assert whole["n1"]["spans"] == ["llama-0"]
+    away: dict[str, Any] = {**states, "n2": None}
+    assert problems(away, wanted, BACK, **keys) == [
+        "host n1: llama runs over n1, n2 together, and of these are missing: n2. Add them to --limit, or bring them up "
+        "first."
+    ]
+    held = run(states, wanted, BACK, **keys)
+    held["n1"]["instances"][0]["state"] = "exited"
+    left = planned({**held, "n2": None}, wanted, **keys).to_json()["hosts"]["n1"]  # type: ignore[dict-item]
+    assert (actions(left), left["remove"]) == ([], [])
 
 
 # ---- holds and trials --------------------------------------------------------------------------------
