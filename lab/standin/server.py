@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import os
 import signal
 import socket
 import time
+import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +66,7 @@ class Server:
             "/version": ("GET", self._version),
             "/metrics": ("GET", self._metrics),
             "/v1/models": ("GET", self._models),
+            "/tokenize": ("POST", self._tokenize),
             "/v1/completions": ("POST", lambda c, call: self._generate(c, call, chat=False)),
             "/v1/chat/completions": ("POST", lambda c, call: self._generate(c, call, chat=True)),
         }
@@ -187,6 +190,22 @@ class Server:
         about["max_model_len"] = self.settings.max_model_len
         data = [{"id": name, **about, "permission": []} for name in self.settings.names]
         connection.respond(200, dump({"object": "list", "data": data}))
+
+    def _tokenize(self, connection: Connection, call: Call) -> None:
+        """A token per word, equal words alike."""
+        try:
+            asked = json.loads(call.body)
+            text = (
+                asked["prompt"]
+                if "prompt" in asked
+                else " ".join(str(m["content"]) for m in asked["messages"])
+            )
+            tokens = [zlib.crc32(word.encode()) % 32000 for word in str(text).split()]
+        except (ValueError, KeyError, TypeError) as error:
+            connection.respond(400, ApiError(400, repr(error)).body())
+            return
+        found = {"count": len(tokens), "max_model_len": self.settings.max_model_len, "tokens": tokens}
+        connection.respond(200, dump({**found, "token_strs": None}))
 
     def _metrics(self, connection: Connection, call: Call) -> None:
         gauges = {

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .balancer_settings import AGENT_PORT, BalancerHost, BalancerSettings
+from .balancer_router import METRICS
+from .balancer_settings import AGENT_PORT, ROUTER_PORT, ROUTERS, BalancerHost, BalancerSettings
 from .errors import Problem, natural
 from .generations import Offered
 from .hashing import canonical, text_hash
@@ -18,6 +19,7 @@ ANY = ("0.0.0.0", "::")
 # Requests that an instance gets at once when its max_num_seqs is not known: vLLM's default with 70 GiB and more.
 # Source: vllm/engine/arg_utils.py, get_batch_defaults.
 REQUESTS = 1024
+ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
 # Bytes of a request in which its model is looked for, where several are behind one address.
 BODY = 1 << 20
 
@@ -60,6 +62,7 @@ class Backend:
     name: str
     models: tuple[str, ...]
     members: tuple[Member, ...]
+    prefix: bool = False  # a router chooses the instance
 
     @property
     def queue(self) -> int:
@@ -133,7 +136,10 @@ def models_of(instance: Instance) -> tuple[str, ...]:
 
 
 def backends_of(
-    host: BalancerHost, offers: Sequence[Offer], fleet: frozenset[str]
+    host: BalancerHost,
+    offers: Sequence[Offer],
+    fleet: frozenset[str],
+    routing: Mapping[str, bool] | None = None,
 ) -> tuple[tuple[Backend, ...], list[Problem]]:
     found: dict[str, tuple[dict[str, None], dict[str, Member]]] = {}
     problems = []
@@ -154,9 +160,19 @@ def backends_of(
                 models.update(dict.fromkeys(backend["models"]) if not models else {})
                 members.setdefault(member.name, member)
     return tuple(
-        Backend(name, tuple(models), tuple(members[key] for key in sorted(members, key=natural)))
+        Backend(
+            name,
+            tuple(models),
+            tuple(members[key] for key in sorted(members, key=natural)),
+            (routing or {}).get(name, name in _routed(host)),
+        )
         for name, (models, members) in sorted(found.items(), key=lambda item: natural(item[0]))
     ), problems
+
+
+def _routed(host: BalancerHost) -> Mapping[str, Any]:
+    """Deployments that have a router now."""
+    return (host.seen.config.get("routers") if host.seen else None) or {}
 
 
 def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tuple[Backend, ...]:
@@ -172,9 +188,10 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
         gone = tuple(m for m in map(Member.from_json, backend["servers"]) if m.name not in there)
         if name in wanted:
             models = tuple(dict.fromkeys((*wanted[name].models, *backend["models"])))
-            wanted[name] = Backend(name, models, (*wanted[name].members, *gone))
+            wanted[name] = replace(wanted[name], models=models, members=(*wanted[name].members, *gone))
         elif gone:
-            going[name] = Backend(name, tuple(backend["models"]), gone)
+            routed = name in (seen.get("routers") or {})
+            going[name] = Backend(name, tuple(backend["models"]), gone, routed)
     return (*going.values(), *wanted.values())
 
 
@@ -197,7 +214,7 @@ def limit_of(item: Instance) -> int:
     return (value if isinstance(value, int) and value > 0 else REQUESTS) * ranks
 
 
-def conflicts(host: BalancerHost, offers: Iterable[Offer]) -> list[Problem]:
+def conflicts(host: BalancerHost, offers: Iterable[Offer], routers: bool = False) -> list[Problem]:
     """Ports of instances on the balancer's own host."""
     taken = {port: item for o in offers if o.host == host.name for item in o.instances for port in item.ports}
     return [
@@ -207,17 +224,20 @@ def conflicts(host: BalancerHost, offers: Iterable[Offer]) -> list[Problem]:
             "Choose another port, or set load_balancer_port.",
             (host.name,),
         )
-        for port in host.settings.ports
+        for port in (*host.settings.ports, *(ROUTER_PORTS if routers else ()))
         if port in taken
     ]
 
 
 def config_data(
-    settings: BalancerSettings, backends: Sequence[Backend], instance_key: bool = False
+    settings: BalancerSettings,
+    backends: Sequence[Backend],
+    instance_key: bool = False,
+    routers: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """All that haproxy.cfg says, decided. `version` names this configuration in the running HAProxy.
 
-    instance_key: the key of instance.map is sent to instances.
+    instance_key: the key of instance.map is sent to instances. routers: their ports, by deployment.
     """
     data: dict[str, Any] = {
         "schema": 1,
@@ -230,6 +250,8 @@ def config_data(
         "timeout": settings.timeout,
         "queue_timeout": settings.queue_timeout,
         "agent_port": AGENT_PORT,
+        "router_port": ROUTER_PORT,
+        "routers": dict(routers or {}),
         # With one deployment nothing has to be read of a request to know where it goes.
         "route_by_model": len(backends) > 1,
         "buffer": BODY if len(backends) > 1 else 16384,
@@ -237,6 +259,15 @@ def config_data(
         "backends": [backend_json(backend) for backend in backends],
     }
     return {**data, "version": text_hash(canonical(data))[:16]}
+
+
+def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[str, int]:
+    """Ports of the routers: a deployment keeps the one that it has, so that its router goes on."""
+    names = sorted((item.name for item in backends if item.prefix and item.members), key=natural)
+    had = seen.get("routers") or {}
+    found = {name: int(had[name]) for name in names if name in had}
+    free = (port for port in ROUTERS if port not in found.values())
+    return {**found, **dict(zip((name for name in names if name not in found), free))}
 
 
 def _model_list(backends: Sequence[Backend]) -> str:

@@ -20,18 +20,22 @@ from typing import Any
 
 from .alone import alone
 from .balancer_out import Out
+from .balancer_router import busy
+from .balancer_settings import ROUTERS
 from .files import make_private, read_text, write_atomic
 from .haproxy import Haproxy, state_file
 from .hashing import spec_hash
 from .nodemodule import NodeError
-from .places import BALANCER_DIR, BALANCER_STATE
+from .places import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from .probe import port_holder
 
 HAPROXY = "/usr/sbin/haproxy"
 UNITS = "/etc/systemd/system"
 SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.service"
+ROUTER_SERVICE = "instinct-balancer-router.service"
 KEPT = 3  # configurations
 READ_BACK_SECONDS = 20.0
+ROUTER_SECONDS = 300.0  # that requests on their way through a router get before it ends
 SECRET = ("keys.map", "endpoint.pem", "instance.map")
 UNIT = """\
 # Written by instinct-fleet.
@@ -69,6 +73,21 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 """
+ROUTER_UNIT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Load balancer of instinct-fleet: vllm-router for deployments that are routed by prefix
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/usr/bin/python3 {directory}/current/router.py {directory}/current/balancer.json {state}/router.pid {router}
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
@@ -89,6 +108,7 @@ class Places:
     state: str = BALANCER_STATE
     units: str = UNITS
     haproxy: str = HAPROXY
+    router: str = f"{ROUTER_DIR}/bin/vllm-router"
 
     @property
     def current(self) -> str:
@@ -99,13 +119,19 @@ class Places:
         """A file of what has to outlive a configuration."""
         return os.path.join(self.state, name)
 
-    def service_files(self) -> dict[str, str]:
-        """The two services' unit files, by path."""
-        values = {"haproxy": self.haproxy, "directory": self.directory, "state": self.state}
-        return {
+    def service_files(self, routers: bool) -> dict[str, str]:
+        """The services' unit files, by path."""
+        values = {**vars(self)}
+        found = {
             os.path.join(self.units, SERVICE): UNIT.format(**values),
             os.path.join(self.units, AGENT_SERVICE): AGENT_UNIT.format(**values),
         }
+        return {**found, self.router_unit: ROUTER_UNIT.format(**values)} if routers else found
+
+    @property
+    def router_unit(self) -> str:
+        """The unit file of the routers' service, which is there only where a deployment is routed by one."""
+        return os.path.join(self.units, ROUTER_SERVICE)
 
 
 def converge(
@@ -123,6 +149,7 @@ class _Change:
         self.texts, self.places, self.run = texts, places, run
         self.hash = spec_hash(texts)
         self.config = json.loads(texts["balancer.json"])
+        self.routers = bool(self.config.get("routers"))
         self.haproxy = Haproxy(places.in_state("admin.sock"))
         self.before = {name: read_text(os.path.join(places.current, name)) for name in self._names()}
 
@@ -134,7 +161,9 @@ class _Change:
         """Do, or with `check` only tell, what is missing."""
         places = self.places
         version = self.haproxy.version()
-        services = {path: text for path, text in places.service_files().items() if read_text(path) != text}
+        services = {
+            path: text for path, text in places.service_files(self.routers).items() if read_text(path) != text
+        }
         files = [name for name, old in self.before.items() if old != self.texts.get(name)]
         agent_runs = running(places.in_state("agent.pid"), "agent.py")
         actions = [f"write {path}" for path in services]
@@ -143,6 +172,9 @@ class _Change:
             actions.append(f"{'reload' if version else 'start'} {SERVICE}")
         if not agent_runs or "agent.py" in files or services:
             actions.append(f"start {AGENT_SERVICE}")
+        router_stays = self._router_stays(files, services)
+        if not router_stays:
+            actions.append(f"{'start' if self.routers else 'remove'} {ROUTER_SERVICE}")
         applied = read_text(places.in_state("applied"))
         if not actions and applied != self.hash + "\n":
             actions.append(f"write {places.in_state('applied')}")
@@ -152,8 +184,15 @@ class _Change:
         if os.path.exists(places.haproxy):
             self._validate()
         if not check:
-            self._apply(version, services, agent_runs and "agent.py" not in files)
+            self._apply(version, services, agent_runs and "agent.py" not in files, router_stays)
         return result
+
+    def _router_stays(self, files: Sequence[str], services: Mapping[str, str]) -> bool:
+        """Nothing is to be done for the routers: they run and follow balancer.json, or there are none."""
+        if not self.routers:
+            return not os.path.exists(self.places.router_unit)
+        runs = running(self.places.in_state("router.pid"), "router.py")
+        return runs and "router.py" not in files and self.places.router_unit not in services
 
     def _diff(self, files: Sequence[str]) -> list[dict[str, str]]:
         found = []
@@ -176,7 +215,9 @@ class _Change:
                 f"HAProxy refuses the configuration; what runs was not touched. It says: {' | '.join(lines[:6])}"
             )
 
-    def _apply(self, version: str, services: Mapping[str, str], agent_stays: bool) -> None:
+    def _apply(
+        self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool
+    ) -> None:
         places = self.places
         make_private(places.directory)
         make_private(places.state)
@@ -189,7 +230,7 @@ class _Change:
             write_atomic(path, text, 0o644)
         if services:
             self._systemctl("daemon-reload")
-            self._systemctl("enable", SERVICE, AGENT_SERVICE)
+            self._systemctl("enable", *map(os.path.basename, self.places.service_files(self.routers)))
         try:
             self._systemctl("reload" if version else "start", SERVICE)
             self._read_back()
@@ -200,9 +241,28 @@ class _Change:
             raise
         if not agent_stays:
             self._systemctl("restart", AGENT_SERVICE)
+        if not router_stays:
+            self._change_router()
         Out(places.in_state("out.json")).keep(self._places())
         write_atomic(places.in_state("applied"), self.hash + "\n", 0o600)
         self._tidy()
+
+    def _change_router(self) -> None:
+        """Start the routers anew, or end them, once they have no requests: HAProxy does without them meanwhile."""
+        names = [f"{name}.router/router" for name in self.config["routers"]] if self.routers else []
+        for name in names:
+            self.haproxy.set_state(name, "maint")
+        end = time.monotonic() + ROUTER_SECONDS
+        while any(map(busy, ROUTERS)) and time.monotonic() < end:
+            time.sleep(0.2)
+        if self.routers:
+            self._systemctl("restart", ROUTER_SERVICE)
+        else:
+            self._systemctl("disable", "--now", ROUTER_SERVICE)
+            os.unlink(self.places.router_unit)
+            self._systemctl("daemon-reload")
+        for name in names:
+            self.haproxy.set_state(name, "ready")
 
     def _places(self) -> dict[str, tuple[str, int]]:
         return {

@@ -19,6 +19,7 @@ from .balancer import (
     config_data,
     conflicts,
     names_twice,
+    router_ports,
     served,
 )
 from .balancer_settings import OPERATOR, BalancerHost, BalancerSettings, SeenBalancer
@@ -31,6 +32,7 @@ ROLE = "load_balancer"
 CONFIG_FILE = "haproxy.cfg"
 DATA_FILE = "balancer.json"
 AGENT_FILE = "agent.py"
+ROUTER_FILE = "router.py"
 KEYS_FILE = "keys.map"
 CERTIFICATE_FILE = "endpoint.pem"
 INSTANCE_MAP = "instance.map"
@@ -108,12 +110,13 @@ Draw = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True)
 class Kit:
-    """What balancers are made with: template, agent's program, each host's keys and certificate, the instances' key."""
+    """What balancers are made with: template, programs of agent and routers, each host's secrets, one key."""
 
     draw: Draw
     agent: str
     material: Mapping[str, Material] = field(default_factory=dict)
     instance_key: InstanceKey = NO_KEY
+    router: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,12 @@ class Endpoint:
 
 
 def plan_balancers(
-    endpoint: Endpoint, offers: Sequence[Offer]
+    endpoint: Endpoint, offers: Sequence[Offer], routing: Mapping[str, bool] | None = None
 ) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
     """Plans of the balancers that are part of this run, what is wrong, and warnings.
 
-    A balancer keeps what it has of GPU hosts that this run does not plan.
+    A balancer keeps what it has of GPU hosts that this run does not plan. routing: deployments of this run, and whether
+    they are routed by prefix.
     """
     hosts = endpoint.hosts
     if not hosts:
@@ -152,20 +156,22 @@ def plan_balancers(
     plans = []
     for host in hosts:
         if not host.absent:
-            plan, found = _plan(host, offers, endpoint.fleet, endpoint.kit)
+            plan, found = _plan(host, offers, endpoint, routing)
             plans.append(plan)
             problems += found
     return tuple(plans), tuple(problems), tuple(warnings)
 
 
 def _plan(
-    host: BalancerHost, offers: Sequence[Offer], fleet: frozenset[str], kit: Kit
+    host: BalancerHost, offers: Sequence[Offer], endpoint: Endpoint, routing: Mapping[str, bool] | None
 ) -> tuple[BalancerPlan, list[Problem]]:
-    backends, problems = backends_of(host, offers, fleet)
-    problems += conflicts(host, offers)
+    kit = endpoint.kit
+    backends, problems = backends_of(host, offers, endpoint.fleet, routing)
+    problems += conflicts(host, offers, any(backend.prefix for backend in backends))
     material = kit.material.get(host.name, Material())
-    files = _files(host.settings, backends, kit)
     seen, present = host.seen, names_of(backends)
+    config = seen.config if seen else {}
+    files = _files(host.settings, backends, kit, config)
     drain = _drains(seen, offers)
     left = [name for name, item in sorted(seen.out.items()) if item.get("by") != OPERATOR] if seen else []
     left = [name for name in left if name in present]
@@ -179,7 +185,7 @@ def _plan(
         host=host,
         backends=backends,
         files=files,
-        files_before=_files(host.settings, before_it_goes(backends, seen.config), kit) if seen else files,
+        files_before=_files(host.settings, before_it_goes(backends, config), kit, config) if seen else files,
         material=material,
         instance_key=kit.instance_key,
         actions=_actions(
@@ -210,9 +216,13 @@ def wanted_files(
     return found
 
 
-def _files(settings: BalancerSettings, backends: Sequence[Backend], kit: Kit) -> dict[str, str]:
-    data = config_data(settings, backends, kit.instance_key.sent)
-    return {CONFIG_FILE: kit.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: kit.agent}
+def _files(
+    settings: BalancerSettings, backends: Sequence[Backend], kit: Kit, seen: Mapping[str, Any]
+) -> dict[str, str]:
+    routers = router_ports(backends, seen)
+    data = config_data(settings, backends, kit.instance_key.sent, routers)
+    found = {CONFIG_FILE: kit.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: kit.agent}
+    return {**found, ROUTER_FILE: kit.router} if routers else found
 
 
 def _drains(seen: SeenBalancer | None, offers: Sequence[Offer]) -> dict[str, str]:

@@ -34,6 +34,9 @@ KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 MIN_KEY = 20  # characters
 # Asked on loopback by HAProxy, see balancer_agent.py.
 AGENT_PORT = 8406
+# HAProxy's address for routers (balancer_router.py), and the ports of routers, of which each has another one 20 above.
+ROUTER_PORT = 8407
+ROUTERS = range(8410, 8430)
 
 
 @dataclass(frozen=True)

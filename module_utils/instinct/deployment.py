@@ -28,10 +28,11 @@ LOCAL = r"/[^\x00-\x1f:]*"
 
 KEYS = (
     "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
-    "endpoint", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
+    "endpoint", "routing", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
     "objective", "workload", "recipes", "settings", "engine_args", "env", "exclude", "include", "runtime",
 )  # fmt: skip
+ROUTING = ("least-requests", "prefix")
 BALANCING = ("internal", "hybrid", "external")
 WORKLOADS = ("synthetic", "short-input")
 MAX = "max"
@@ -59,6 +60,7 @@ class Deployment:
     port: int = 8000
     listen: str = ""
     endpoint: bool = True
+    routing: str = ROUTING[0]
     instances_per_host: int = 1
     instances_per_gpu: int = 1
     gpus: tuple[int, ...] | None = None
@@ -171,6 +173,7 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
         if "listen" in values
         else "",
         endpoint=check.boolean(values.get("endpoint", True), (*path, "endpoint"), True),
+        routing=check.choice(values.get("routing", ROUTING[0]), (*path, "routing"), ROUTING[0], ROUTING),
         instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
         instances_per_gpu=whole("instances_per_gpu", 8),
         gpus=gpu_list(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,

@@ -1075,7 +1075,11 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     found["files"] = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     found["running"] = all(
         process_of(os.path.join(state, name), word)
-        for name, word in (("haproxy.pid", b"haproxy"), ("agent.pid", b"agent.py"))
+        for name, word in (
+            ("haproxy.pid", b"haproxy"),
+            ("agent.pid", b"agent.py"),
+            *([("router.pid", b"router.py")] if (found["config"] or {}).get("routers") else []),
+        )
     )
     return found
 

@@ -14,6 +14,7 @@ PARTITION_RECORD = DATA_DIR + "/partition/modes.json"
 PARTITION_PROGRAM = DATA_DIR + "/partition/restore.pyz"
 BALANCER_DIR = STATE_DIR + "/balancer"
 BALANCER_STATE = DATA_DIR + "/balancer"
+ROUTER_DIR = DATA_DIR + "/router"
 DOCKER_ROOT = "/var/lib/docker"
 # A pull keeps a layer compressed until it is unpacked, and ROCm's layers (code objects for several targets)
 # unpack to two to three times that: a pull takes about three times what the registry sends.

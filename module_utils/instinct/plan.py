@@ -192,7 +192,7 @@ def plan_fleet(
         hosts = [_recorded(host, turns, wishes) for host in hosts]
         warnings += bound(turns)
     if endpoint and not problems:
-        balancers, found, doubts = plan_balancers(endpoint, [_offer(host) for host in hosts])
+        balancers, found, doubts = plan_balancers(endpoint, [_offer(host) for host in hosts], _routing(fleet))
         problems.extend(found)
         warnings.extend(doubts)
     if problems:
@@ -251,6 +251,11 @@ def _recorded(plan: HostPlan, turns: Sequence[Turn], wishes: Wishes) -> HostPlan
         records=tuple(records(name, turns)),
         bindings=tuple(entry for entry, _ in bound_here),
     )
+
+
+def _routing(fleet: Fleet) -> dict[str, bool]:
+    """The deployments of this run, and whether they are routed by prefix."""
+    return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
 def _offer(plan: HostPlan) -> Offer:

@@ -159,6 +159,7 @@ class ActionModule(ControllerAction):
             (ROOT / "module_utils" / "instinct" / "balancer_agent.py").read_text(encoding="utf-8"),
             materials(hosts, base, make, load, parse),
             instance_key(hosts, base, make, load),
+            (ROOT / "module_utils" / "instinct" / "balancer_router.py").read_text(encoding="utf-8"),
         )
         return Endpoint(hosts, frozenset(reader.groups().get(GROUP, ())), kit)
 

@@ -60,7 +60,7 @@ def planned(
 ) -> FleetPlan:
     """A plan with balancers."""
     some = hosts or (host(),)
-    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some}, key)
+    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some}, key, "router\n")
     endpoint = Endpoint(some, frozenset((*states, *gpu_hosts)), kit)
     keys.setdefault("own", {name: ADDRESSES.get(name, {}) for name in states})
     groups = {"load_balancer": [item.name for item in some]}
@@ -378,6 +378,39 @@ def test_words(text: str) -> None:
     )
 
 
+def test_a_router_is_there_for_deployments_that_are_routed_by_prefix() -> None:
+    deployments = [
+        deployment(routing="prefix"),
+        deployment(name="b", port=9000, gpus=[1], served_model_name="b"),
+    ]
+    states = settled(deployments)
+    (first,) = planned(states, deployments).balancers
+    data = json.loads(first.files["balancer.json"])
+    assert (data["routers"], data["router_port"]) == ({"llama": 8410}, 8407)
+    assert first.files["router.py"] == "router\n"
+    routes = [
+        line.split()[1] for line in first.files["haproxy.cfg"].splitlines() if "    use_backend" in line
+    ]
+    assert routes == ["b", "llama.router", "llama", "llama"]  # the last: what comes back from the router
+    assert planned(states, deployments, host(applied(first))).changes == 0
+
+    # Another one before it in the alphabet takes another port; hosts alone keep what the balancer has.
+    both = [*deployments, deployment(name="a", port=9100, gpus=[2], served_model_name="a", routing="prefix")]
+    (more,) = planned(states, both, host(applied(first))).balancers
+    assert json.loads(more.files["balancer.json"])["routers"] == {"llama": 8410, "a": 8411}
+    (none,) = planned(states, [deployment(), deployments[1]], host(applied(first))).balancers
+    assert "router.py" not in none.files
+    assert "8407" not in none.files["haproxy.cfg"]
+
+
+def test_ports_of_routers_are_taken() -> None:
+    assert problems([deployment(port=8410, routing="prefix")], host(name="n1")) == [
+        "vllm_deployments[0].port (host n1): instance llama-0 and the load balancer would both listen on port 8410. "
+        "Choose another port, or set load_balancer_port."
+    ]
+    planned({"n1": state()}, [deployment(port=8410)], host(name="n1"))
+
+
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 
 
@@ -388,6 +421,11 @@ HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
     [
         ([deployment()], {}),
         ([deployment(), deployment(name="b", port=9000, gpus=[1], served_model_name='q "x" $HOME \\ #')], {}),
+        ([deployment(routing="prefix")], {}),
+        (
+            [deployment(routing="prefix"), deployment(name="b", port=9000, gpus=[1], served_model_name="b")],
+            {},
+        ),
         ([deployment()], {"load_balancer_tls": False}),
         ([deployment()], {"load_balancer_auth": False}),
         ([deployment()], {"load_balancer_listen": "::", "load_balancer_metrics_listen": "::1"}),

@@ -152,7 +152,7 @@ def test_a_build_and_its_tag() -> None:
             "vllm_deployments[0].zzz: unknown key. Valid: build, data_parallel_balancing, data_parallel_size, "
             "endpoint, engine_args, env, exclude, gpus, hosts, image, include, instances_per_gpu, "
             "instances_per_host, listen, model, model_config, name, nodes, objective, "
-            "pipeline_parallel_size, … (29 in all).",
+            "pipeline_parallel_size, … (30 in all).",
         ),
         (
             {"name": None},

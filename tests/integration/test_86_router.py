@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm-router behind HAProxy: a prefix stays where it is cached; no request is lost while instances leave and come."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import Lab, copy_inventory, lab_command
+from .helpers import MODEL, deployment, wait_for
+from .test_85_balancer import HOST, Endpoint
+
+pytestmark = pytest.mark.deep
+VERSION = "0.1.17"
+RATE = 30  # requests per second
+PLACES = [
+    (host, address, port)
+    for host, address in ((HOST, "127.0.0.1"), ("lab-n2", "172.30.77.12"))
+    for port in (8000, 8001)
+]
+
+
+def deploy(lab: Lab, wheels: Path, second: int = 1 << 20, routing: str = "prefix") -> None:
+    tokens = f"{{{{ {second} if inventory_hostname == 'lab-n2' else {1 << 20} }}}}"
+    lab.write_vars(
+        vllm_deployments=[
+            deployment(
+                instances_per_host=2,
+                routing=routing,
+                engine_args={"shutdown_timeout": 20},
+                env={"STANDIN_KV_TOKENS": tokens},
+            )
+        ]
+    )
+    (lab.inventory / "balancer.yml").write_text(
+        f"load_balancer:\n  hosts:\n    {HOST}:\n  vars:\n    load_balancer_router_wheels: {wheels}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Path]]:
+    wheels = tmp_path_factory.mktemp("wheels")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), f"vllm-router=={VERSION}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"no vllm-router to be had here: {done.stderr.strip().splitlines()[-1]}")
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("router"))
+    deploy(lab, wheels)
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out[-3000:]
+    endpoint = Endpoint(lab)
+    endpoint.trust()
+    yield endpoint, wheels
+    lab_command("reset")
+
+
+def router_up(endpoint: Endpoint) -> bool:
+    """HAProxy has the router as up."""
+    program = (
+        "import socket; s=socket.socket(socket.AF_UNIX); s.connect('/var/lib/instinct-fleet/balancer/admin.sock'); "
+        "s.sendall(b'show stat -1 4 -1\\n'); print(s.makefile().read())"
+    )
+    rows = [row.split(",") for row in endpoint.lab.on(HOST, f'python3 -c "{program}"').splitlines()]
+    return any(row[0] == "llama.router" and row[1] == "router" and "UP" in row for row in rows)
+
+
+def served(endpoint: Endpoint) -> dict[str, int]:
+    """Completions that each instance has ended, as itself counts them."""
+    found = {}
+    for host, address, port in PLACES:
+        program = (
+            f"import urllib.request as u; print(u.urlopen('http://{address}:{port}/metrics').read().decode())"
+        )
+        lines = endpoint.lab.on(host, f'python3 -c "{program}"').splitlines()
+        found[f"{host}:{port}"] = sum(
+            int(float(line.split()[1])) for line in lines if line.startswith("vllm:request_success_total{")
+        )
+    return found
+
+
+def ask(endpoint: Endpoint, prefix: int, results: list[int] | None = None, tokens: int = 4) -> None:
+    body = {"model": MODEL, "prompt": f"prefix {prefix} " * 60 + "and a question", "max_tokens": tokens}
+    status, _ = endpoint.ask("/v1/completions", body)
+    assert status == 200
+    if results is not None:
+        results.append(status)
+
+
+def test_a_prefix_stays_where_it_is_cached(routed: tuple[Endpoint, Path]) -> None:
+    endpoint, _ = routed
+    wait_for("the router", lambda: router_up(endpoint), 30)
+    done: list[int] = []
+    threads = [threading.Thread(target=ask, args=(endpoint, n, done, 60)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == len(threads)  # at once, so that they are spread
+    homes = collections.Counter()
+    for prefix in range(4):
+        before = served(endpoint)
+        for _ in range(5):
+            ask(endpoint, prefix)
+        after = served(endpoint)
+        gained = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        assert list(gained.values()) == [5], f"prefix {prefix}: {gained}"
+        homes.update(gained)
+    assert len(homes) > 1
+
+
+def test_no_request_is_lost_while_instances_leave_and_come(routed: tuple[Endpoint, Path]) -> None:
+    endpoint, wheels = routed
+    lab = endpoint.lab
+    with endpoint.load() as load:
+        time.sleep(2)
+        out = lab.play("drain", "--limit", "lab-n2")
+        assert out.rc == 0, out.out
+        before = served(endpoint)
+        time.sleep(2)
+        after = served(endpoint)
+        assert {name for name in after if after[name] > before[name]} <= {f"{HOST}:8000", f"{HOST}:8001"}
+        assert lab.on("lab-n2", "docker restart instinct-llama-0 instinct-llama-1").split()
+        assert lab.play("undrain", "--limit", "lab-n2").rc == 0
+
+        # What a deploy replaces; its router goes on, with the same workers.
+        pids = lab.on(HOST, "pgrep -f bin/vllm-router").split()
+        deploy(lab, wheels, second=2_000_000)
+        replaced = lab.play("site", "--skip-tags", "benchmark")
+        assert replaced.rc == 0, replaced.out[-3000:]
+        assert lab.on(HOST, "pgrep -f bin/vllm-router").split() == pids
+    print(f"{len(load.outcomes)} requests, failed: {load.problems()}")
+    assert len(load.outcomes) > 300
+    assert load.problems() == {}
+
+
+def test_without_its_router_haproxy_goes_on(routed: tuple[Endpoint, Path]) -> None:
+    endpoint, wheels = routed
+    lab = endpoint.lab
+    lab.on(HOST, "systemctl stop instinct-balancer-router")
+    wait_for("its end", lambda: not router_up(endpoint), 20)
+    for number in range(4):
+        ask(endpoint, number)
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out[-3000:]
+    assert "it does not run" in run.out
+    wait_for("the router", lambda: router_up(endpoint), 30)
+    assert lab.play("site", "--skip-tags", "benchmark").changed() == []
+
+    with endpoint.load() as load:
+        time.sleep(1)
+        deploy(lab, wheels, second=2_000_000, routing="least-requests")
+        run = lab.play("site", "--skip-tags", "benchmark")
+        assert run.rc == 0, run.out[-3000:]
+        time.sleep(1)
+    assert lab.on(HOST, "pgrep -f bin/vllm-router", check=False).strip() == ""
+    assert lab.on(HOST, "ls /etc/systemd/system").count("instinct-balancer-router") == 0
+    assert load.problems() == {}
+    ask(endpoint, 1)
