@@ -93,7 +93,8 @@ actions:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.instinct.genstore import KEEP, Store, change
+from ..module_utils.instinct.genrecord import KEEP, change
+from ..module_utils.instinct.genstore import Store
 from ..module_utils.instinct.nodemodule import NodeError, finish
 from ..module_utils.instinct.server import secrets_of
 

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .choices import HELD, Choice, Chosen
+from .choices import HELD, Choice, Chosen, Selection, histories_of
 from .errors import Problem
-from .fleet import Host
+from .fleet import Fleet, Host
 from .generations import Generation
-from .layout import Layout
+from .layout import Layout, lay_out_fleet
 from .observed import NodeState
 from .planned import Planned, Serving, Stored
 from .steps import has_image
+from .workshop import Workshop
 
 
 def modes_of(host: Host, layout: Layout) -> str:
@@ -129,6 +131,30 @@ def _told(item: Serving) -> str:
     if isinstance(item, Stored):
         return f"instance {item.name} of generation {item.generation.generation}"
     return f"instance {item.name}"
+
+
+def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
+    """Held deployments of which the inventory's definition has become what is held, on every host."""
+    found: set[str] = set()
+    for name, choice in selection.choices.items():
+        if choice.kind != HELD or choice.generation is None:
+            continue
+        hosts = tuple(
+            replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
+            for host in fleet.hosts
+        )
+        layouts, wrong = lay_out_fleet(replace(fleet, hosts=hosts))
+        histories = histories_of(fleet)[name]
+        same = not wrong
+        for host in hosts if same else ():
+            layout = layouts[host.name]
+            instances, odd = workshop.instances(host, layout, fleet.catalog)
+            history = histories.get(host.name)
+            record = history.as_of(choice.generation) if history else None
+            specs = {item.name: item.spec_hash for item in instances}
+            same = same and not odd and not layout.left_out and specs == (record.specs if record else {})
+        found.update({name} if same else ())
+    return found
 
 
 def kept_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .choices import HELD, INVENTORY, ROLLED_BACK, TRIAL, Choice, Selection, histories_of, running_numbers
+from .differences import difference
 from .errors import Problem
 from .fleet import Host
-from .generations import UPGRADE, Generation, History, Hold, Wishes, difference
+from .generations import UPGRADE, Generation, History, Hold, Wishes
 from .planned import Planned, generation_of
 from .steps import Action
 

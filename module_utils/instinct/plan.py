@@ -11,8 +11,8 @@ from . import steps
 from .balancer import Offer
 from .balancer_plan import BalancerPlan, Endpoint, plan_balancers
 from .catalog import GpuCatalog
-from .choices import HELD, NOTHING, Selection, histories_of, select
-from .comeback import kept_resources, modes_of, problems_of
+from .choices import NOTHING, Selection, select
+from .comeback import kept_resources, modes_of, problems_of, released
 from .disk import check_disk
 from .engines import mismatches, with_mates
 from .errors import FleetError, Problem, natural
@@ -171,7 +171,7 @@ def plan_fleet(
     network; what is applied is resolved before.
     """
     selection = select(fleet, wishes)
-    same = _released(fleet, selection, workshop)
+    same = released(fleet, selection, workshop)
     selection = select(fleet, wishes, same) if same else selection
     fleet = selection.fleet
     layouts, wrong = lay_out_fleet(fleet)
@@ -200,30 +200,6 @@ def plan_fleet(
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
     return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited, balancers, turns)
-
-
-def _released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
-    """Held deployments of which the inventory's definition has become what is held, on every host."""
-    found: set[str] = set()
-    for name, choice in selection.choices.items():
-        if choice.kind != HELD or choice.generation is None:
-            continue
-        hosts = tuple(
-            replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
-            for host in fleet.hosts
-        )
-        layouts, wrong = lay_out_fleet(replace(fleet, hosts=hosts))
-        histories = histories_of(fleet)[name]
-        same = not wrong
-        for host in hosts if same else ():
-            layout = layouts[host.name]
-            instances, odd = workshop.instances(host, layout, fleet.catalog)
-            history = histories.get(host.name)
-            record = history.as_of(choice.generation) if history else None
-            specs = {item.name: item.spec_hash for item in instances}
-            same = same and not odd and not layout.left_out and specs == (record.specs if record else {})
-        found.update({name} if same else ())
-    return found
 
 
 def _made(plan: HostPlan) -> Made:

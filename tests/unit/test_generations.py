@@ -7,7 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from instinct.generations import Generation, History, Hold, Member, Trial, difference
+from instinct.differences import difference
+from instinct.generations import Generation, History, Hold, Member, Trial
 
 MEMBERS = tuple(
     Member(
