@@ -85,8 +85,15 @@ def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Select
         hosts[host.name], found = _without_mates(host, _chosen(host, others), others, here)
         problems += found
         mine = tuple(item for item in host.deployments if item.name in composed)
-        restricted.append(host if len(mine) == len(host.deployments) else replace(host, deployments=mine))
+        left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
+        restricted.append(left if wishes.operation in (DEPLOY, UPGRADE) else _as_it_is(left))
     return Selection(replace(fleet, hosts=tuple(restricted)), choices, hosts, tuple(problems))
+
+
+def _as_it_is(host: Host) -> Host:
+    """The host without wishes for the host itself: the run is about what serves."""
+    settings = replace(host.settings, numa_balancing=None, compute=None, memory=None, clean=False)
+    return replace(host, settings=settings)
 
 
 def histories_of(fleet: Fleet) -> dict[str, dict[str, History]]:

@@ -303,6 +303,14 @@ def test_other_partition_modes() -> None:
     )
 
 
+def test_a_rollback_leaves_the_host_itself() -> None:
+    """Modes that the inventory wants, and the host has not yet, are for partition.yml."""
+    states = upgraded()
+    states["n1"]["numa_balancing"] = {"runtime": 1, "persisted": 1, "file": None}
+    data = planned(states, llama(16), BACK, gpu_partition_compute="CPX").to_json()["hosts"]["n1"]
+    assert actions(data) == ["hold llama", "server llama-0", "server llama-1"]
+
+
 def test_gpus_and_ports_that_another_deployment_has_now() -> None:
     states = run(run(two(), llama()), llama(16, gpus=[4, 5]))
     wanted = [*llama(16, gpus=[4, 5]), deployment(name="other", gpus=[0], port=9000)]
