@@ -167,12 +167,16 @@ def test_a_change_of_the_engine_never_mixes_old_and_new(endpoint: Endpoint) -> N
 
 def test_a_dead_node_is_waited_for_and_its_return_is_enough(endpoint: Endpoint) -> None:
     lab = endpoint.lab
-    assert sorted(PLAYS) == ["deploy.yml", "plan.yml -e explain=true"]
+    assert sorted(PLAYS) == [
+        "deploy.yml", "drain.yml -e deployment=llama", "plan.yml -e explain=true", "undrain.yml -e deployment=llama",
+    ]  # fmt: skip
     for command in ON_HOST - {RAY_STATUS}:
         for host in lab.hosts:
             assert lab.on(host, command), command
     explained = lab.play("plan", "-e", "explain=true")
     assert "where the other hosts reach this one; eth0 has it" in explained.out
+    drained = lab.play("drain", "-e", "deployment=llama")
+    assert drained.rc == 0, drained.out
     subprocess.run(["docker", "kill", OTHER], check=True, capture_output=True)
     wait_for(
         "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 40
@@ -181,6 +185,8 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(endpoint: Endpoint) 
     assert f"of these are missing: {OTHER}" in run.out
     assert not any(item for item in run.changed() if item.startswith(HEAD))
     lab.reboot(OTHER)
+    back = lab.play("undrain", "-e", "deployment=llama")
+    assert back.rc == 0, back.out
     wait_for("tokens", lambda: answers(endpoint), 60)
 
 
@@ -200,6 +206,7 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
     found = lab.on(HEAD, f"{nodes} 2> /dev/null")
     assert all(f"('{address}', 1.0)" in found for address in ("172.30.77.11", "172.30.77.12")), found
     for host in lab.hosts:
+        wait_for("Ray's monitor", lambda host=host: "GPU" in lab.on(host, RAY_STATUS, check=False), 30)  # type: ignore[misc]
         status = lab.on(host, RAY_STATUS)
         assert status.count("1 node_") == 2, status
         assert "0.0/2.0 GPU" in status
