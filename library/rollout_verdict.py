@@ -50,6 +50,10 @@ back:
   description: Whether this batch goes back to the generation that it had.
   type: bool
   returned: with O(batch)
+turned:
+  description: Whether the batch that ended the rollout was to go back.
+  type: bool
+  returned: with O(batch)
 why:
   description: Why.
   type: str

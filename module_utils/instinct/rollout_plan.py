@@ -381,6 +381,10 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
         for name, why in wanted.absent:
             what = f"instances cannot leave load balancer {name} before they change: {why}."
             yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    for balancer in plan.balancers if rollout.batches and wanted.operation != STOP else ():
+        if balancer.host.seen is None or not balancer.host.seen.running:
+            what = "its load balancer does not run, so that nothing can leave it before it changes."
+            yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
     if wanted.operation == ROLLBACK and not wanted.deployment:
         names = ", ".join(str(item["deployment"]) for item in data.get("generations") or ())
         yield Problem(("deployment",), "is not given.", f"-e deployment=NAME; there are: {names or 'none'}.")

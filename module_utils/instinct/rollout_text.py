@@ -140,10 +140,10 @@ def report(
     batch = next(item for item in batches if item["number"] == ended)
     name, held = batch["deployment"], batch["held"]
     lines.append(f"{batch['text']}: {verdict['why']}")
-    if verdict["back"] and not unmended:
+    if verdict["turned"] and not unmended:
         text = f"It is back at generation {held} and serves" if held else "Nothing is known to go back to"
         lines.append(f"{text}. {_next(batch, done)}")
-    elif verdict["back"]:
+    elif verdict["turned"]:
         lines += [f"{host} did not come back to generation {held}: {why}" for host, why in unmended.items()]
         lines.append(f"Look at it first; rollback.yml -e deployment={name} tries again.")
     elif operation == UPGRADE:

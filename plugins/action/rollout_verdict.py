@@ -43,7 +43,7 @@ class ActionModule(ControllerAction):
         gone = [host for host in batch["hosts"] if host not in alive]
         verdict = judge(rollout["operation"], batch, notes, gone)
         self._display.display(verdict.told)
-        return {"changed": False, **verdict.to_json(), "batch": batch["number"]}
+        return {"changed": False, **verdict.to_json(), "turned": verdict.back, "batch": batch["number"]}
 
     def _end(
         self, rollout: Mapping[str, Any], before: Mapping[str, Any], variables: Mapping[str, Any]
@@ -58,7 +58,7 @@ class ActionModule(ControllerAction):
 
 
 def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: before[key] for key in ("stop", "why", "told", "batch")}
+    return {key: before[key] for key in ("stop", "why", "told", "turned", "batch")}
 
 
 def _notes(

@@ -53,14 +53,14 @@ END = {
     "the canary": (
         "upgrade",
         1,
-        {"back": True, "why": "n1: slower by 30 %"},
+        {"turned": True, "why": "n1: slower by 30 %"},
         {},
         ["0 units of 4", "slower by 30 %", "back at generation 2 and serves", "held there", "again=true"],
     ),
     "a later batch": (
         "upgrade",
         2,
-        {"back": True, "why": "x"},
+        {"turned": True, "why": "x"},
         {},
         [
             "1 unit of 4",
@@ -70,7 +70,7 @@ END = {
     "it did not come back": (
         "upgrade",
         1,
-        {"back": True, "why": "x"},
+        {"turned": True, "why": "x"},
         {"n1": "out of memory"},
         [
             "n1 did not come back to generation 2: out of memory",
@@ -80,11 +80,11 @@ END = {
     "a host is gone": (
         "upgrade",
         2,
-        {"back": False, "why": "n2 …"},
+        {"turned": False, "why": "n2 …"},
         {},
         ["Run upgrade.yml again when the host is back"],
     ),
-    "a restart": ("restart", 2, {"back": False, "why": "x"}, {}, ["the same command goes on"]),
+    "a restart": ("restart", 2, {"turned": False, "why": "x"}, {}, ["the same command goes on"]),
 }
 
 
