@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan to batches: what every host does, and the way back; also after a run that was cut off."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from instinct.generations import DEPLOY, RESTART, ROLLBACK, UPGRADE, Wishes
+from instinct.plan import FleetPlan, check_fleet, plan_fleet
+from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
+from instinct.rollout_text import explain_rollout
+
+from .plan_world import apply_to_state, deployment, fleet, state, workshop
+
+States = dict[str, dict[str, Any]]
+
+
+def planned(states: States, wanted: list[dict[str, Any]], operation: str = DEPLOY, **keys: Any) -> FleetPlan:
+    there = fleet(states, wanted)
+    check_fleet(there)
+    return plan_fleet(there, workshop(), None, Wishes(operation, **keys))
+
+
+def deployed(wanted: list[dict[str, Any]], hosts: int = 2, states: States | None = None) -> States:
+    """The hosts as they are when this was deployed."""
+    states = states or {f"n{number}": state(hostname=f"n{number}") for number in range(1, hosts + 1)}
+    data = planned(states, wanted).to_json()
+    return {name: apply_to_state(found, data["hosts"][name]) for name, found in states.items()}
+
+
+def rolled(
+    states: States, wanted: list[dict[str, Any]], operation: str = UPGRADE, **keys: Any
+) -> tuple[RolloutPlan, list[str]]:
+    plan = planned(states, wanted, operation, **keys)
+    made, problems = plan_steps(
+        plan, plan.to_json(), Wanted(operation, deployment=next(iter(keys.values()), None))
+    )
+    return made, [problem.text() for problem in problems]
+
+
+def llama(**keys: Any) -> list[dict[str, Any]]:
+    return [deployment(instances_per_host=2, **keys)]
+
+
+OLD, NEW = llama(engine_args={"max_num_seqs": 64}), llama(engine_args={"max_num_seqs": 128})
+
+
+def record(states: States, wanted: list[dict[str, Any]]) -> tuple[States, RolloutPlan]:
+    """The hosts after an upgrade recorded its generation and began its trial, and was cut off."""
+    plan = planned(states, wanted, UPGRADE)
+    data = plan.to_json()
+    made, problems = plan_steps(plan, data, Wanted(UPGRADE))
+    assert problems == ()
+    after = {}
+    for name, found in states.items():
+        after[name] = copy.deepcopy(found)
+        for history in after[name]["generations"]:
+            kept = [
+                item
+                for item in data["hosts"][name]["generations"]
+                if item["deployment"] == history["deployment"]
+            ]
+            history["kept"] += [{**copy.deepcopy(item), "made": "2026-11-21T23:00:00Z"} for item in kept]
+            for trial in made.trials.get(name, ()):
+                history["trial"] = {**trial["trial"], "since": "2026-11-21T23:00:00Z"}
+    return after, made
+
+
+def has_new(states: States, wanted: list[dict[str, Any]], host: str, name: str) -> None:
+    """An instance was replaced, and generated tokens."""
+    data = planned(states, wanted, UPGRADE).to_json()
+    spec = next(item for item in data["hosts"][host]["instances"] if item["name"] == name)["spec_hash"]
+    for item in states[host]["instances"]:
+        if item["name"] == name:
+            item.update(spec_hash=spec, artefact_hash=spec)
+
+
+def test_every_instance_in_turn_with_the_way_back() -> None:
+    made, problems = rolled(deployed(OLD), NEW)
+    assert problems == []
+    assert [batch["units"] for batch in made.batches] == [
+        [["n1/llama-0"]], [["n2/llama-0"]], [["n1/llama-1"]], [["n2/llama-1"]],
+    ]  # fmt: skip
+    assert [batch["canary"] for batch in made.batches] == ["n1/llama-0", "", "", ""]
+    first = made.steps["n1"][0]
+    assert [server["name"] for server in first["servers"]] == ["llama-0"]
+    assert [(server["name"], server["generation"]) for server in first["back"]["servers"]] == [("llama-0", 1)]
+    assert first["canary"]["measure"] is True
+    assert first["canary"]["old"]["generation"] == 1
+    assert first["canary"]["new"]["spec_hash"] != first["back"]["servers"][0]["spec_hash"]
+    # One of four may be missing: the other instance of the host is what the canary is compared beside.
+    assert first["canary"]["reference"]["name"] == "llama-1"
+    assert made.trials["n2"] == [
+        {
+            "deployment": "llama",
+            "trial": {"generation": 2, "why": made.batches[0]["why"], "units": [], "baseline": {}},
+        }
+    ]
+    assert made.batches[0]["held"] == 1
+
+
+def test_nothing_to_do_is_no_batch() -> None:
+    made, problems = rolled(deployed(OLD), OLD)
+    assert (made.batches, made.hosts, problems) == ((), (), [])
+
+
+def test_what_comes_takes_the_place_of_what_goes() -> None:
+    other = [deployment(name="qwen", instances_per_host=2, port=8000, gpus=[0, 1])]
+    made, problems = rolled(deployed(llama(gpus=[0, 1]), 1), other)
+    assert problems == []
+    assert [batch["units"] for batch in made.batches] == [
+        [["n1/llama-0", "n1/qwen-0"]], [["n1/llama-1", "n1/qwen-1"]],
+    ]  # fmt: skip
+    step = made.steps["n1"][0]
+    assert ([server["name"] for server in step["servers"]], step["remove"]) == (["qwen-0"], ["llama-0"])
+    assert ([item["name"] for item in step["back"]["servers"]], step["back"]["remove"]) == (
+        ["llama-0"],
+        ["qwen-0"],
+    )
+
+
+def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
+    _, problems = rolled(deployed(llama(gpus=[0, 1]), 1), llama(gpus=[1, 0]))
+    assert "can only change together" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("moment", "replaced", "trial", "canary", "measure"),
+    [
+        ("before the canary", False, {}, "n1/llama-0", True),
+        ("measured, not replaced", False, {"canary": "n1/llama-0", "found": {"tps": 1}}, "n1/llama-0", True),
+        ("replaced, not judged", True, {"canary": "n1/llama-0", "found": {"tps": 1}}, "n1/llama-0", False),
+    ],
+)
+def test_a_canary_that_was_cut_off_is_judged(
+    moment: str, replaced: bool, trial: dict[str, Any], canary: str, measure: bool
+) -> None:
+    states, _ = record(deployed(OLD), NEW)
+    if trial:
+        states["n1"]["generations"][0]["trial"]["baseline"] = trial
+    if replaced:
+        has_new(states, NEW, "n1", "llama-0")
+    made, problems = rolled(states, NEW)
+    assert problems == []
+    assert len(made.batches) == 4
+    assert (made.batches[0]["canary"], made.steps["n1"][0]["canary"]["measure"]) == (canary, measure)
+    assert made.steps["n1"][0]["back"]["servers"][0]["generation"] == 1
+    assert made.trials.get("n1", []) == []
+    if replaced:
+        assert made.steps["n1"][0]["canary"]["baseline"] == {"tps": 1}
+
+
+def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted() -> None:
+    states, _ = record(deployed(OLD), NEW)
+    states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline={"canary": "n1/llama-0"})
+    has_new(states, NEW, "n1", "llama-0")
+    made, _ = rolled(states, NEW)
+    assert [batch["canary"] for batch in made.batches] == ["", "", ""]
+    for host in states:
+        for name in ("llama-0", "llama-1"):
+            has_new(states, NEW, host, name)
+    made, _ = rolled(states, NEW)
+    assert made.batches == ()
+    assert {name: item["bindings"] for name, item in made.finish.items()} == {
+        name: [{"deployment": "llama", "trial": None}] for name in states
+    }
+
+
+def test_another_definition_than_the_one_on_trial_has_a_canary_of_its_own() -> None:
+    states, _ = record(deployed(OLD), NEW)
+    states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline={"canary": "n1/llama-0"})
+    has_new(states, NEW, "n1", "llama-0")
+    made, _ = rolled(states, llama(engine_args={"max_num_seqs": 32}))
+    assert len(made.batches) == 4
+    assert made.batches[0]["canary"] != ""
+
+
+def test_a_rollback_has_no_canary() -> None:
+    states = deployed(NEW, states=deployed(OLD))
+    made, problems = rolled(states, NEW, ROLLBACK, deployments=frozenset({"llama"}))
+    assert problems == []
+    assert [(batch["canary"], batch["generation"]) for batch in made.batches] == [("", 1)] * 4
+    assert [server["generation"] for server in made.steps["n1"][0]["servers"]] == [1]
+    assert made.trials.get("n1", []) == []
+
+
+def test_a_restart_takes_what_runs_as_it_runs() -> None:
+    states = deployed(OLD)
+    made, problems = rolled(states, NEW, RESTART)
+    assert problems == []
+    assert [server["generation"] for step in made.steps["n1"] for server in step["servers"]] == [1, 1]
+    assert sum(len(batch["units"]) for batch in made.batches) == 4
+
+
+def test_the_text() -> None:
+    made, _ = rolled(deployed(OLD), NEW)
+    text = "\n".join(explain_rollout(made, {"drain": 300, "stop": 120, "start": 1800}))
+    for part in (
+        "Upgrade of llama: 4 units in 4 batches",
+        "generation 2: --max-num-seqs 64 → 128",
+        "at least 2 of 4 in the load balancer (upgrade_min_in: 50%)",
+        "n1 llama-0, alone, measured before and after, each time beside llama-1, which stays as it is",
+        "batch 4  n2 llama-1",
+        "30 s under watch; so 120 s and 4 starts",
+    ):
+        assert part in text, text
