@@ -19,7 +19,7 @@ from .bench import RESULT_FILE, Repeat, Target, command, container_body
 from .engine import Engine, EngineError, Json, NotFound
 from .files import make_private, read_text
 from .genstore import Store
-from .logs import classify, tail
+from .logs import UNSPECIFIC, classify, tail
 from .nodemodule import NodeError
 from .results import ResultError, finite, normalise
 from .servers import stop_gracefully
@@ -261,4 +261,6 @@ def cause(engine: Engine, server: str) -> str:
     )
     if finding.kind == "unknown":
         return f"{state} Its log does not say why: docker logs {server}."
-    return f"{state} The server says: {finding.line} | {finding.next_step}"
+    # What is to be done about an unknown cause speaks of a log that vllm_server keeps; here there is none.
+    advice = "" if finding.kind in UNSPECIFIC else f" | {finding.next_step}"
+    return f"{state} The server says: {finding.line}{advice}"
