@@ -28,7 +28,7 @@ NEXT = {
     NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host says why its checks fail",
     PAUSED: "docker unpause instinct-{instance} on {host}",
     NOT_REACHED: "look at the host; drain.yml --limit {host} keeps requests away from it for good",
-    STOPPED: "restart.yml starts it, and site.yml when it is still wanted",
+    STOPPED: "site.yml starts it, when it is still wanted",
 }
 
 WINDOW = 1800.0
