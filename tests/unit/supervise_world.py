@@ -24,7 +24,7 @@ QUICK = {
     "stop": 1,
     "ray": 5,
     "beat": 0.1,
-    "silent": 1,
+    "silent": 2,
     "hello": 0.5,
     "retry": 0.1,
 }
@@ -39,7 +39,7 @@ def write_lib(place: Path) -> Path:
     return place / "lib/supervise.py"
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = 5) -> None:
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = 20) -> None:
     """AssertionError with `what` when it does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -73,7 +73,7 @@ class Supervised:
         """Start it around a shell script."""
         return self.start("sh", "-c", script)
 
-    def end(self, seconds: float = 10) -> int:
+    def end(self, seconds: float = 20) -> int:
         """Its exit code."""
         assert self.process is not None
         return self.process.wait(seconds)

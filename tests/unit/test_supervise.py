@@ -143,7 +143,7 @@ def test_workers_that_outlive_vllm_are_asked_and_then_killed(made: Supervised) -
     begun = time.monotonic()
     made.times["grace"] = 0.5
     assert made.start(sys.executable, "-c", WORKERS).end() == 1
-    assert 0.8 < time.monotonic() - begun < 5
+    assert 0.8 < time.monotonic() - begun < 15
     pids = [
         int(line.split()[1])
         for line in made.output.splitlines()
