@@ -4,7 +4,8 @@
 Planning is timed without any input or output, over fleets of growing size. Then `make bench` brings the lab to 2,
 to 10 (and, where that is set, to BENCH_NODES=50) nodes, deploys the stand-in engine on them, and times the commands
 in turn (A B C A B C …), so that a machine whose speed drifts slows all alike. Absolute seconds are of this machine;
-the ratio is what carries over.
+the ratio is what carries over. In the end, 50 instances are upgraded, and the time is held against the sum of the waits
+that no tool could save: each batch's start and its time under watch.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ ROUNDS = 7
 PLAYBOOKS = (("audit", (), 2.0), ("status", (), 3.0), ("site", ("--skip-tags", "benchmark"), 1.2))
 SIZES = (10, 100, 1000)
 INSTANCES = 8
+# Of the upgrade: instances per node, seconds of an engine's start, and under watch.
+UPGRADED, START, SOAK = 25, 10, 10
 
 
 def timed(command: list[str], env: dict[str, str]) -> float:
@@ -70,6 +73,39 @@ def measure(nodes: int) -> None:
         ratio = statistics.median(row[column] / row[0] for row in rounds)
         name = f"{playbook}.yml"
         print(f"{nodes:5d}  {name:10} {seconds:8.2f}  {ping_s:6.2f}  {ratio:6.2f}  {target:6.1f}", flush=True)
+
+
+def upgrading() -> None:
+    """Print what an upgrade of 25 instances on each of two nodes takes, beside the waits that it cannot do without."""
+    env = {**os.environ, "LAB_NODES": "2"}
+    for word in ("up", "reset"):
+        subprocess.run(
+            [sys.executable, "-m", "lab", word], cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL
+        )
+    hosts = sorted(yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())["instinct"]["hosts"])
+    with tempfile.TemporaryDirectory() as tmp:
+        lab = copy_inventory(hosts, Path(tmp))
+        (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {hosts[0]}:\n")
+        env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        for requests, playbook in ((64, "site"), (65, "upgrade")):
+            wanted = deployment(
+                instances_per_host=UPGRADED,
+                engine_args={"max_num_seqs": requests},
+                env={"STANDIN_STARTUP_SECONDS": str(START)},
+            )
+            lab.write_vars(vllm_deployments=[wanted], gpu_partition_compute="CPX", upgrade_soak=SOAK)
+            skip = ("--skip-tags", "benchmark") if playbook == "site" else ("-e", "canary=false")
+            seconds = timed(lab.command(playbook, *skip), env)
+    units = UPGRADED * len(hosts)
+    # Without a canary [1, "20%"] is: one unit, then a fifth of all at a time.
+    batches = 1 + -(-(units - 1) // (units // 5))
+    waits = batches * (START + SOAK)
+    print()
+    print(
+        f"Upgrade of {units} instances in {batches} batches, each {START} s of start and {SOAK} s under watch"
+    )
+    print("seconds   waits   ratio")
+    print(f"{seconds:7.1f}  {waits:6.1f}  {seconds / waits:6.2f}", flush=True)
 
 
 def planning(hosts: int) -> float:
@@ -119,6 +155,7 @@ def main() -> None:
     more = int(os.environ.get("BENCH_NODES", "0"))
     for nodes in (2, 10, *([more] if more else [])):
         measure(nodes)
+    upgrading()
 
 
 if __name__ == "__main__":
