@@ -35,7 +35,7 @@ author:
 EXAMPLES = r"""
 - name: Judge the batch
   rollout_verdict:
-    rollout: "{{ fleet_plan_result.rollout }}"
+    rollout: "{{ fleet_host_plan.rollout }}"
     batch: "{{ rollout_batch }}"
   run_once: true
   register: rollout_verdict_result

@@ -76,8 +76,8 @@ class RolloutPlan:
         return tuple(dict.fromkeys((*self.steps, *self.finish)))
 
     def host(self, name: str) -> dict[str, Any]:
-        """A host's part."""
-        return {"steps": self.steps.get(name, []), "finish": self.finish.get(name)}
+        """A host's part; all of it, as hosts that were planned twice have another result than the others."""
+        return {**self.to_json(), "steps": self.steps.get(name, []), "finish": self.finish.get(name)}
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,18 @@ def _begin(batch: Data) -> dict[str, Any]:
     """The trial of an upgrade that begins."""
     trial = {"generation": batch["generation"], "why": batch["why"], "units": [], "baseline": {}}
     return {"deployment": batch["deployment"], "trial": trial}
+
+
+def replaced(plan: FleetPlan) -> int:
+    """Instances that serve, and that this plan replaces or removes; 0 where the GPUs' modes change anyway."""
+    count = 0
+    for host in plan.hosts:
+        if host.host.state and not any(action.kind in PARTITION_KINDS for action in host.actions):
+            serving = {
+                item.name for item in host.host.state.instances if item.state == "running" and item.ready
+            }
+            count += len(serving & {*host.start, *host.remove})
+    return count
 
 
 class _Host:

@@ -27,7 +27,7 @@ from instinct.controller import ControllerAction
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, build_fleet
-from instinct.generations import DEPLOY, OPERATIONS, Wishes
+from instinct.generations import DEPLOY, OPERATIONS, UPGRADE, Wishes
 from instinct.instance_key import NO_KEY
 from instinct.inventory import VARIABLES
 from instinct.knowledge import Knowledge, read_yaml
@@ -38,7 +38,7 @@ from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.reader import GROUP, Reader, plain
 from instinct.render import FILES, Render, drawer, renderer
 from instinct.rollout_plan import VARIABLES as ROLLOUT_VARIABLES
-from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
+from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
 from instinct.rollout_text import explain_rollout
 from instinct.software import learned
 from instinct.workshop import ModelSource, Workshop
@@ -118,7 +118,7 @@ class ActionModule(ControllerAction):
         text = explain(news, options["explain"])
         data = plan.to_json()
         rollout = roll_out(options, plan, data, endpoint)
-        text = "\n".join([text, *(explain_rollout(rollout, waits(options, data)) if rollout else ())])
+        text = "\n".join([text, *told(options, plan, data, rollout)])
         self._display.display(f"\n{text}")
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
@@ -189,19 +189,44 @@ def roll_out(
     """The batches of a run that changes what serves a few at a time. Raises FleetError."""
     if options["operation"] == DEPLOY or options["offline"] or plan.partial:
         return None
+    planned, problems = batches(options, plan, data, endpoint)
+    if problems:
+        raise FleetError(problems)
+    return planned
+
+
+def batches(
+    options: Mapping[str, Any],
+    plan: FleetPlan,
+    data: Mapping[str, Any],
+    endpoint: Endpoint | None = None,
+    operation: str = "",
+) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+    """The plan by batches, and why that cannot be."""
     absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
     wanted = Wanted(
-        operation=options["operation"],
+        operation=operation or options["operation"],
         values={f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")},
         deployment=options["deployment"],
         instance=options["instance"],
         canary=options["canary"],
         absent=tuple(absent),
     )
-    planned, problems = plan_steps(plan, data, wanted)
-    if problems:
-        raise FleetError(problems)
-    return planned
+    return plan_steps(plan, data, wanted)
+
+
+def told(
+    options: Mapping[str, Any], plan: FleetPlan, data: Mapping[str, Any], rollout: RolloutPlan | None
+) -> list[str]:
+    """The batches; of a plan that replaces at once what serves, those that upgrade.yml would make of it."""
+    count = replaced(plan) if rollout is None and not options["offline"] else 0
+    if rollout is None and count:
+        rollout, problems = batches(options, plan, data, operation=UPGRADE)
+        if problems:
+            return []
+        text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"
+        return ["", text, *explain_rollout(rollout, waits(options, data))]
+    return explain_rollout(rollout, waits(options, data)) if rollout else []
 
 
 def waits(options: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, int]:
