@@ -23,8 +23,6 @@ def test_generations_and_journal_by_hand(lab: Lab) -> None:
     second = lab.play("deploy")
     assert second.rc == 0, second.out
     assert "generation of kept: 1 → 2\n      because --max-num-seqs 16 (new)" in second.out
-    again = lab.play("deploy")
-    assert again.changed() == []
     for host in lab.hosts:
         kept = lab.on(host, f"ls {TOP}/generations/kept").split()
         assert kept == ["1.json", "2.json", "summary.json"]
