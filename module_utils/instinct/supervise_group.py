@@ -15,57 +15,15 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from .supervise_child import Events
+from .supervise_link import LINE_LIMIT, VERSION, Json, Link, Membership, Pulse, parse_message, resolve
 
-VERSION = 1
-LINE_LIMIT = 16384
-"""Bytes of a message."""
 STRANGERS = 32
 """Connections that have not said who they are, at most."""
 _LINGER = 1.0  # seconds, for the last message to arrive
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Pulse:
-    """Seconds. beat: between two signs of life; silent: without one, until a rank counts as lost; hello: to say
-    who one is; retry: between two attempts to connect.
-    """
-
-    beat: float = 3.0
-    silent: float = 15.0
-    hello: float = 5.0
-    retry: float = 1.0
-
-
-@dataclass(frozen=True)
-class Membership:
-    """This rank's place: where rank 0 listens, the hosts by rank, and the engine's name, which all share."""
-
-    address: tuple[str, int]
-    rank: int
-    hosts: tuple[str, ...]
-    engine: str
-
-    def named(self, rank: int) -> str:
-        """A rank for people."""
-        return f"{self.hosts[rank]} (rank {rank})"
-
-
-@dataclass
-class _Link:
-    """A connection. rank: None until it said who it is."""
-
-    sock: socket.socket
-    peer: str
-    rank: int | None = None
-    gave_up: str = ""
-    buffer: bytes = b""
-    heard: float = field(default_factory=time.monotonic)
 
 
 class Group(threading.Thread):
@@ -79,7 +37,7 @@ class Group(threading.Thread):
         member: Membership,
         events: Events,
         say: Callable[[str], None],
-        pulse: Pulse = Pulse(),
+        pulse: Pulse,
         gave_up: str = "",
     ) -> None:
         """gave_up: why this rank will not start, "" when it is ready to."""
@@ -90,7 +48,7 @@ class Group(threading.Thread):
         self._waking, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._links: dict[socket.socket, _Link] = {}
+        self._links: dict[socket.socket, Link] = {}
         self._begun = self._closing = False
         self._waits = self._refused = ""
         self._beaten = self._tried = 0.0
@@ -159,7 +117,7 @@ class Group(threading.Thread):
     def _listen(self) -> None:
         host, port = self._member.address
         try:
-            family, _, _, _, address = _resolve(host, port)
+            family, _, _, _, address = resolve(host, port)
             if str(address[0]).startswith("127.") and not host.startswith(("127.", "localhost")):
                 address = ("0.0.0.0", port)  # Debian's /etc/hosts: the host's own name is a loopback address
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -180,7 +138,7 @@ class Group(threading.Thread):
     def _connect(self) -> None:
         host, port = self._member.address
         try:
-            family, _, _, _, address = _resolve(host, port)
+            family, _, _, _, address = resolve(host, port)
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(self._pulse.hello)
@@ -209,14 +167,14 @@ class Group(threading.Thread):
             return
         self._add(sock, f"{address[0]}:{address[1]}")
 
-    def _add(self, sock: socket.socket, peer: str) -> _Link:
+    def _add(self, sock: socket.socket, peer: str) -> Link:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = self._links[sock] = _Link(sock, peer)
+        link = self._links[sock] = Link(sock, peer)
         self._selector.register(sock, selectors.EVENT_READ)
         return link
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, link: Link) -> None:
         try:
             data = link.sock.recv(65536)
         except BlockingIOError:
@@ -228,7 +186,7 @@ class Group(threading.Thread):
             return
         *lines, link.buffer = (link.buffer + data).split(b"\n")
         for line in lines:
-            message = _parse(line)
+            message = parse_message(line)
             if message is None:
                 return self._drop(link, "nonsense")
             self._heard(link, message)
@@ -238,7 +196,7 @@ class Group(threading.Thread):
             self._drop(link, "nonsense")
         return None
 
-    def _heard(self, link: _Link, message: Json) -> None:
+    def _heard(self, link: Link, message: Json) -> None:
         link.heard = time.monotonic()
         kind = message["t"]
         if link.rank is None:
@@ -260,7 +218,7 @@ class Group(threading.Thread):
             self._begun = True
             self._events.put("go")
 
-    def _hello(self, link: _Link, message: Json) -> None:
+    def _hello(self, link: Link, message: Json) -> None:
         wrong = self._turned_away(message)
         if wrong:
             self._send(link, {"t": "no", "why": wrong})
@@ -320,7 +278,7 @@ class Group(threading.Thread):
             self._waits = why
             self._events.put("waits", why)
 
-    def _relay(self, link: _Link, message: Json) -> None:
+    def _relay(self, link: Link, message: Json) -> None:
         """The first rank passes on to the others what one says."""
         if self._member.rank == 0:
             for other in list(self._links.values()):
@@ -347,7 +305,7 @@ class Group(threading.Thread):
             if now - link.heard > limit:
                 self._drop(link, f"silent for {limit:.0f} s")
 
-    def _drop(self, link: _Link, why: str) -> None:
+    def _drop(self, link: Link, why: str) -> None:
         if self._links.pop(link.sock, None) is None:
             return
         self._selector.unregister(link.sock)
@@ -375,7 +333,7 @@ class Group(threading.Thread):
             if link.rank is not None:
                 self._send(link, message)
 
-    def _send(self, link: _Link, message: Json) -> None:
+    def _send(self, link: Link, message: Json) -> None:
         data = json.dumps(message).encode() + b"\n"
         try:
             if link.sock.send(data) == len(data):
@@ -402,26 +360,3 @@ class Group(threading.Thread):
         self._selector.close()
         self._waking.close()
         self._woken.close()
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, [v6]:PORT. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{text!r} is not ADDRESS:PORT")
-    return host.strip("[]"), int(port)
-
-
-def _resolve(host: str, port: int) -> Sequence[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-
-
-def _parse(line: bytes) -> Json | None:
-    """A message; None for anything else."""
-    if len(line) > LINE_LIMIT:
-        return None
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("t"), str) else None

@@ -26,7 +26,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from .supervise_group import Membership, Pulse, parse_address
+from .supervise_link import Membership, Pulse, parse_address
 from .supervise_ray import Ray
 
 
@@ -34,7 +34,8 @@ from .supervise_ray import Ray
 class Times:
     """Seconds. gpu: until GPUs that are not clean are a failure; poll, tell: how often they are looked at, and
     told of; stop: for vLLM to end after another rank did; grace: between SIGTERM and SIGKILL for what is left;
-    settle: to name the cause of an end that another rank may only have felt, and twice that to hear of it; ray: for its cluster to form.
+    settle: to name the cause of an end that another rank may only have felt, and twice that to hear of it;
+    ray: for its cluster to form.
     """
 
     gpu: float = 600.0
