@@ -152,10 +152,8 @@ def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[RolloutPlan
             for deployment, history in host.histories.items()
             if history.trial and deployment in trials and deployment not in upgraded
         ]
-        lines = [item["told"] for item in batches if name in item["hosts"]]
-        if ends or lines:
-            cleared = [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]
-            finish[name] = {"bindings": cleared, "journal": list(dict.fromkeys(lines))}
+        if ends:
+            finish[name] = {"bindings": [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]}
     return RolloutPlan(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
 
 
@@ -432,7 +430,7 @@ def _batch(
         for server in step["back"]["servers"]
         if server["deployment"] == batch.deployment
     ]
-    generation, why = about.get("generation"), str(about.get("why") or "")
+    generation, why = about.get("generation"), str(about.get("why") or "once more")
     return {
         "number": batch.number,
         "of": len(rollout.batches),
@@ -446,6 +444,4 @@ def _batch(
         "units": [[item.id for item in unit.members] for unit in batch.units],
         "text": f"batch {batch.number} of {len(rollout.batches)}: "
         + "; ".join(unit.name for unit in batch.units),
-        "told": f"{batch.deployment} generation {generation}: {'; '.join(unit.name for unit in batch.units)}"
-        + (f" ({why})" if why else ""),
     }
