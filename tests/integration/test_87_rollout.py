@@ -59,8 +59,6 @@ def book(lab: Lab, command: str, *more: str) -> Run:
     assert command in COMMANDS, command
     RAN.add(command)
     text = command.removeprefix("$ ").replace("-i inventory/mine ", "")
-    if "generation=2" in text:
-        text = text.replace("generation=2", f"generation={before_the_newest(lab)}")
     words = shlex.split(text.replace("mi300x-01,lb-01", "lab-n2,lab-n1").replace("mi300x-01", "lab-n2"))
     return lab.play(words[1].removeprefix("playbooks/").removesuffix(".yml"), *words[2:], *more)
 
@@ -69,14 +67,6 @@ def runs(lab: Lab) -> set[str]:
     """How many requests at once the instances take, over all nodes."""
     show = "grep -ho 'max-num-seqs [0-9]*' /etc/instinct-fleet/instances/llama-*/serve.sh"
     return {line.split()[1] for host in lab.hosts for line in lab.on(host, show).splitlines()}
-
-
-def before_the_newest(lab: Lab) -> str:
-    """A generation that all hosts keep."""
-    kept = lab.on(
-        HOST, "cd /etc/instinct-fleet/generations/llama && ls | grep -o '^[0-9]*' | sort -n"
-    ).split()
-    return kept[-2]
 
 
 def settled(lab: Lab) -> None:

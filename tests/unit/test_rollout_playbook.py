@@ -193,7 +193,6 @@ SERVES = ["serve llama-0 1", "ready n1.llama-0"]
     [
         (['["vllm_server"', '"generation": 2'], "serve llama-0 2", ["canary_verdict failed"]),
         (['["canary_verdict"', '"after"'], "canary_verdict after", []),
-        (['["vllm_watch"'], "watch llama-0", []),
     ],
 )
 def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
