@@ -46,7 +46,7 @@ def materials(
         )
     signed = [host for host in wanted if host.settings.tls and not host.settings.certificate_file]
     if make and signed and not own.exists():
-        _write(own, self_signed([host.address for host in signed]))
+        _write(own, self_signed([address for host in signed for address in _addresses(host)]))
     return {host.name: _material(host, base, keys, own, load, parse) for host in wanted}
 
 
@@ -94,6 +94,34 @@ def _material(
         certificate,
         str(keys) if settings.auth and not settings.api_keys else "",
         str(path) if settings.tls else "",
+        _lacking(host, own, certificate) if path == own else (),
+    )
+
+
+def _addresses(host: BalancerHost) -> list[str]:
+    """Addresses at which clients reach it."""
+    virtual = host.settings.virtual
+    return [host.address, *([virtual.address] if virtual else [])]
+
+
+def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[str, ...]:
+    """A warning where a certificate that was made earlier is not for the virtual address."""
+    from cryptography import x509
+
+    virtual = host.settings.virtual
+    if virtual is None or certificate is None:
+        return ()
+    try:
+        made = x509.load_pem_x509_certificate(certificate.encode())
+        names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        given = names.get_values_for_type(x509.IPAddress)
+    except (ValueError, x509.ExtensionNotFound):
+        given = []
+    if ipaddress.ip_address(virtual.address) in given:
+        return ()
+    return (
+        f"{own} is not for the virtual address {virtual.address}, and clients refuse it there: remove the file, and a "
+        "new one is made, which clients have to be given",
     )
 
 

@@ -25,6 +25,8 @@ from .balancer_settings import ROUTERS
 from .files import make_private, read_text, write_atomic
 from .haproxy import Haproxy, state_file
 from .hashing import spec_hash
+from .keepalived import KEEPALIVED, Keeper
+from .keepalived import SERVICE as ADDRESS_SERVICE
 from .nodemodule import NodeError
 from .places import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from .probe import port_holder
@@ -109,6 +111,7 @@ class Places:
     units: str = UNITS
     haproxy: str = HAPROXY
     router: str = f"{ROUTER_DIR}/bin/vllm-router"
+    keepalived: str = KEEPALIVED
 
     @property
     def current(self) -> str:
@@ -151,6 +154,14 @@ class _Change:
         self.config = json.loads(texts["balancer.json"])
         self.routers = bool(self.config.get("routers"))
         self.haproxy = Haproxy(places.in_state("admin.sock"))
+        self.keeper = Keeper(
+            places.directory,
+            places.state,
+            places.units,
+            self._systemctl,
+            lambda path: running(path, "keepalived"),
+            places.keepalived,
+        )
         self.before = {name: read_text(os.path.join(places.current, name)) for name in self._names()}
 
     def _names(self) -> list[str]:
@@ -161,9 +172,7 @@ class _Change:
         """Do, or with `check` only tell, what is missing."""
         places = self.places
         version = self.haproxy.version()
-        services = {
-            path: text for path, text in places.service_files(self.routers).items() if read_text(path) != text
-        }
+        services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
         files = [name for name, old in self.before.items() if old != self.texts.get(name)]
         agent_runs = running(places.in_state("agent.pid"), "agent.py")
         actions = [f"write {path}" for path in services]
@@ -175,6 +184,9 @@ class _Change:
         router_stays = self._router_stays(files, services)
         if not router_stays:
             actions.append(f"{'start' if self.routers else 'remove'} {ROUTER_SERVICE}")
+        address = self.keeper.step(self.texts, files, self.keeper.unit in services)
+        if address:
+            actions.append(f"{address} {ADDRESS_SERVICE}")
         applied = read_text(places.in_state("applied"))
         if not actions and applied != self.hash + "\n":
             actions.append(f"write {places.in_state('applied')}")
@@ -184,8 +196,13 @@ class _Change:
         if os.path.exists(places.haproxy):
             self._validate()
         if not check:
-            self._apply(version, services, agent_runs and "agent.py" not in files, router_stays)
+            self._apply(version, services, agent_runs and "agent.py" not in files, router_stays, address)
         return result
+
+    def _service_files(self) -> dict[str, str]:
+        """The unit files of all services that there are to be, by path."""
+        found = self.places.service_files(self.routers)
+        return {**found, self.keeper.unit: self.keeper.unit_text} if self.keeper.wanted(self.texts) else found
 
     def _router_stays(self, files: Sequence[str], services: Mapping[str, str]) -> bool:
         """Nothing is to be done for the routers: they run and follow balancer.json, or there are none."""
@@ -208,6 +225,7 @@ class _Change:
         """Ask HAProxy whether it would take the files. Raises NodeError with its words."""
         with tempfile.TemporaryDirectory(prefix="instinct-balancer-") as directory:
             _write_all(directory, self.texts)
+            self.keeper.validate(directory, self.run)
             code, said = self.run([self.places.haproxy, "-c", "-C", directory, "-f", "haproxy.cfg"])
         if code:
             lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
@@ -216,7 +234,7 @@ class _Change:
             )
 
     def _apply(
-        self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool
+        self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool, address: str
     ) -> None:
         places = self.places
         make_private(places.directory)
@@ -230,7 +248,7 @@ class _Change:
             write_atomic(path, text, 0o644)
         if services:
             self._systemctl("daemon-reload")
-            self._systemctl("enable", *map(os.path.basename, self.places.service_files(self.routers)))
+            self._systemctl("enable", *map(os.path.basename, self._service_files()))
         try:
             self._systemctl("reload" if version else "start", SERVICE)
             self._read_back()
@@ -243,6 +261,8 @@ class _Change:
             self._systemctl("restart", AGENT_SERVICE)
         if not router_stays:
             self._change_router()
+        if address:
+            self.keeper.do(address)
         Out(places.in_state("out.json")).keep(self._places())
         write_atomic(places.in_state("applied"), self.hash + "\n", 0o600)
         self._tidy()

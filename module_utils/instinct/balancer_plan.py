@@ -27,6 +27,7 @@ from .errors import Problem, natural
 from .hashing import canonical, spec_hash, text_hash
 from .instance_key import NO_KEY, InstanceKey
 from .steps import DEBIAN, Action
+from .virtual_address import address_files, address_problems, address_warnings, interface_of
 
 ROLE = "load_balancer"
 CONFIG_FILE = "haproxy.cfg"
@@ -46,6 +47,7 @@ class Material:
     certificate: str | None = None
     keys_file: str = ""
     certificate_file: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,25 @@ def url_of(host: BalancerHost) -> str:
     """Where clients reach a host's balancer."""
     settings = host.settings
     address = host.address if settings.listen in ANY else settings.listen
+    address = settings.virtual.address if settings.virtual else address
     return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"
 
 
 Draw = Callable[[Mapping[str, Any]], str]
-"""Makes haproxy.cfg of its data."""
+"""Makes a file of its data."""
 
 
 @dataclass(frozen=True)
 class Kit:
-    """What balancers are made with: template, programs of agent and routers, each host's secrets, one key."""
+    """What balancers are made with: templates, programs of agent, routers and check, each host's secrets, one key."""
 
     draw: Draw
     agent: str
     material: Mapping[str, Material] = field(default_factory=dict)
     instance_key: InstanceKey = NO_KEY
     router: str = ""
+    draw_address: Draw | None = None
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def plan_balancers(
     hosts = endpoint.hosts
     if not hosts:
         return (), (), ()
-    problems = list(names_twice(offers))
+    problems = [*names_twice(offers), *address_problems(hosts)]
     warnings = [
         f"load balancer {host.name} keeps what it has, and what stops does not leave it first: {host.absent}"
         for host in hosts
@@ -171,21 +176,25 @@ def _plan(
     material = kit.material.get(host.name, Material())
     seen, present = host.seen, names_of(backends)
     config = seen.config if seen else {}
-    files = _files(host.settings, backends, kit, config)
+    draw = kit.draw_address
+    shared = address_files(host, endpoint.hosts, draw, kit.check) if draw else {}
+    files = {**_files(host.settings, backends, kit, config), **shared}
+    before = {**_files(host.settings, before_it_goes(backends, config), kit, config), **shared}
     drain = _drains(seen, offers)
     left = [name for name, item in sorted(seen.out.items()) if item.get("by") != OPERATOR] if seen else []
     left = [name for name in left if name in present]
-    packages = () if seen and seen.installed else ("haproxy",)
+    problems += interface_of(host)[1]
+    packages = tuple(name for name, _ in _missing(host))
     if seen and host.os_id not in DEBIAN and packages:
-        what = (
-            f"has no HAProxy, and {host.os_id or 'its system'} is not one that this toolkit installs it on."
-        )
-        problems.append(Problem((), what, "Install HAProxy 2.4 or newer, and run again.", (host.name,)))
+        system = host.os_id or "its system"
+        what = f"has no {' and '.join(packages)}, and {system} is not one that this toolkit installs it on."
+        fix = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
+        problems.append(Problem((), what, fix, (host.name,)))
     planned = BalancerPlan(
         host=host,
         backends=backends,
         files=files,
-        files_before=_files(host.settings, before_it_goes(backends, config), kit, config) if seen else files,
+        files_before=before if seen else files,
         material=material,
         instance_key=kit.instance_key,
         actions=_actions(
@@ -194,7 +203,7 @@ def _plan(
         packages=packages,
         drain=drain,
         undrain=tuple(dict.fromkeys(name for name in (*drain, *left) if name in present)),
-        warnings=tuple(_warnings(host)),
+        warnings=(*_warnings(host), *material.warnings, *address_warnings(host, endpoint.hosts)),
     )
     return planned, problems
 
@@ -245,11 +254,11 @@ def _actions(
     drain: Collection[str],
     left: Sequence[str],
 ) -> tuple[Action, ...]:
-    seen, actions = host.seen, []
-    if seen is None or not seen.installed:
-        reason, source = "it spreads requests over the instances", "the distribution's package"
-        before = "absent" if seen else "unknown"
-        actions.append(Action("haproxy", ROLE, "haproxy", before, "installed", reason, source))
+    seen = host.seen
+    before, source = "absent" if seen else "unknown", "the distribution's package"
+    actions = [
+        Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
+    ]
     reason = "this run stops it: new requests go to others, and those that it has may end"
     actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
     change = _difference(host, backends, wanted)
@@ -264,6 +273,16 @@ def _actions(
         if name not in drain
     ]
     return tuple(actions)
+
+
+def _missing(host: BalancerHost) -> list[tuple[str, str]]:
+    """Packages that the host lacks, as far as it was looked at, and what they are for."""
+    seen, found = host.seen or SeenBalancer(), []
+    if not seen.installed:
+        found.append(("haproxy", "it spreads requests over the instances"))
+    if host.settings.virtual and not seen.keepalived:
+        found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
+    return found
 
 
 def _counted(names: Collection[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any
 
 from .check import Checker
@@ -26,6 +27,8 @@ VARIABLES = (
     "load_balancer_metrics_port",
     "load_balancer_timeout",
     "load_balancer_queue_timeout",
+    "load_balancer_virtual_address",
+    "load_balancer_virtual_router_id",
     *ADDRESS,
 )
 OPERATOR = "operator"
@@ -37,6 +40,27 @@ AGENT_PORT = 8406
 # HAProxy's address for routers (balancer_router.py), and the ports of routers, of which each has another one 20 above.
 ROUTER_PORT = 8407
 ROUTERS = range(8410, 8430)
+VIRTUAL, ROUTER_ID = "load_balancer_virtual_address", "load_balancer_virtual_router_id"
+ADDRESS_FILE = "keepalived.conf"
+"""The balancer's file that says how its virtual address is held (virtual_address.py)."""
+
+
+@dataclass(frozen=True)
+class VirtualAddress:
+    """An address that balancers share. text: with the prefix length. router_id: its number in VRRP, 1 to 255."""
+
+    text: str
+    router_id: int
+
+    @property
+    def address(self) -> str:
+        """The address alone."""
+        return str(ip_interface(self.text).ip)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """The network that it is in."""
+        return ip_interface(self.text).network
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,7 @@ class BalancerSettings:
 
     certificate_file "": make a self-signed one. api_keys: name and key; empty: make one. timeout: how long a
     request may be silent. queue_timeout: how long one may wait for an instance. instance_auth: instances answer only
-    those who have the load balancers' key.
+    those who have the load balancers' key. virtual: the address that moves between the load balancers.
     """
 
     listen: str = "0.0.0.0"
@@ -59,6 +83,7 @@ class BalancerSettings:
     metrics_port: int = 8405
     timeout: int = 3600
     queue_timeout: int = 60
+    virtual: VirtualAddress | None = None
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -74,6 +99,7 @@ class SeenBalancer:
     """
 
     installed: bool = False
+    keepalived: bool = False
     running: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     applied: str = ""
@@ -86,6 +112,7 @@ class SeenBalancer:
         found = state["balancer"]
         return cls(
             installed=bool(found["installed"]),
+            keepalived=bool(found.get("keepalived")),
             running=bool(found["running"]),
             files=dict(found["files"]),
             applied=str(found["applied"] or ""),
@@ -96,7 +123,10 @@ class SeenBalancer:
 
 @dataclass(frozen=True)
 class BalancerHost:
-    """A host of the group; seen None: it was not looked at. absent: why it is not part of this run."""
+    """A host of the group; seen None: it was not looked at. absent: why it is not part of this run.
+
+    interfaces: names of its network interfaces, each with its addresses.
+    """
 
     name: str
     address: str
@@ -104,6 +134,7 @@ class BalancerHost:
     seen: SeenBalancer | None = None
     os_id: str = ""
     absent: str = ""
+    interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def parse_balancer(
@@ -137,6 +168,7 @@ def parse_balancer(
         metrics_port=whole("load_balancer_metrics_port", base.metrics_port, 1, 65535),
         timeout=whole("load_balancer_timeout", base.timeout, 10, 86400),
         queue_timeout=whole("load_balancer_queue_timeout", base.queue_timeout, 1, 3600),
+        virtual=_virtual(check, given),
     )
     if len(set(settings.ports)) < len(settings.ports):
         ports = ", ".join(map(str, settings.ports))
@@ -144,6 +176,27 @@ def parse_balancer(
         check.wrong(("load_balancer_port",), what, "Choose another one.")
     where, odd = parse_address(variables, name)
     return settings, where, (*check.problems, *odd)
+
+
+def _virtual(check: Checker, given: Mapping[str, Any]) -> VirtualAddress | None:
+    """The address that moves; "" is none."""
+    text = given.get(VIRTUAL, "")
+    number = check.integer(given.get(ROUTER_ID, 0), (ROUTER_ID,), 0, 0, 255)
+    if text == "":
+        return None
+    fix = "Write an address with its prefix length, such as 10.0.0.100/24."
+    try:
+        found = ip_interface(text if isinstance(text, str) and "/" in text else "")
+    except ValueError:
+        check.wrong((VIRTUAL,), f"{text!r} is not an address with a prefix length.", fix)
+        return None
+    network = found.network
+    if network.num_addresses > 2 and found.ip in (network.network_address, network.broadcast_address):
+        check.wrong(
+            (VIRTUAL,), f"{found.ip} stands for all of {network}.", "Choose an address of a host in it."
+        )
+        return None
+    return VirtualAddress(str(found), number or found.ip.packed[-1] or 255)
 
 
 def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
@@ -172,12 +225,16 @@ def balancer_host(
 ) -> tuple[BalancerHost, tuple[Problem, ...]]:
     """A host of the group from its raw data, and what is wrong with it."""
     settings, address, problems = parse_balancer(variables, name)
-    seen, os_id = None, ""
+    seen, os_id, interfaces = None, "", {}
     if state is not None:
         try:
             seen, os_id = SeenBalancer.from_json(state), str(state["os"].get("id") or "")
+            interfaces = {
+                str(item["name"]): tuple(map(str, item.get("addresses") or ()))
+                for item in state.get("interfaces") or ()
+            }
         except (KeyError, TypeError, AttributeError) as error:
             what = f"its node_state cannot be read: {error!r}."
             problems = (*problems, Problem((), what, "Observe again with this version of the toolkit."))
     named = tuple(replace(problem, hosts=(name,)) for problem in problems)
-    return BalancerHost(name, address, settings, seen, os_id, absent), named
+    return BalancerHost(name, address, settings, seen, os_id, absent, interfaces), named

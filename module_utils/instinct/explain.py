@@ -30,6 +30,7 @@ TITLES = {
     "remove_server": "remove",
     "server": "serve",
     "haproxy": "install",
+    "keepalived": "install",
     "drain": "take out",
     "balancer": "balance",
     "undrain": "take in",

@@ -258,7 +258,7 @@ node_state:
           RV(node_state.balancer.applied) that of the configuration which HAProxy was last seen with,
           RV(node_state.balancer.config) what it serves, RV(node_state.balancer.out) which servers are out.
       type: dict
-      sample: {installed: true, running: true, files: {}, applied: null, config: null, out: null}
+      sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
     problems:
       description: Sources that could not be read.
       type: list
@@ -1043,6 +1043,7 @@ def without_files(generation: dict[str, Any]) -> dict[str, Any]:
 
 NO_BALANCER = {
     "installed": False,
+    "keepalived": False,
     "running": False,
     "files": {},
     "applied": None,
@@ -1054,6 +1055,7 @@ NO_BALANCER = {
 def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, Any]:
     """The load balancer: the hashes of its files, what HAProxy was last seen with, and which servers are out."""
     found: dict[str, Any] = {**NO_BALANCER, "installed": source.exists("/usr/sbin/haproxy")}
+    found["keepalived"] = source.exists("/usr/sbin/keepalived")
     current = os.path.join(state_dir, "balancer", "current")
     if not os.path.isdir(current):
         return found
@@ -1079,6 +1081,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
             ("haproxy.pid", b"haproxy"),
             ("agent.pid", b"agent.py"),
             *([("router.pid", b"router.py")] if (found["config"] or {}).get("routers") else []),
+            *([("keepalived.pid", b"keepalived")] if "keepalived.conf" in texts else []),
         )
     )
     return found

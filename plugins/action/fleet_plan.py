@@ -160,6 +160,8 @@ class ActionModule(ControllerAction):
             materials(hosts, base, make, load, parse),
             instance_key(hosts, base, make, load),
             (ROOT / "module_utils" / "instinct" / "balancer_router.py").read_text(encoding="utf-8"),
+            drawer((ROOT / "templates" / "keepalived.conf.j2").read_text(encoding="utf-8")),
+            (ROOT / "module_utils" / "instinct" / "balancer_alive.py").read_text(encoding="utf-8"),
         )
         return Endpoint(hosts, frozenset(reader.groups().get(GROUP, ())), kit)
 

@@ -34,7 +34,10 @@ MATERIAL = Material(KEYS, PEM, "keys.yml", "endpoint.pem")
 ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
 SECRET = "sk-instances-" + "i" * 30
 KEY = InstanceKey("instance-key", mark(SECRET), True, header_map(SECRET))
-NEVER = {"installed": False, "running": False, "files": {}, "applied": None, "config": None, "out": None}
+NEVER = {
+    "installed": False, "keepalived": False, "running": False,
+    "files": {}, "applied": None, "config": None, "out": None,
+}  # fmt: skip
 
 
 def found(balancer: dict[str, Any] | None) -> dict[str, Any]:
@@ -77,6 +80,7 @@ def applied(plan: BalancerPlan, **changes: Any) -> dict[str, Any]:
     assert texts is not None
     return {
         "installed": True,
+        "keepalived": False,
         "running": True,
         "files": {name: text_hash(text) for name, text in texts.items()},
         "applied": spec_hash(texts),
