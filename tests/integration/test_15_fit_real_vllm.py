@@ -65,6 +65,7 @@ def engines(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.deep
 def test_tokens_and_weights_are_vllms_own(engines: Lab, seed: int) -> None:
     line = Knowledge(Path(ROOT / "catalog")).line
     questions = [case(name, seed) for name in ONE_RANK] + [case(name, seed, 2) for name in TWO_RANKS]

@@ -13,6 +13,9 @@ from .helpers import completion, deployment, node_state, wait_for
 
 VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
 
+# Upgrades that are killed are in test_87, and in every run.
+pytestmark = pytest.mark.deep
+
 FETCHING = "docker ps --format '{{.Names}}' | grep -q ^instinct-fetch-"
 STARTING = "docker ps --format '{{.Names}}' | grep -q ^instinct-llama-0"
 
@@ -30,9 +33,7 @@ def test_a_run_that_nothing_disturbs(fresh_lab: Lab, undisturbed: dict[str, str]
     undisturbed.update(node_state(fresh_lab))
 
 
-@pytest.mark.parametrize(
-    ("moment", "condition"), [pytest.param("fetch", FETCHING, marks=pytest.mark.deep), ("deploy", STARTING)]
-)
+@pytest.mark.parametrize(("moment", "condition"), [("fetch", FETCHING), ("deploy", STARTING)])
 def test_the_next_run_finishes_the_job(
     fresh_lab: Lab, undisturbed: dict[str, str], moment: str, condition: str
 ) -> None:

@@ -41,8 +41,11 @@ class Sampler(threading.Thread):
                             self.found.add(f"{what} of {content[:200]!r}")
 
 
+OTHERS = ("gated model refused", "engine fails")
+
+
 @pytest.mark.parametrize(
-    "case", ["right token", "gated model refused", pytest.param("engine fails", marks=pytest.mark.deep)]
+    "case", ["right token", *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)]
 )
 def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     secret = tmp_path / "secret"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .conftest import Lab
 from .helpers import STANDIN, completion, deployment
 
@@ -17,6 +19,7 @@ git tag v1
 """
 
 
+@pytest.mark.deep
 def test_build_from_a_git_ref(lab: Lab) -> None:
     for host in lab.hosts:
         lab.on(host, f"docker pull -q {STANDIN}")  # the Dockerfile's base

@@ -91,7 +91,12 @@ MORE = pytest.mark.deep
 
 @pytest.mark.parametrize(
     "name",
-    ["slow", "garbage", "dies_at_first_request", "never_starts", pytest.param("dies_under_load", marks=MORE)],
+    [
+        "slow",
+        "garbage",
+        "dies_at_first_request",
+        *(pytest.param(name, marks=MORE) for name in ("never_starts", "dies_under_load")),
+    ],
 )
 def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) -> None:
     env, kind, words = BAD[name]
