@@ -84,10 +84,9 @@ def settled(lab: Lab) -> None:
 
 def answers(lab: Lab, host: str, port: int) -> bool:
     """An instance on its node says that it is well."""
-    return "200" in lab.on(
-        host,
-        f"curl -s -o /dev/null -w '%{{http_code}}' http://$(ss -Hltn sport = :{port} | awk '{{print $4}}')/health",
-    )
+    place = lab.on(host, f"ss -Hltn sport = :{port} | awk '{{print $4}}'").strip()
+    program = f"import urllib.request as u; print(u.urlopen('http://{place}/health', timeout=10).status)"
+    return lab.on(host, f'python3 -c "{program}"').strip() == "200"
 
 
 @pytest.fixture(scope="module")
