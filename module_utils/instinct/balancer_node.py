@@ -156,7 +156,6 @@ class _Change:
         self.haproxy = Haproxy(places.in_state("admin.sock"))
         self.keeper = Keeper(
             places.directory,
-            places.state,
             places.units,
             self._systemctl,
             lambda path: running(path, "keepalived"),

@@ -18,6 +18,8 @@ from .nodemodule import NodeError
 
 KEEPALIVED = "/usr/sbin/keepalived"
 SERVICE = "instinct-balancer-address.service"
+# Not kept over a reboot: keepalived does not start when the process of its file's number exists, whichever that is.
+PID_FILE, VRRP_PID_FILE = "/run/instinct-balancer-address.pid", "/run/instinct-balancer-address-vrrp.pid"
 START_SECONDS = 10.0
 UNIT = """\
 # Written by instinct-fleet.
@@ -28,8 +30,9 @@ After=network-online.target instinct-balancer.service
 StartLimitIntervalSec=0
 
 [Service]
+ExecStartPre=/bin/rm -f {pid} {vrrp_pid}
 ExecStart={program} --dont-fork --vrrp --log-console --use-file {directory}/current/keepalived.conf \
---pid {state}/keepalived.pid --vrrp_pid {state}/keepalived-vrrp.pid
+--pid {pid} --vrrp_pid {vrrp_pid}
 ExecReload=/bin/kill -HUP $MAINPID
 KillMode=mixed
 Restart=always
@@ -46,7 +49,6 @@ class Keeper:
     """Its places, and what is to be done. runs: whether the service's process is there."""
 
     directory: str
-    state: str
     units: str
     systemctl: Callable[..., None]
     runs: Callable[[str], bool]
@@ -60,12 +62,9 @@ class Keeper:
     @property
     def unit_text(self) -> str:
         """What the unit file holds."""
-        return UNIT.format(program=self.program, directory=self.directory, state=self.state)
-
-    @property
-    def pid_file(self) -> str:
-        """Where the running process says its number."""
-        return os.path.join(self.state, "keepalived.pid")
+        return UNIT.format(
+            program=self.program, directory=self.directory, pid=PID_FILE, vrrp_pid=VRRP_PID_FILE
+        )
 
     def wanted(self, texts: Mapping[str, str]) -> bool:
         """There is to be a virtual address."""
@@ -75,7 +74,7 @@ class Keeper:
         """What systemctl has to do for the wanted texts: start, restart, reload, remove; "": nothing."""
         if not self.wanted(texts):
             return "remove" if os.path.exists(self.unit) else ""
-        if not self.runs(self.pid_file):
+        if not self.runs(PID_FILE):
             return "start"
         return "restart" if unit_changed else "reload" if ADDRESS_FILE in changed else ""
 
@@ -100,7 +99,7 @@ class Keeper:
             return
         self.systemctl(step, SERVICE)
         end = time.monotonic() + START_SECONDS
-        while not self.runs(self.pid_file):
+        while not self.runs(PID_FILE):
             if time.monotonic() > end:
                 raise NodeError(
                     f"keepalived does not run {START_SECONDS:.0f} s after its {step}, so that the virtual address is "

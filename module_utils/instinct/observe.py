@@ -1052,6 +1052,9 @@ NO_BALANCER = {
 }
 
 
+KEEPALIVED_PID = "/run/instinct-balancer-address.pid"
+
+
 def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, Any]:
     """The load balancer: the hashes of its files, what HAProxy was last seen with, and which servers are out."""
     found: dict[str, Any] = {**NO_BALANCER, "installed": source.exists("/usr/sbin/haproxy")}
@@ -1076,12 +1079,12 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
     found["files"] = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     found["running"] = all(
-        process_of(os.path.join(state, name), word)
+        process_of(os.path.join(state, name), word)  # an absolute name stays as it is
         for name, word in (
             ("haproxy.pid", b"haproxy"),
             ("agent.pid", b"agent.py"),
             *([("router.pid", b"router.py")] if (found["config"] or {}).get("routers") else []),
-            *([("keepalived.pid", b"keepalived")] if "keepalived.conf" in texts else []),
+            *([(f"{source.root}{KEEPALIVED_PID}", b"keepalived")] if "keepalived.conf" in texts else []),
         )
     )
     return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import alone, balancer_node
+from instinct import alone, balancer_node, keepalived
 from instinct.balancer_node import Places, converge
 from instinct.balancer_out import Balancer, Wish, put, select
 from instinct.haproxy import Haproxy, state_file
@@ -220,6 +221,65 @@ def test_a_port_that_is_taken(host: Host) -> None:
     host.port = host.engines[0].server_port
     with pytest.raises(NodeError, match=rf"Port {host.port} is taken by pid {os.getpid()} "):
         host.apply(host.texts())
+
+
+@pytest.fixture
+def address(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A keepalived that can be told to refuse, and that systemctl starts and ends; its process' file."""
+    program, pid_file = tmp_path / "keepalived", tmp_path / "keepalived.pid"
+    program.write_text('#!/bin/sh\n! grep nonsense "$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(keepalived, "PID_FILE", str(pid_file))
+    monkeypatch.setattr(keepalived, "START_SECONDS", 0.5)
+    host.places = dataclasses.replace(host.places, keepalived=str(program))
+    process = subprocess.Popen(["keepalived", "60"], executable="/bin/sleep")
+    before = host.run
+
+    def run(command: Sequence[str]) -> tuple[int, str]:
+        if list(command[1:]) == ["start", keepalived.SERVICE]:
+            pid_file.write_text(f"{process.pid}\n")
+        return before(command)
+
+    monkeypatch.setattr(host, "run", run)
+    yield pid_file
+    process.kill()
+    process.wait()
+
+
+def test_a_virtual_address_comes_changes_and_goes(host: Host, address: Path) -> None:
+    service = keepalived.SERVICE
+    host.apply(host.texts())
+    unit = host.tmp / "units" / service
+    assert not unit.exists()
+
+    def told(texts: dict[str, str]) -> list[str]:
+        would = host.apply(texts, check=True)["actions"]
+        host.calls.clear()
+        assert host.apply(texts)["actions"] == would
+        return [action for action in would if service in action]
+
+    assert told({**host.texts(), "keepalived.conf": "a"}) == [f"write {unit}", f"start {service}"]
+    assert any(call.startswith("enable ") and service in call for call in host.calls)
+    assert f"--use-file {host.places.current}/keepalived.conf" in unit.read_text()
+    assert told({**host.texts(), "keepalived.conf": "b"}) == [f"reload {service}"]
+    with pytest.raises(NodeError, match="keepalived refuses the configuration"):
+        host.apply({**host.texts(), "keepalived.conf": "nonsense"})
+    assert (host.tmp / "etc/current/keepalived.conf").read_text() == "b"
+    address.unlink()
+    assert told({**host.texts(), "keepalived.conf": "b"}) == [f"start {service}"]
+    assert told(host.texts()) == [f"remove {service}"]
+    assert f"disable --now {service}" in host.calls
+    assert not unit.exists()
+    assert not (host.tmp / "etc/current/keepalived.conf").exists()
+    assert told(host.texts()) == []
+
+
+def test_a_keepalived_that_ends_at_once_is_told(
+    host: Host, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "run", Host.run.__get__(host))
+    with pytest.raises(NodeError, match=r"keepalived does not run 0 s after its start"):
+        host.apply({**host.texts(), "keepalived.conf": "a"})
 
 
 def test_out_waits_for_running_requests(host: Host) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct import balancer_alive
+from instinct import balancer_alive, observe
 from instinct.balancer_material import materials, self_signed
 from instinct.balancer_node import run
 from instinct.balancer_plan import BalancerPlan, Endpoint, Kit, plan_balancers
 from instinct.balancer_settings import BalancerHost, VirtualAddress, balancer_host
 from instinct.errors import Problem
-from instinct.keepalived import Keeper
+from instinct.keepalived import PID_FILE, Keeper
 from instinct.nodemodule import NodeError
 from instinct.render import drawer
 
@@ -233,7 +233,7 @@ def keeper(tmp_path: Path) -> Keeper:
     if not KEEPALIVED or not real_interface():
         pytest.skip("keepalived, or an interface, is not here")
     place = str(tmp_path)
-    return Keeper(place, place, place, lambda *_: None, lambda _: True, KEEPALIVED)
+    return Keeper(place, place, lambda *_: None, lambda _: True, KEEPALIVED)
 
 
 @pytest.mark.parametrize("peers", [0, 1, 3])
@@ -275,7 +275,7 @@ def test_what_is_to_be_done(
 ) -> None:
     place = str(tmp_path)
     calls: list[tuple[str, ...]] = []
-    keeper = Keeper(place, place, place, lambda *words: calls.append(words), lambda _: runs, "/none")
+    keeper = Keeper(place, place, lambda *words: calls.append(words), lambda _: runs, "/none")
     if there:
         Path(keeper.unit).write_text("")
     step = keeper.step({"keepalived.conf": ""} if wanted else {}, changed, unit)
@@ -284,6 +284,36 @@ def test_what_is_to_be_done(
         keeper.do(step)
         assert not Path(keeper.unit).exists()
         assert calls[0] == ("disable", "--now", "instinct-balancer-address.service")
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    """A process whose command line has the names of all of a balancer's."""
+    made = subprocess.Popen(["haproxy agent.py keepalived", "60"], executable="/bin/sleep")
+    yield made.pid
+    made.kill()
+    made.wait()
+
+
+def test_a_balancer_whose_keepalived_is_gone_does_not_run(tmp_path: Path, process: int) -> None:
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/keepalived").touch()
+    current, state = tmp_path / "etc/balancer/current", tmp_path / "var/balancer"
+    for place in (current, state, tmp_path / "run"):
+        place.mkdir(parents=True)
+    for name in ("haproxy.pid", "agent.pid"):
+        (state / name).write_text(f"{process}\n")
+
+    def found() -> tuple[bool, bool]:
+        source = observe.Source(str(tmp_path))
+        seen = observe.read_balancer(source, str(tmp_path / "etc"), str(tmp_path / "var"))
+        return seen["keepalived"], seen["running"]
+
+    assert found() == (True, True)
+    (current / "keepalived.conf").write_text("")
+    assert found() == (True, False)
+    (tmp_path / PID_FILE.lstrip("/")).write_text(f"{process}\n")
+    assert found() == (True, True)
 
 
 # --- the check -----------------------------------------------------------------------------------------
