@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A virtual address before two load balancers: it moves when HAProxy dies, and then stays; and it can be given up."""
+
+from __future__ import annotations
+
+import ssl
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.load import Load, Target
+
+from .conftest import Lab, copy_inventory, lab_command
+from .helpers import MODEL, deployment, wait_for
+from .test_85_balancer import Endpoint
+
+pytestmark = pytest.mark.deep
+HOSTS = ("lab-n1", "lab-n2")
+ADDRESS = "172.30.77.100"
+URL = f"https://{ADDRESS}:8443"
+RATE = 30  # requests per second
+MOVED_SECONDS = 5.0  # two failed checks, a second between them, and the other one's turn
+SERVICE = "instinct-balancer-address"
+
+
+def deploy(lab: Lab, address: str = f"{ADDRESS}/24") -> None:
+    lab.write_vars(
+        vllm_deployments=[deployment(engine_args={"shutdown_timeout": 20})],
+        load_balancer_virtual_address=address,
+    )
+
+
+def holders(lab: Lab) -> list[str]:
+    return [host for host in HOSTS if f" {ADDRESS}/" in lab.on(host, "ip -o -4 address")]
+
+
+@pytest.fixture(scope="module")
+def shared(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("virtual"))
+    hosts = "".join(f"    {host}:\n" for host in HOSTS)
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n{hosts}")
+    deploy(lab)
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out[-3000:]
+    assert f"Load balancer lab-n2, {URL}" in run.out
+    endpoint = Endpoint(lab)
+    endpoint.trust()
+    yield endpoint
+    lab_command("reset")
+
+
+def answers(endpoint: Endpoint) -> bool:
+    """The address is answered, under a certificate that is for it."""
+    context = ssl.create_default_context(cafile=str(endpoint.ca))
+    try:
+        with urllib.request.urlopen(f"{URL}/health", timeout=1, context=context) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_one_has_it_and_a_second_run_changes_nothing(shared: Endpoint) -> None:
+    wait_for("the address", lambda: answers(shared), 20)
+    assert len(holders(shared.lab)) == 1  # whose HAProxy was found to work first
+    again = shared.lab.play("site", "--skip-tags", "benchmark")
+    assert again.rc == 0, again.out
+    assert again.changed() == []
+    path = "/etc/instinct-fleet/balancer/current/keepalived.conf"
+    assert shared.lab.on("lab-n1", f"stat -c %a {path}").strip() == "600"
+
+
+def test_it_leaves_a_dead_haproxy_and_stays_where_it_went(shared: Endpoint) -> None:
+    lab = shared.lab
+    (had,) = holders(lab)
+    (other,) = set(HOSTS) - {had}
+    with Load(Target(URL, MODEL, shared.key, str(shared.ca)), RATE) as load:
+        time.sleep(3)
+        # The lab's systemctl does not start it again, so it is dead for good.
+        asked = load.now
+        lab.on(had, "kill -9 $(pgrep -x haproxy)")
+        killed = time.monotonic()
+        wait_for("the address at the other one", lambda: answers(shared), 20)
+        seconds = time.monotonic() - killed
+        back = load.now
+        assert holders(lab) == [other]
+        time.sleep(3)
+        lab.on(had, "systemctl start instinct-balancer")
+        time.sleep(6)
+        assert holders(lab) == [other]
+    failed = [item for item in load.outcomes if item.problem]
+    print(f"away for {seconds:.1f} s; {len(load.outcomes)} requests, failed: {load.problems()}")
+    assert seconds < MOVED_SECONDS
+    assert failed
+    # What was on its way through the dead one, or came before the other had the address.
+    assert all(item.begun < back and item.begun + item.seconds > asked for item in failed)
+    assert [item for item in load.outcomes if item.begun > back and not item.problem]
+
+
+def test_it_leaves_a_host_that_is_gone(shared: Endpoint) -> None:
+    lab = shared.lab
+    (had,) = holders(lab)
+    (other,) = set(HOSTS) - {had}
+    lab.on(had, f"pkill -9 -x keepalived; pkill -9 -x haproxy; ip address del {ADDRESS}/24 dev eth0")
+    wait_for("the address at the other one", lambda: answers(shared), 10)
+    assert holders(lab) == [other]
+    repaired = lab.play("site", "--skip-tags", "benchmark")
+    assert repaired.rc == 0, repaired.out
+    assert repaired.changed() == [f"{had}: load_balancer : Balance"]
+    assert f"start {SERVICE}.service" in repaired.actions()[had]
+    time.sleep(4)
+    assert holders(lab) == [other]
+
+
+def test_it_is_given_up(shared: Endpoint) -> None:
+    lab = shared.lab
+    deploy(lab, "")
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out
+    assert holders(lab) == []
+    for host in HOSTS:
+        assert f"remove {SERVICE}.service" in run.actions()[host]
+        left = lab.on(host, f"pgrep -x keepalived; ls /etc/systemd/system | grep {SERVICE}", check=False)
+        assert left.strip() == ""
+    again = lab.play("site", "--skip-tags", "benchmark")
+    assert (again.rc, again.changed()) == (0, []), again.out
