@@ -22,7 +22,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rollout": {"type": "dict", "required": True},
     "batch": {"type": "dict"},
 }
-FAILURE, UNMENDED, RESULT = "rollout_failure", "rollout_unmended", "rollout_verdict_result"
+FAILURE = "rollout_failure"
+UNMENDED = "rollout_unmended"
+RESULT = "rollout_verdict_result"
 
 
 class ActionModule(ControllerAction):
@@ -61,9 +63,7 @@ def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
     return {key: before[key] for key in ("stop", "why", "told", "turned", "batch")}
 
 
-def _notes(
-    variables: Mapping[str, Any], hosts: Any, name: str, number: int | None
-) -> dict[str, str]:
+def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, str]:
     """What hosts noted of a batch, as text."""
     found = {}
     for host in dict.fromkeys(hosts):
