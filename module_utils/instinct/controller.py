@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
+
+from . import inventory, misspelt, rollout_plan
+from .knowledge import read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class ControllerAction(ActionBase):
@@ -26,6 +33,14 @@ class ControllerAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
+        wrong = misspelt.mistaken(map(str, load_extra_vars(self._loader)), known_variables())
+        if wrong:
+            return {
+                **result,
+                "failed": True,
+                "changed": False,
+                "msg": "\n".join(["Nothing was done.", *wrong]),
+            }
         try:
             return {**result, **self.work(options, facts)}
         except self.expected as error:
@@ -39,3 +54,12 @@ class ControllerAction(ActionBase):
         """The message of an expected exception."""
         del facts
         return str(error)
+
+
+def known_variables() -> set[str]:
+    """Variables of the planner, the roles and the playbooks."""
+    found = {*inventory.VARIABLES, *rollout_plan.VARIABLES, *misspelt.PLAYBOOKS}
+    found |= {"hf_model_token", "hf_model_token_file"}
+    for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
+        found.update(name for part in read_yaml(path)["argument_specs"].values() for name in part["options"])
+    return found

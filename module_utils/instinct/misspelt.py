@@ -8,6 +8,17 @@ from collections.abc import Collection, Iterable
 
 LIKE = 0.85
 """Two names are alike from this ratio of equal letters on; a judgement: vllm_deployment, gpu_partition_memry."""
+LIKE_GIVEN = 0.8
+"""The same for what stands behind -e, which are short names of this toolkit's more often than not: agian, canray."""
+
+PLAYBOOKS = (
+    "offline", "explain", "plan_file", "refresh",
+    "detail", "status_file", "strict", "audit_file",
+    "reboot", "host_prep_serial", "host_prep_max_fail_percentage", "host_prep_reboot_timeout",
+    "host_prep_reboot_test", "gpu_partition_serial", "gpu_partition_max_fail_percentage",
+    "load_balancer_drain_timeout",
+)  # fmt: skip
+"""Variables that the playbooks themselves take; those of a rollout are in rollout_plan.py."""
 
 
 def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
@@ -17,4 +28,16 @@ def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE)
         if near:
             found.append(f"the variable {name} is none of the toolkit's: did you mean {near[0]}?")
+    return tuple(found)
+
+
+def mistaken(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """What is wrong with the names behind -e. A slip there means everything: `stop.yml -e deploymnt=llama`."""
+    found = []
+    for name in sorted(set(given) - set(known)):
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE_GIVEN)
+        near = [f"upgrade_{name}"] if f"upgrade_{name}" in known else near
+        if near:
+            text = f"-e {name}: none of the toolkit's variables has this name. Did you mean {near[0]}?"
+            found.append(f"{text} If it is one of your own, give it a name that is less like it.")
     return tuple(found)

@@ -23,13 +23,12 @@ from instinct.balancer_material import instance_key, materials
 from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
 from instinct.catalog import GpuCatalog, parse_gpus
 from instinct.choices import select
-from instinct.controller import ControllerAction
+from instinct.controller import ControllerAction, known_variables
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, build_fleet
 from instinct.generations import DEPLOY, OPERATIONS, UPGRADE, Wishes
 from instinct.instance_key import NO_KEY
-from instinct.inventory import VARIABLES
 from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
 from instinct.misspelt import misspelt
@@ -37,7 +36,6 @@ from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.reader import GROUP, Reader, plain
 from instinct.render import FILES, Render, drawer, renderer
-from instinct.rollout_plan import VARIABLES as ROLLOUT_VARIABLES
 from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
 from instinct.rollout_text import explain_rollout
 from instinct.software import learned
@@ -274,14 +272,6 @@ def todo(
         if any(item["drain"] for item in out):
             mine["out"] = out
         found.append({"name": name, "groups": names, "plan": mine})
-    return found
-
-
-def known_variables() -> set[str]:
-    """Variables of the planner, the roles and the playbooks."""
-    found = {*VARIABLES, *OPTIONS, *ROLLOUT_VARIABLES, "hf_model_token", "hf_model_token_file"}
-    for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
-        found.update(name for part in read_yaml(path)["argument_specs"].values() for name in part["options"])
     return found
 
 

@@ -33,8 +33,8 @@ PLAYBOOK = """
   gather_facts: false
   tasks:
     - ansible.builtin.set_fact:
-        node_state_result: "{{ lookup('ansible.builtin.file', state_file) | from_json }}"
-      when: state_file is defined
+        node_state_result: "{{ lookup('ansible.builtin.file', observed_file) | from_json }}"
+      when: observed_file is defined
     - name: Plan what is missing
       fleet_plan:
         plan_file: "{{ plan_file | default(omit) }}"
@@ -109,7 +109,7 @@ class Fleet:
             if found is not None:
                 file = self.place / f"{name}.json"
                 file.write_text(json.dumps({"changed": False, "node_state": found}), encoding="utf-8")
-                hosts[name]["state_file"] = str(file)
+                hosts[name]["observed_file"] = str(file)
         (self.inventory / "hosts.yml").write_text(yaml.safe_dump({"instinct": {"hosts": hosts}}), "utf-8")
         text = yaml.safe_dump(variables, sort_keys=False)
         (self.inventory / "group_vars" / "instinct.yml").write_text(text, "utf-8")
@@ -325,12 +325,16 @@ def test_offline_needs_no_host_and_no_network(fleet: Fleet) -> None:
     ]
     declared = {"model": "MI300X", "count": 8}
     fleet.write({"n1": None}, vllm_deployments=wanted, instinct_gpus=declared, gpu_partition_compute="CPX")
-    run = fleet.run("-e", "offline=true", "-e", "explain=true", "-e", "refesh=true")
+    run = fleet.run("-e", "offline=true", "-e", "explain=true")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "the variable refesh is none of the toolkit's: did you mean refresh?" in run.stdout
     assert "n1: 8 x MI300X in CPX, 64 logical GPUs, GPUs 8-63 free" in run.stdout
     assert "Deployment llama on n1: 8 instances per host, vLLM 0.11.1" in run.stdout
     assert not fleet.lock.exists()
+    slip = fleet.run("-e", "offline=true", "-e", "deploymnt=llama")
+    assert slip.returncode == 2
+    assert (
+        "-e deploymnt: none of the toolkit's variables has this name. Did you mean deployment?" in slip.stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from instinct.misspelt import misspelt
+from instinct.misspelt import PLAYBOOKS, misspelt, mistaken
+from instinct.rollout_plan import VARIABLES
 
 KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "offline", "hf_model_token")
 
@@ -25,3 +29,33 @@ KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "o
 def test_misspelt(name: str, near: str) -> None:
     told = (f"the variable {name} is none of the toolkit's: did you mean {near}?",) if near else ()
     assert misspelt([name], KNOWN) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("generaton", "generation"),
+        ("deploymnt", "deployment"),
+        ("instnce", "instance"),
+        ("agian", "again"),
+        ("canray", "canary"),
+        ("serial", "upgrade_serial"),
+        ("soak", "upgrade_soak"),
+        ("deployment", ""),
+        ("stage", ""),
+        ("ansible_user", ""),
+    ],
+)
+def test_a_slip_behind_e_is_an_error(name: str, near: str) -> None:
+    told = mistaken([name], (*PLAYBOOKS, *VARIABLES))
+    assert [f"Did you mean {near}?" in text for text in told] == ([True] if near else [])
+
+
+def test_every_variable_that_a_playbook_asks_for_is_known() -> None:
+    playbooks = Path(__file__).resolve().parents[2] / "playbooks"
+    text = "".join(path.read_text(encoding="utf-8") for path in playbooks.rglob("*.yml"))
+    asked = set(re.findall(r"\{\{ (\w+) \| default\((?:omit|true|false|\d|\[)", text))
+    inner = {"fleet_operation", "fleet_plan_hosts", "fleet_plan_again", "host_audit_hosts"}
+    roles = {name for name in asked if name.startswith(("hf_model_", "host_prep_reboot_test"))}
+    assert len(asked) > 15
+    assert asked - inner - roles <= {*PLAYBOOKS, *VARIABLES}
