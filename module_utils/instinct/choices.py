@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .errors import Path, Problem, natural
+from .errors import FleetError, Path, Problem, natural, suggest
 from .fleet import Fleet, Host
 from .generations import (
     DEPLOY,
@@ -68,6 +68,12 @@ def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Select
     names = sorted({*wanted, *histories, *_there(fleet)}, key=natural)
     free = frozenset(released)
     problems = [*_broken(fleet), *_unknown(wishes, names)]
+    if wishes.operation == ROLLBACK and not wishes.deployments:
+        what = "is not given, and a rollback is of one deployment."
+        there = ", ".join(names) or "none"
+        raise FleetError(
+            [*problems, Problem(("deployment",), what, f"-e deployment=NAME; there are: {there}.")]
+        )
     choices: dict[str, Choice] = {}
     for name in names:
         bound = name in wanted and name not in free
@@ -131,8 +137,7 @@ def _broken(fleet: Fleet) -> Iterable[Problem]:
 def _unknown(wishes: Wishes, names: Iterable[str]) -> Iterable[Problem]:
     for name in sorted(wishes.deployments or ()):
         if name not in names:
-            known = ", ".join(names) or "none"
-            yield Problem((), f"there is no deployment {name!r}.", f"There are: {known}.")
+            yield Problem((), f"there is no deployment {name!r}.", suggest(name, names) or "There is none.")
 
 
 # ---- a deployment ------------------------------------------------------------------------------------

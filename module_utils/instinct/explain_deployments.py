@@ -6,16 +6,19 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .deployment import Deployment
 from .fit import Fit
 from .plan import HostPlan
 from .planned import Planned
+from .reasons import Reason
 from .serve import Instance
 from .settings import flag_argv
 from .steps import size
 from .texts import COUNTS, gpus_text, listed, numbered, wrapped
+
+ADDRESS = "--host"
 
 
 @dataclass
@@ -23,7 +26,7 @@ class Told:
     """A deployment as it is on one sort of host, or of groups of hosts that run an engine together.
 
     groups: by the hosts of a group, the address and the ports at which its servers meet. idle: GPUs that no
-    instance has.
+    instance has. addresses: where instances listen, each host at its own.
     """
 
     instance: Instance
@@ -31,6 +34,7 @@ class Told:
     idle: tuple[int, ...]
     hosts: list[str] = field(default_factory=list)
     groups: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    addresses: set[str] = field(default_factory=set)
 
     def lines(self, full: bool, once: Mapping[str, Sequence[str]]) -> list[str]:
         """The deployment's block; `full`: with its command and every reason. `once`: warnings told elsewhere."""
@@ -72,7 +76,14 @@ class Told:
         for warning in instance.warnings:
             if warning not in once:
                 lines += wrapped("warning", warning)
-        return [*lines, *_command(instance, self.count), *_reasons(instance)] if full else lines
+        return [*lines, *_command(instance, self._differing()), *_reasons(instance)] if full else lines
+
+    def _differing(self) -> str:
+        """What is another in the commands of its other instances."""
+        found = ["address"] if len(self.addresses) > 1 else []
+        found += ["port"] if self.count > 1 else []
+        found += ["rank"] if self.instance.deployment.nodes > 1 else []
+        return ", ".join([*found[:-2], " and ".join(found[-2:])])
 
 
 def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
@@ -90,17 +101,23 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
                 continue
             spans = instance.deployment.nodes > 1
             # Servers of one engine differ in their ranks; the head, which comes first, stands for them.
-            same = (instance.tuned.chosen, idle) if spans else instance.reasons
+            same = (instance.tuned.chosen, idle) if spans else tuple(map(_alike, instance.reasons))
             told = seen.setdefault(
                 (name, counts[name], same, instance.verdict.fit), Told(instance, counts[name], idle)
             )
             told.hosts.append(host.host.name)
+            told.addresses |= {item.value for item in instance.reasons if item.setting == ADDRESS}
             rank = instance.slot.rank
             if spans and rank:
                 ranks = [item.slot.rank for item in composed if item.deployment.name == name]
                 ports = tuple(sorted({item.master_port for item in ranks if item}))
                 told.groups[rank.hosts] = (rank.master, ports)
     return list(seen.values())
+
+
+def _alike(reason: Reason) -> Reason:
+    """Without the address, which is another one on each host for the same reason."""
+    return replace(reason, value="") if reason.setting == ADDRESS else reason
 
 
 def told_once(told: Iterable[Told]) -> dict[str, list[str]]:
@@ -148,11 +165,9 @@ def _words(instance: Instance, name: str) -> str:
     return shlex.join(flag_argv(instance.tuned.table, name, instance.tuned.args[name]))
 
 
-def _command(instance: Instance, count: int) -> list[str]:
+def _command(instance: Instance, differing: str) -> list[str]:
     """The whole command with its variables, to be copied; serve.sh runs the same."""
-    differing = ["port"] if count > 1 else []
-    differing += ["rank"] if instance.deployment.nodes > 1 else []
-    others = f"; the others differ in {' and '.join(differing)}" if differing else ""
+    others = f"; the others differ in {differing}" if differing else ""
     words = [f"{name}={shlex.quote(value)}" for name, value in instance.env]
     words += [shlex.join(group) for group in instance.argv]
     lines = [f"    {word} \\" for word in words[:-1]]

@@ -18,7 +18,7 @@ from .places import KEYS_DIR
 VARIABLE = "VLLM_API_KEY"
 NAME = "instances"
 FILE = f"{KEYS_DIR}/{NAME}"
-UNMADE = "not made yet"
+UNMADE = "made by the first run"
 """The mark of a key that a real run is going to make."""
 _KEY = re.compile(r"[A-Za-z0-9._~+/=-]{20,512}")
 _LINE = re.compile(rf"^{VARIABLE}=(\S+)$", re.MULTILINE)

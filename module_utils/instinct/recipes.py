@@ -46,6 +46,7 @@ class Context:
     kv_cache: str = "auto"
     engine: str = "V1"
     speculative: bool = False
+    speculative_tokens: int = 0
     workload: tuple[str, ...] = ()
     balancing: str = "internal"
 
@@ -211,6 +212,7 @@ _CONDITIONS: Mapping[str, Any] = {
     "balancing": lambda want, model, context: context.balancing in want,
     "workload": lambda want, model, context: any(item in want for item in context.workload),
     "speculative": lambda want, model, context: context.speculative == want,
+    "speculative_tokens": lambda want, model, context: _between(want, context.speculative_tokens),
     "tp": lambda want, model, context: _between(want, context.tp),
     "pp": lambda want, model, context: _between(want, context.pp),
     "dp": lambda want, model, context: _between(want, context.dp),

@@ -271,7 +271,7 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
     soak = parse_count(SOAK if values.get("upgrade_soak") is None else values["upgrade_soak"])
     if not isinstance(soak, int):
         what = f"{values['upgrade_soak']!r} is not a whole number of seconds."
-        problems.append(Problem(("upgrade_soak",), what))
+        problems.append(Problem(("upgrade_soak",), what, "Such as 30, or 0."))
         soak = SOAK
     return Terms(serial, keep, soak), tuple(problems)
 

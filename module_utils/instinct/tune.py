@@ -344,9 +344,16 @@ def _context(
         kv_cache=str(given.get("kv_cache_dtype", "auto")),
         engine=str(engine),
         speculative="speculative" in given,
+        speculative_tokens=_drafted(given.get("speculative")),
         workload=deployment.workload,
         balancing=deployment.data_parallel_balancing,
     )
+
+
+def _drafted(speculative: Any) -> int:
+    """Tokens of a draft per step; 0 where it is not said."""
+    count = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else 0
+    return count if isinstance(count, int) else 0
 
 
 def _falls_back(book: SettingsBook, given: Mapping[str, Value]) -> bool:

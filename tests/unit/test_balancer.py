@@ -486,3 +486,10 @@ def test_node_state_knows_the_key_by_its_mark(tmp_path: Path) -> None:
     (tmp_path / "keys/instances").write_text(f"VLLM_API_KEY={SECRET}\n")
     assert observe.read_instance_key(str(tmp_path)) == mark(SECRET)
     assert node_key(str(tmp_path / "keys")) == SECRET
+
+
+def test_hosts_that_differ_in_their_address_only_are_told_once() -> None:
+    text = explain(planned({"n1": state(), "n2": state()}, [deployment()]), full=True)
+    assert text.count("\nDeployment llama on ") == 1
+    assert "Deployment llama on n1, n2: " in text
+    assert "inside its container; the others differ in address:" in text

@@ -262,7 +262,16 @@ def test_a_number_that_cannot_come_back(number: int, kept: list[int], text: str)
 
 def test_a_deployment_that_does_not_exist() -> None:
     (text,) = problems(upgraded(), llama(16), Wishes(ROLLBACK, frozenset(["lama"])))
-    assert text == "there is no deployment 'lama'. There are: llama."
+    assert text == "there is no deployment 'lama'. Did you mean llama?"
+
+
+def test_a_rollback_names_its_deployment() -> None:
+    """All at once is nobody's wish, and what each of them lacks would hide what is missing."""
+    (text,) = problems(upgraded(), llama(16), Wishes(ROLLBACK))
+    assert (
+        text
+        == "deployment: is not given, and a rollback is of one deployment. -e deployment=NAME; there are: llama."
+    )
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,13 @@ def advice(part: str, version: str, **changes: Any) -> dict[str, str]:
         ("gpt-oss", "0.10.0", {}, "gpt-oss-first-release", "refuse"),
         ("Qwen3-235B-A22B-FP8", "0.19.0", {"tp": 8}, "qwen3-235b-fp8-tp8", "refuse"),
         ("command-r", "0.9.1", {}, "command-r-crash", "warn"),
-        ("Llama-3.1-8B", "0.19.0", {"speculative": True}, "speculative-tokens", "warn"),
+        (
+            "Llama-3.1-8B",
+            "0.19.0",
+            {"speculative": True, "speculative_tokens": 3},
+            "speculative-tokens",
+            "warn",
+        ),
     ],
 )
 def test_rules(part: str, version: str, changes: dict[str, Any], name: str, say: str) -> None:
@@ -334,6 +340,7 @@ def test_rules(part: str, version: str, changes: dict[str, Any], name: str, say:
         ("DeepSeek-R1", "0.12.0", {"given": {"block_size": 16}}, "deepseek-mla-block-size"),
         ("MXFP4", "0.19.0", {"gfx": "gfx950"}, "mxfp4-needs-gfx950"),
         ("Llama-3.1-8B", "0.19.0", {}, "quick-reduce-accuracy"),
+        ("Llama-3.1-8B", "0.19.0", {"speculative": True, "speculative_tokens": 2}, "speculative-tokens"),
         ("Llama-3.1-8B", "0.19.0", {}, "attention-heads"),  # a statement: arithmetic decides it
     ],
 )
