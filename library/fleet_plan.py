@@ -84,6 +84,27 @@ options:
     description: Compare the first unit of an upgrade with what it was.
     type: bool
     default: true
+  canary_terms:
+    description: How the canary is judged, checked here so that nothing is touched when it makes no sense.
+    type: dict
+    default: {}
+    suboptions:
+      canary_tolerance:
+        description: Percent of output throughput that may be missing.
+        type: float
+        default: 10
+      canary_latency_tolerance:
+        description: Percent by which the medians of TTFT and TPOT may be longer.
+        type: float
+        default: 30
+      canary_runs:
+        description: Runs before and after.
+        type: int
+        default: 5
+      canary_max_runs:
+        description: Runs after, at most.
+        type: int
+        default: 15
   serial:
     description: Units that change at a time - a number, a percentage, or a list of these. Default is C([1, "20%"]).
     type: raw

@@ -62,6 +62,21 @@ class Rules:
         left = self.max_runs - self.runs
         return left if left >= FEWEST else 0
 
+    def wrong(self) -> tuple[tuple[str, str], ...]:
+        """Variables whose values make no sense, and why."""
+        found = []
+        if self.runs < FEWEST:
+            found.append(("canary_runs", f"is {self.runs}: fewer than {FEWEST} runs prove nothing."))
+        if self.max_runs < self.runs:
+            found.append(("canary_max_runs", f"is {self.max_runs}, less than canary_runs ({self.runs})."))
+        for name, value, most in (
+            ("canary_tolerance", self.tolerance, 100),
+            ("canary_latency_tolerance", self.latency_tolerance, 1000),
+        ):
+            if not 0 < value < most:
+                found.append((name, f"is {value:g}, no percentage that makes sense."))
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class Window:

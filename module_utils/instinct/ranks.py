@@ -130,7 +130,9 @@ def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[P
         members = fleet.spans[name]
         if members is None:
             here = tuple(found)
-            why = "the hosts that --limit leaves out: the deployment does not name its hosts"
+            why = (
+                "others that --limit leaves out (which, is not known: the deployment does not name its hosts)"
+            )
             groups.update(((name, host), HostGroup(0, here, "", (why,))) for host in here)
             continue
         problems.extend(_wrong(found, members))

@@ -20,7 +20,6 @@ if str(ROOT / "module_utils") not in sys.path:
 from instinct.canary import OK, Rules
 from instinct.canary_evidence import BROKEN, Baseline, Verdict, baseline, client, conclude
 from instinct.canary_report import Case, text, to_json
-from instinct.canary_stats import FEWEST
 from instinct.controller import ControllerAction
 from instinct.redact import Redactor
 from instinct.results_files import ResultsError, check_run, free_run, json_text, write_run
@@ -120,12 +119,7 @@ class ActionModule(ControllerAction):
 
 def rules_of(options: Mapping[str, Any]) -> Rules:
     """Raises CanaryError."""
-    runs, most = options["runs"], options["max_runs"]
-    if runs < FEWEST:
-        raise CanaryError(f"canary_runs is {runs}: fewer than {FEWEST} runs prove nothing.")
-    if most < runs:
-        raise CanaryError(f"canary_max_runs is {most}, less than canary_runs ({runs}).")
-    for name in ("tolerance", "latency_tolerance"):
-        if not 0 < options[name] < 100 * (1 + (name == "latency_tolerance") * 9):
-            raise CanaryError(f"canary_{name} is {options[name]:g}, no percentage that makes sense.")
-    return Rules(options["tolerance"], options["latency_tolerance"], runs, most)
+    rules = Rules(options["tolerance"], options["latency_tolerance"], options["runs"], options["max_runs"])
+    for name, what in rules.wrong():
+        raise CanaryError(f"{name} {what}")
+    return rules

@@ -21,6 +21,7 @@ if str(ROOT / "module_utils") not in sys.path:
 from ansible.errors import AnsibleError
 from instinct.balancer_material import instance_key, materials
 from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
+from instinct.canary import Rules
 from instinct.catalog import GpuCatalog, parse_gpus
 from instinct.choices import select
 from instinct.controller import ControllerAction, known_variables
@@ -36,6 +37,7 @@ from instinct.pins import absent_images, absent_models, missing_pins
 from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.reader import GROUP, Reader, plain
 from instinct.render import FILES, Render, drawer, renderer
+from instinct.rollout import parse_terms
 from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
 from instinct.rollout_text import explain_rollout
 from instinct.software import learned
@@ -56,6 +58,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "why": {"type": "str"},
     "retry": {"type": "bool", "default": False},
     "canary": {"type": "bool", "default": True},
+    "canary_terms": {
+        "type": "dict",
+        "default": {},
+        "options": {
+            "canary_tolerance": {"type": "float", "default": 10},
+            "canary_latency_tolerance": {"type": "float", "default": 30},
+            "canary_runs": {"type": "int", "default": 5},
+            "canary_max_runs": {"type": "int", "default": 15},
+        },
+    },
     "serial": {"type": "raw"},
     "min_in": {"type": "raw"},
     "soak": {"type": "raw"},
@@ -90,6 +102,9 @@ class ActionModule(ControllerAction):
         inputs = {name: reader.host(name, offline) for name in names}
         fleet = build_fleet(inputs, reader.groups(), catalog, offline)
         wishes = wished(options)
+        terms = bad_terms(options)
+        if terms:
+            raise FleetError(terms)
         asked = select(
             fleet, wishes
         ).fleet  # what comes from the nodes' own records needs nothing of elsewhere
@@ -174,6 +189,20 @@ def wished(options: Mapping[str, Any]) -> Wishes:
         retry=options["retry"],
         why=options["why"] or "",
     )
+
+
+def bad_terms(options: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """What makes no sense in the variables of upgrades; told before a host is asked, and by every plan."""
+    given = options["canary_terms"] or {}
+    rules = Rules(
+        given.get("canary_tolerance", Rules.tolerance),
+        given.get("canary_latency_tolerance", Rules.latency_tolerance),
+        given.get("canary_runs", Rules.runs),
+        given.get("canary_max_runs", Rules.max_runs),
+    )
+    _, problems = parse_terms({f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")})
+    fix = "See docs/canary.md."
+    return (*problems, *(Problem((name,), what, fix) for name, what in rules.wrong()))
 
 
 def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:

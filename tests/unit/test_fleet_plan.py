@@ -386,9 +386,32 @@ def test_the_documentation_is_the_argument_spec() -> None:
     source = (ROOT / "library/fleet_plan.py").read_text(encoding="utf-8")
     documented = yaml.safe_load(source.split('DOCUMENTATION = r"""')[1].split('"""')[0])["options"]
     keys = ("type", "default", "elements", "choices")
-    assert {
-        name: {key: item[key] for key in keys if key in item} for name, item in documented.items()
-    } == OPTIONS
+
+    def spec(options: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: {key: item[key] for key in keys if key in item} for name, item in options.items()}
+        for name, item in options.items():
+            if "suboptions" in item:
+                found[name]["options"] = spec(item["suboptions"])
+        return found
+
+    assert spec(documented) == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, []),
+        ({"serial": "bogus", "soak": "long"}, ["upgrade_serial", "upgrade_soak"]),
+        ({"canary_terms": {"canary_runs": 2, "canary_tolerance": -3.0}}, ["canary_runs", "canary_tolerance"]),
+    ],
+)
+def test_terms_of_upgrades_are_judged_before_anything_else(given: dict[str, Any], names: list[str]) -> None:
+    """A canary with a tolerance that makes no sense would be turned back, and its deployment held."""
+    sys.path.insert(0, str(ROOT))
+    from plugins.action.fleet_plan import bad_terms
+
+    nothing = {"serial": None, "min_in": None, "soak": None, "canary_terms": {}}
+    assert [problem.path[0] for problem in bad_terms({**nothing, **given})] == names
 
 
 def test_hub_library_is_not_loaded_without_need() -> None:
