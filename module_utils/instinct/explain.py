@@ -102,9 +102,9 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
     for backend in plan.backends:
         hosts = Counter(member.host for member in backend.members)
         where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
-        lines += wrapped(
-            "model", f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}"
-        )
+        how = ", routed by prefix (vllm-router)" if backend.prefix else ""
+        text = f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}{how}"
+        lines += wrapped("model", text)
     return lines
 
 

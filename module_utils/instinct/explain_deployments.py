@@ -26,7 +26,8 @@ class Told:
     """A deployment as it is on one sort of host, or of groups of hosts that run an engine together.
 
     groups: by the hosts of a group, the address and the ports at which its servers meet. idle: GPUs that no
-    instance has. addresses: where instances listen, each host at its own.
+    instance has. addresses: where instances listen, each host at its own. networks: what servers of an
+    engine use of their hosts' networks.
     """
 
     instance: Instance
@@ -35,6 +36,7 @@ class Told:
     hosts: list[str] = field(default_factory=list)
     groups: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     addresses: set[str] = field(default_factory=set)
+    networks: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def lines(self, full: bool, once: Mapping[str, Sequence[str]]) -> list[str]:
         """The deployment's block; `full`: with its command and every reason. `once`: warnings told elsewhere."""
@@ -76,7 +78,18 @@ class Told:
         for warning in instance.warnings:
             if warning not in once:
                 lines += wrapped("warning", warning)
-        return [*lines, *_command(instance, self._differing()), *_reasons(instance)] if full else lines
+        if not full:
+            return lines
+        return [*lines, *_command(instance, self._differing()), *_reasons(instance), *self._elsewhere()]
+
+    def _elsewhere(self) -> list[str]:
+        """Variables for the network that other hosts have otherwise than the first, for the same reasons."""
+        first = next(iter(self.networks.values()), {})
+        lines = []
+        for host, values in self.networks.items():
+            other = [f"{name}={value}" for name, value in values.items() if first.get(name) != value]
+            lines += wrapped("network", f"{host} has {', '.join(other)}") if other else []
+        return lines
 
     def _differing(self) -> str:
         """What is another in the commands of its other instances."""
@@ -107,6 +120,10 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
             )
             told.hosts.append(host.host.name)
             told.addresses |= {item.value for item in instance.reasons if item.setting == ADDRESS}
+            if instance.slot.network:
+                env = dict(instance.env)
+                names = [item.setting for item in instance.slot.network.env if item.setting in env]
+                told.networks[host.host.name] = {name: env[name] for name in names}
             rank = instance.slot.rank
             if spans and rank:
                 ranks = [item.slot.rank for item in composed if item.deployment.name == name]

@@ -16,6 +16,7 @@ from instinct.lock import ImagePin, ImageSoftware, Lock
 from instinct.texts import gpus_text
 
 from .plan_world import DIGEST, LOCK, deployment, plan, state
+from .test_network import ethernet, node
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,16 @@ def test_a_group_of_hosts_is_told_once() -> None:
         "parallel tensor parallel 4 within each host, pipeline parallel 2 between them; GPUs 0-3 of each host; "
         "GPUs 4-7 of each host idle memory "
     )
+
+
+def test_what_the_other_hosts_of_a_group_use_of_their_network() -> None:
+    states = {"n1": node(1), "n2": node(2, interfaces=[ethernet(2, name="ens1f0")])}
+    own = {name: {"ansible_host": f"10.0.0.{name[1:]}"} for name in states}
+    wanted = [deployment(nodes=2, tensor_parallel_size=8, pipeline_parallel_size=2)]
+    made = plan(states, wanted, own=own)
+    text = "network n2 has VLLM_HOST_IP=10.0.0.2, NCCL_SOCKET_IFNAME==ens1f0, GLOO_SOCKET_IFNAME=ens1f0"
+    assert text in block(explain(made, full=True), "llama")
+    assert "ens1f0" not in explain(made)
 
 
 @pytest.mark.parametrize(
