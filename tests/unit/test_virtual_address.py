@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 import sys
 import threading
 from collections.abc import Iterator
@@ -290,6 +291,9 @@ def test_what_is_to_be_done(
 def process() -> Iterator[int]:
     """A process whose command line has the names of all of a balancer's."""
     made = subprocess.Popen(["haproxy agent.py keepalived", "60"], executable="/bin/sleep")
+    # The kernel tells that a program was started before it shows its command line.
+    while b"agent" not in Path(f"/proc/{made.pid}/cmdline").read_bytes():
+        time.sleep(0.01)
     yield made.pid
     made.kill()
     made.wait()
