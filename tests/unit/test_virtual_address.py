@@ -8,9 +8,9 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
