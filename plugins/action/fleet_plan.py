@@ -28,7 +28,7 @@ from instinct.controller import ControllerAction, known_variables
 from instinct.errors import FleetError, Problem, natural
 from instinct.explain import explain
 from instinct.fleet import Fleet, build_fleet
-from instinct.generations import DEPLOY, OPERATIONS, UPGRADE, Wishes
+from instinct.generations import DEPLOY, OPERATIONS, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
 from instinct.instance_key import NO_KEY
 from instinct.knowledge import Knowledge, read_yaml
 from instinct.lock import Lock, model_key, parse_lock
@@ -201,8 +201,16 @@ def bad_terms(options: Mapping[str, Any]) -> tuple[Problem, ...]:
         given.get("canary_max_runs", Rules.max_runs),
     )
     _, problems = parse_terms({f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")})
+    found = list(problems)
+    operation = options.get("operation")
+    if options.get("instance") and operation in (UPGRADE, ROLLBACK):
+        what = f"an {UPGRADE} or {ROLLBACK} is of whole deployments."
+        found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
+    if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
+        what = "only rollback.yml goes to a generation."
+        found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
     fix = "See docs/canary.md."
-    return (*problems, *(Problem((name,), what, fix) for name, what in rules.wrong()))
+    return (*found, *(Problem((name,), what, fix) for name, what in rules.wrong()))
 
 
 def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:

@@ -401,6 +401,9 @@ def test_the_documentation_is_the_argument_spec() -> None:
     ("given", "names"),
     [
         ({}, []),
+        ({"operation": "upgrade", "instance": "llama-0"}, ["instance"]),
+        ({"operation": "restart", "instance": "llama-0", "generation": 2}, ["generation"]),
+        ({"operation": "rollback", "generation": 2}, []),
         ({"serial": "bogus", "soak": "long"}, ["upgrade_serial", "upgrade_soak"]),
         ({"canary_terms": {"canary_runs": 2, "canary_tolerance": -3.0}}, ["canary_runs", "canary_tolerance"]),
     ],
