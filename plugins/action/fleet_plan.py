@@ -209,6 +209,9 @@ def bad_terms(options: Mapping[str, Any]) -> tuple[Problem, ...]:
     if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
         what = "only rollback.yml goes to a generation."
         found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
+    if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
+        what = f"{operation}.yml begins with what runs, which only the hosts know."
+        found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
     fix = "See docs/canary.md."
     return (*found, *(Problem((name,), what, fix) for name, what in rules.wrong()))
 

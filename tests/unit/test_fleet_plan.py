@@ -404,6 +404,8 @@ def test_the_documentation_is_the_argument_spec() -> None:
         ({"operation": "upgrade", "instance": "llama-0"}, ["instance"]),
         ({"operation": "restart", "instance": "llama-0", "generation": 2}, ["generation"]),
         ({"operation": "rollback", "generation": 2}, []),
+        ({"operation": "rollback", "generation": 2, "offline": True}, ["offline"]),
+        ({"operation": "deploy", "offline": True}, []),
         ({"serial": "bogus", "soak": "long"}, ["upgrade_serial", "upgrade_soak"]),
         ({"canary_terms": {"canary_runs": 2, "canary_tolerance": -3.0}}, ["canary_runs", "canary_tolerance"]),
     ],
