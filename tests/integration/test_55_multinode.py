@@ -151,6 +151,7 @@ def test_a_rank_that_is_killed_takes_its_group_along_and_back(
     comes_back(endpoint, host, what, 40)
 
 
+@pytest.mark.deep
 def test_a_rank_that_is_stopped_is_waited_for_by_name(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     lab.on(OTHER, "docker stop instinct-llama-0")
@@ -164,6 +165,7 @@ def test_a_rank_that_is_stopped_is_waited_for_by_name(endpoint: Endpoint) -> Non
     assert answers(endpoint)
 
 
+@pytest.mark.deep
 def test_a_dead_node_is_waited_for_and_its_return_is_enough(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     assert sorted(PLAYS) == [
