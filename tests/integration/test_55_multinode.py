@@ -223,11 +223,12 @@ def test_tensor_parallel_over_two_hosts(endpoint: Endpoint) -> None:
     assert all(supervisor(endpoint.lab, host)["failures"] == [] for host in endpoint.lab.hosts)
     log = endpoint.lab.on(OTHER, "docker logs instinct-llama-0 2>&1 | grep -c 'world_size=2 rank=1'")
     assert int(log) >= 1
-    comes_back(endpoint, OTHER, "vllm", 150)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("host", "what"), [(OTHER, "container"), (HEAD, "vllm"), (HEAD, "container")])
+@pytest.mark.parametrize(
+    ("host", "what"), [(OTHER, "vllm"), (OTHER, "container"), (HEAD, "vllm"), (HEAD, "container")]
+)
 def test_tensor_parallel_comes_back(endpoint: Endpoint, host: str, what: str) -> None:
     deploy(endpoint, real())
     comes_back(endpoint, host, what, 150)

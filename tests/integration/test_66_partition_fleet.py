@@ -18,6 +18,9 @@ import pytest
 from .conftest import BIN, ROOT, Lab, Run
 from .helpers import completion, deployment, wait_for
 
+# Half an hour is all that every run has; there, partitioning is in test_65.
+pytestmark = pytest.mark.deep
+
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
 OLD, NEW = "NPS1 SPX", "CPX NPS4"
 LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01"

@@ -205,6 +205,7 @@ def test_a_client_that_goes_away_ends_its_request(endpoint: Endpoint, stream: bo
     wait_for("its end", lambda: busy() == 0, 10)
 
 
+@pytest.mark.deep
 def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     with endpoint.load() as load:
