@@ -115,15 +115,6 @@ def test_an_upgrade_loses_no_request(endpoint: Endpoint) -> None:
     assert len(under_load(endpoint, "upgrade")) > 1000
 
 
-@pytest.mark.deep
-def test_ten_thousand_requests_and_none_is_lost(endpoint: Endpoint) -> None:
-    number = int(next(iter(runs(endpoint.lab))))
-    serve(endpoint.lab, number + 1)
-    load = under_load(endpoint, "upgrade", "rollback", "partition", "reboot", requests=10_500)
-    assert len(load) >= 10_000
-    settled(endpoint.lab)
-
-
 def under_load(endpoint: Endpoint, *steps: str, requests: int = 0) -> list[Outcome]:
     """What became of the requests of a streaming load during these steps, and until there were so many."""
     lab = endpoint.lab
@@ -137,7 +128,7 @@ def under_load(endpoint: Endpoint, *steps: str, requests: int = 0) -> list[Outco
             told = f"{step}: {spent:.0f} s, {len(load.outcomes)} requests, failed: {load.problems()}"
             print(told, flush=True)
             assert load.problems() == {}
-        time.sleep(max(0.0, min(requests / RATE - load.now, 60)))
+        time.sleep(max(0.0, requests / RATE - load.now))
     print(f"{len(load.outcomes)} requests at {RATE}/s, failed: {load.problems()}")
     assert load.problems() == {}
     return load.outcomes
@@ -292,3 +283,13 @@ def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
         assert run.rc != 0
         assert text in run.out, run.out[-2000:]
         assert run.changed() == []
+
+
+@pytest.mark.deep
+def test_ten_thousand_requests_and_none_is_lost(endpoint: Endpoint) -> None:
+    """The last one: a node's GPUs are in another mode afterwards."""
+    number = int(next(iter(runs(endpoint.lab))))
+    serve(endpoint.lab, number + 1)
+    load = under_load(endpoint, "upgrade", "rollback", "partition", "reboot", requests=10_500)
+    assert len(load) >= 10_000
+    settled(endpoint.lab)
