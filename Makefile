@@ -55,9 +55,9 @@ lab-down: ## stop the lab's containers; images and weights stay
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test lint types unit lab-test deep parsers docs bench
-test: lint types ## everything but make deep
-	@# The lab comes up while the unit tests run.
-	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) unit; result=$$?; wait $$up; exit $$result
+test: venv-dev ## everything but make deep
+	@# The lab comes up meanwhile.
+	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) lint types unit; result=$$?; wait $$up; exit $$result
 	$(MAKE) lab-test
 
 lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)

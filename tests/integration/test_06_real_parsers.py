@@ -32,7 +32,9 @@ def node(lab_up: list[str]) -> str:
     return host
 
 
-@pytest.mark.parametrize("version", [VLLM_VERSION, *OLDER])
+@pytest.mark.parametrize(
+    "version", [VLLM_VERSION, *(pytest.param(name, marks=pytest.mark.deep) for name in OLDER)]
+)
 def test_nothing_that_is_rendered_is_refused(node: str, version: str) -> None:
     path = "" if version == VLLM_VERSION else f"{THERE}/vllm-{version}:{THERE}/{LIBRARIES_NAME}"
     judged = judge(

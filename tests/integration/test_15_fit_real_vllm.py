@@ -78,6 +78,7 @@ def test_tokens_and_weights_are_vllms_own(engines: Lab, seed: int) -> None:
         assert found.weights_bytes_per_gpu == pytest.approx(answer["weights_bytes"], rel=0.01), question
 
 
+@pytest.mark.deep
 def test_the_log_of_a_started_engine_says_the_same(engines: Lab, seed: int) -> None:
     line = Knowledge(Path(ROOT / "catalog")).line
     (question,) = ask(engines, [case("gemma3", seed)], "--start")

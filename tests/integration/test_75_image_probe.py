@@ -153,6 +153,7 @@ def without_docker(fresh_lab: Lab) -> Iterator[Lab]:
     lab_command("reset")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("version", [Knobs.version, None])
 def test_check_mode_of_a_server_without_docker(without_docker: Lab, version: str | None) -> None:
     """The engine is installed by the run that is predicted, so nothing is there yet."""
