@@ -74,7 +74,7 @@ types: venv-dev ## mypy --strict of what runs on nodes and decides
 unit: venv-dev ## fast tests, no Docker
 	$(BIN)/pytest tests/unit -q -n auto
 
-lab-test: venv-dev ## tests on the lab (starts it, about ten minutes)
+lab-test: venv-dev ## tests on the lab (starts it, about twenty minutes)
 	$(BIN)/pytest tests/integration -v
 
 # The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.
