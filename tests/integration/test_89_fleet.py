@@ -117,6 +117,10 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     wait_for("the fleet", well, 40)
 
 
+def test_every_command_of_the_runbook_was_run() -> None:
+    assert ran == set(COMMANDS)
+
+
 @pytest.mark.deep
 def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
     bad = deployment(
