@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import docker
 
 from . import engine, fleet, images, layers
 from .config import (
     HUB,
+    MAX_LABS,
     RAY_TAG,
     SERVICES_ADDRESS,
     STANDIN_REPOSITORY,
@@ -28,7 +31,7 @@ from .config import (
     VLLM_TAG,
     Config,
     LabError,
-    node_address,
+    name_number,
 )  # fmt: skip
 
 
@@ -45,29 +48,37 @@ def up(config: Config) -> None:
     engine.check_machine(config)
     with step("Docker engine"):
         client = engine.ensure(config)
-    fleet.make_key(config)
-    with step("image layers (Debian, real vLLM, stand-in)"), ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
-        base, vllm, standin = (future.result() for future in waiting)
-    with step("images of nodes and services"):
-        node_image, services_image = images.node(client, config), images.services(client, config)
-    with step("registry and hub"):
-        write_hub(config)
-        fleet.network(client)
-        fleet.services(client, config, services_image)
-        digests = [
-            images.publish(VLLM_REPOSITORY, VLLM_TAG, [*base, *vllm], "vLLM, CPU build"),
-            images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [*base, *standin], "instant engine"),
-        ]
-        fleet.forget_old_pins(config, digests)
+    with _alone(config):
+        fleet.make_key(config)
+        with step("image layers (Debian, real vLLM, stand-in)"), ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
+            base, vllm, standin = (future.result() for future in waiting)
+        with step("images of nodes and services"):
+            node_image, services_image = images.node(client, config), images.services(client, config)
+        with step("registry and hub"):
+            write_hub(config)
+            fleet.services(client, config, services_image)
+            digests = [
+                images.publish(VLLM_REPOSITORY, VLLM_TAG, [*base, *vllm], "vLLM, CPU build"),
+                images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [*base, *standin], "instant engine"),
+            ]
+            fleet.forget_old_pins(config, digests)
     with step(f"{config.nodes} nodes"):
         names = fleet.bring_up(client, config, node_image)
-    print(f"lab: up: {', '.join(names)}; inventory/lab is ready", flush=True)
+    print(f"lab: up: {', '.join(names)}; {config.inventory.parent} is ready", flush=True)
+
+
+@contextmanager
+def _alone(config: Config) -> Iterator[None]:
+    """Keep a second `lab up` out while layers, images, registry and hub are made: all labs share them."""
+    with config.lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def ray(config: Config) -> None:
     """Publish the stand-in's image with Ray in it, which only a test wants."""
-    with step("image of the stand-in with Ray"):
+    with _alone(config), step("image of the stand-in with Ray"):
         paths = [*layers.base(config), *layers.standin(config), *layers.ray(config)]
         images.publish(STANDIN_REPOSITORY, RAY_TAG, paths, "instant engine, Ray")
 
@@ -88,8 +99,10 @@ def running() -> docker.DockerClient:
 def reset(config: Config) -> None:
     client = running()
     with step("nodes made anew"):
-        fleet.reset(client)
-        fleet.bring_up(client, config, images.node(client, config))
+        with _alone(config):
+            image = images.node(client, config)
+        fleet.reset(client, config)
+        fleet.bring_up(client, config, image)
 
 
 def down(config: Config) -> None:
@@ -99,7 +112,9 @@ def down(config: Config) -> None:
 
 
 def purge(config: Config) -> None:
-    down(config)
+    """All labs of this machine."""
+    for number in range(1, MAX_LABS + 1):
+        down(replace(config, number=number))
     if client := engine.connect():
         with step("removing images"):
             fleet.remove_images(client)
@@ -115,20 +130,20 @@ def status(config: Config) -> None:
     print(f"state in {config.state}")
 
 
-def execute(host: str, command: list[str]) -> int:
-    return subprocess.run(["docker", "exec", host, *command], check=False).returncode
+def execute(config: Config, host: str, command: list[str]) -> int:
+    return subprocess.run(["docker", "exec", config.container(host), *command], check=False).returncode
 
 
 def ssh(config: Config, host: str, command: list[str]) -> None:
-    address = node_address(fleet.name_number(host))
+    address = config.address(name_number(host))
     options = ["-i", str(config.key), "-o", f"UserKnownHostsFile={config.known_hosts}"]
     os.execvp("ssh", ["ssh", *options, f"ops@{address}", *command])
 
 
-def hub(faults: str) -> None:
-    """Set what the hub does wrong; LabError when it does not understand it."""
+def hub(config: Config, faults: str) -> None:
+    """Set what the hub does wrong to this lab's nodes; LabError when it does not understand it."""
     request = urllib.request.Request(
-        f"http://{SERVICES_ADDRESS}:8080/_lab/faults",
+        f"http://{SERVICES_ADDRESS}:8080/_lab/faults?client={config.subnet}",
         data=json.dumps(json.loads(faults)).encode(),
         method="PUT",
     )
@@ -170,13 +185,13 @@ def main() -> int:
 
             print(closing_summary())
         case "exec":
-            return execute(args.host, words)
+            return execute(config, args.host, words)
         case "ssh":
             ssh(config, args.host, words)
         case "reboot":
-            fleet.reboot(running(), args.host)
+            fleet.reboot(running(), config, args.host)
         case "hub":
-            hub(args.faults)
+            hub(config, args.faults)
     return 0
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, addresses and places of the lab. It is one per machine, whatever checkout it was started from."""
+"""Names, addresses and places of the lab, whatever checkout it was started from.
+
+Several labs can stand side by side on one machine, told apart by LAB_NUMBER. Nodes have the same host names in each
+(lab-n1, lab-n2), so that what is written for one holds in all; containers, networks and addresses differ. Layers,
+registry and hub are shared: they only grow.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LABEL = "instinct-lab"
-NETWORK = "instinct-lab"
-SUBNET = "172.30.77.0/24"
 SERVICES = "instinct-lab-services"
-SERVICES_ADDRESS = "172.30.77.2"
+SERVICES_ADDRESS = "172.30.77.2"  # in the first lab's network, which is there whenever one of the labs is
 REGISTRY = "registry.lab:5000"
 HUB = "http://hub.lab:8080"
 VLLM_VERSION = "0.32.0"
@@ -20,6 +23,7 @@ VLLM_REPOSITORY, VLLM_TAG = "lab/vllm", f"cpu_vllm_{VLLM_VERSION}"
 STANDIN_REPOSITORY, STANDIN_TAG = "lab/standin", "latest"
 RAY_TAG = "ray"  # of the stand-in with Ray
 MAX_NODES = 100
+MAX_LABS = 8
 
 
 class LabError(Exception):
@@ -31,17 +35,16 @@ class Config:
     """What the environment asks for."""
 
     nodes: int = 2
+    number: int = 1
     state: Path = Path("/var/lib/instinct-lab")
     pip_args: tuple[str, ...] = field(default_factory=tuple)
 
     @classmethod
     def of_environment(cls) -> Config:
-        """LAB_NODES, LAB_DIR and LAB_PIP_ARGS; LabError when LAB_NODES is no number from 1 to 100."""
-        text = os.environ.get("LAB_NODES", "2")
-        if not text.isdigit() or not 1 <= int(text) <= MAX_NODES:
-            raise LabError(f"LAB_NODES={text!r} is no number from 1 to {MAX_NODES}")
+        """LAB_NODES, LAB_NUMBER, LAB_DIR and LAB_PIP_ARGS; LabError for a number that is none, or out of range."""
         return cls(
-            nodes=int(text),
+            nodes=_number("LAB_NODES", "2", MAX_NODES),
+            number=_number("LAB_NUMBER", "1", MAX_LABS),
             state=Path(os.environ.get("LAB_DIR", "/var/lib/instinct-lab")),
             pip_args=tuple(os.environ.get("LAB_PIP_ARGS", "").split()),
         )
@@ -52,7 +55,7 @@ class Config:
 
     @property
     def known_hosts(self) -> Path:
-        return self.state / "known_hosts"
+        return self.state / f"known_hosts{self.suffix}"
 
     @property
     def layers(self) -> Path:
@@ -68,8 +71,53 @@ class Config:
         return self.state / "hub"
 
     @property
+    def lock(self) -> Path:
+        """Held while what all labs share is made."""
+        return self.state / "lock"
+
+    @property
     def inventory(self) -> Path:
-        return ROOT / "inventory/lab/hosts.yml"
+        """hosts.yml of this lab: the first one's stands in the checkout, where the demo's variables are."""
+        return (
+            ROOT / "inventory/lab/hosts.yml" if self.number == 1 else self.state / f"hosts{self.suffix}.yml"
+        )
+
+    @property
+    def suffix(self) -> str:
+        """What tells this lab's names from the first one's."""
+        return "" if self.number == 1 else str(self.number)
+
+    @property
+    def network(self) -> str:
+        return f"instinct-lab{self.suffix}"
+
+    @property
+    def subnet(self) -> str:
+        return f"{self._prefix}0/24"
+
+    @property
+    def services_address(self) -> str:
+        """Registry and hub, as the nodes of this lab reach them."""
+        return f"{self._prefix}2"
+
+    @property
+    def _prefix(self) -> str:
+        return f"172.30.{76 + self.number}."
+
+    def container(self, node: str) -> str:
+        """The container that is the node of this host name: lab2-n1 of lab-n1."""
+        return node.replace("lab-", f"lab{self.suffix}-", 1)
+
+    def address(self, index: int) -> str:
+        """Address of node `index`, from 1."""
+        return f"{self._prefix}{10 + index}"
+
+
+def _number(name: str, default: str, most: int) -> int:
+    text = os.environ.get(name, default)
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise LabError(f"{name}={text!r} is no number from 1 to {most}")
+    return int(text)
 
 
 def node_name(index: int) -> str:
@@ -77,5 +125,7 @@ def node_name(index: int) -> str:
     return f"lab-n{index}"
 
 
-def node_address(index: int) -> str:
-    return f"172.30.77.{10 + index}"
+def name_number(name: str) -> int:
+    """The number of a node's name, 0 for another name."""
+    number = name.removeprefix("lab-n")
+    return int(number) if number != name and number.isdigit() else 0

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,30 +23,29 @@ from docker.types import IPAMConfig, IPAMPool, Mount
 
 from .config import (
     LABEL,
-    NETWORK,
     SERVICES,
     SERVICES_ADDRESS,
-    SUBNET,
     Config,
     LabError,
-    node_address,
+    name_number,
     node_name,
 )
 
-HOSTS = {"registry.lab": SERVICES_ADDRESS, "hub.lab": SERVICES_ADDRESS}
+SERVICE_NAMES = ("registry.lab", "hub.lab")
+NUMBER = f"{LABEL}.number"  # label: whose lab a node is
 
 
-def network(client: docker.DockerClient) -> None:
-    """The private network; LabError when its addresses are taken by another one."""
-    if client.networks.list(names=[f"^{NETWORK}$"]):
-        return
-    pool = IPAMPool(subnet=SUBNET)
+def network(client: docker.DockerClient, config: Config) -> Network:
+    """The lab's private network; LabError when its addresses are taken by another one."""
+    if found := client.networks.list(names=[f"^{config.network}$"]):
+        return found[0]
+    pool = IPAMPool(subnet=config.subnet)
     try:
-        client.networks.create(
-            NETWORK, driver="bridge", ipam=IPAMConfig(pool_configs=[pool]), labels={LABEL: "network"}
+        return client.networks.create(
+            config.network, driver="bridge", ipam=IPAMConfig(pool_configs=[pool]), labels={LABEL: "network"}
         )
     except APIError as error:
-        raise LabError(f"the lab's network {SUBNET} cannot be made: {error.explanation}") from error
+        raise LabError(f"the lab's network {config.subnet} cannot be made: {error.explanation}") from error
 
 
 def _find(client: docker.DockerClient, name: str) -> Container | None:
@@ -55,24 +55,35 @@ def _find(client: docker.DockerClient, name: str) -> Container | None:
         return None
 
 
-def _ensure(client: docker.DockerClient, name: str, image: str, address: str, **options: Any) -> Container:
+@dataclass(frozen=True)
+class Wanted:
+    """A container: its name, what it calls itself, and where it is in which network."""
+
+    name: str
+    hostname: str
+    network: str
+    address: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def _ensure(client: docker.DockerClient, wanted: Wanted, image: str, **host_options: Any) -> Container:
     """A running container of this image; one of another image is replaced."""
-    found = _find(client, name)
+    found = _find(client, wanted.name)
     if found is not None and found.labels.get(f"{LABEL}.image") != image:
         found.remove(force=True, v=True)
         found = None
     if found is None:
         # Through the low-level API: only it takes a fixed address at creation.
-        own = options.pop("host_config", {})
-        host_config = client.api.create_host_config(init=True, extra_hosts=HOSTS, **own)
-        if own.get("security_opt"):
+        host_config = client.api.create_host_config(init=True, **host_options)
+        if host_options.get("security_opt"):
             # What the command line calls systempaths=unconfined.
             host_config |= {"MaskedPaths": [], "ReadonlyPaths": []}
-        endpoint = client.api.create_endpoint_config(ipv4_address=address)
-        networking = {"EndpointsConfig": {NETWORK: endpoint}}
+        endpoint = client.api.create_endpoint_config(ipv4_address=wanted.address, aliases=[wanted.hostname])
+        networking = {"EndpointsConfig": {wanted.network: endpoint}}
         made = client.api.create_container(
-            image, name=name, hostname=name, labels={LABEL: "container", f"{LABEL}.image": image},
-            host_config=host_config, networking_config=networking, stop_signal="SIGTERM", **options,
+            image, name=wanted.name, hostname=wanted.hostname, host_config=host_config,
+            labels={LABEL: "container", f"{LABEL}.image": image, **wanted.labels},
+            networking_config=networking, stop_signal="SIGTERM",
         )  # fmt: skip
         found = client.containers.get(made["Id"])
     if found.status != "running":
@@ -81,11 +92,18 @@ def _ensure(client: docker.DockerClient, name: str, image: str, address: str, **
 
 
 def services(client: docker.DockerClient, config: Config, image: str) -> None:
-    """Registry and hub, their data on this machine's disk."""
+    """Registry and hub, their data on this machine's disk; one container, in the network of every lab."""
     for directory in (config.registry, config.hub):
         directory.mkdir(parents=True, exist_ok=True)
     binds = [f"{config.registry}:/srv/registry", f"{config.hub}:/srv/hub:ro"]
-    _ensure(client, SERVICES, image, SERVICES_ADDRESS, host_config={"binds": binds})
+    first = replace(config, number=1)
+    network(client, first)
+    wanted = Wanted(SERVICES, SERVICES, first.network, SERVICES_ADDRESS)
+    container = _ensure(client, wanted, image, binds=binds)
+    own = network(client, config)
+    container.reload()
+    if own.name not in container.attrs["NetworkSettings"]["Networks"]:
+        own.connect(container, ipv4_address=config.services_address)
     name_services(True)
     for port in (5000, 8080):
         wait_for(f"port {port} of {SERVICES}", partial(_answers, SERVICES_ADDRESS, port))
@@ -93,60 +111,57 @@ def services(client: docker.DockerClient, config: Config, image: str) -> None:
 
 def node(client: docker.DockerClient, config: Config, image: str, index: int) -> Container:
     """One node, with its own Docker engine; what its engine stores goes with it."""
+    name = node_name(index)
+    wanted = Wanted(
+        config.container(name), name, config.network, config.address(index), {NUMBER: str(config.number)}
+    )
     return _ensure(
-        client, node_name(index), image, node_address(index),
-        host_config={
-            "cap_add": ["ALL"], "cap_drop": ["SYS_RESOURCE"], "cgroupns": "host",
-            "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
-            "devices": ["/dev/fuse:/dev/fuse:rwm"],
-            "shm_size": "8g",
-            "restart_policy": {"Name": "on-failure"},  # a node that reboots itself comes back
-            "mounts": [Mount("/var/lib/docker", None)],
-            "binds": [
-                "/sys/fs/cgroup:/sys/fs/cgroup:rw",
-                f"{config.key}.pub:/etc/ssh/lab_authorized_keys:ro",
-            ],
-        },
+        client, wanted, image,
+        extra_hosts=dict.fromkeys(SERVICE_NAMES, config.services_address),
+        cap_add=["ALL"], cap_drop=["SYS_RESOURCE"], cgroupns="host",
+        security_opt=["seccomp=unconfined", "apparmor=unconfined"],
+        devices=["/dev/fuse:/dev/fuse:rwm"],
+        shm_size="8g",
+        restart_policy={"Name": "on-failure"},  # a node that reboots itself comes back
+        mounts=[Mount("/var/lib/docker", None)],
+        binds=[
+            "/sys/fs/cgroup:/sys/fs/cgroup:rw",
+            f"{config.key}.pub:/etc/ssh/lab_authorized_keys:ro",
+        ],
     )  # fmt: skip
 
 
-def nodes(client: docker.DockerClient) -> list[Container]:
-    """The nodes that exist, running or not, by number."""
-    found = client.containers.list(all=True, filters={"label": f"{LABEL}=container"})
-    numbered = [(name_number(str(c.name)), c) for c in found]
-    return [c for number, c in sorted(numbered, key=lambda pair: pair[0]) if number]
-
-
-def name_number(name: str) -> int:
-    """The number of a node's name, 0 for another name."""
-    number = name.removeprefix("lab-n")
-    return int(number) if number != name and number.isdigit() else 0
+def nodes(client: docker.DockerClient, config: Config | None = None) -> list[Container]:
+    """The nodes of this lab (without config: of all labs) that exist, running or not, by number."""
+    label = NUMBER if config is None else f"{NUMBER}={config.number}"
+    found = client.containers.list(all=True, filters={"label": label})
+    return sorted(found, key=lambda c: (c.labels[NUMBER], name_number(c.attrs["Config"]["Hostname"])))
 
 
 def bring_up(client: docker.DockerClient, config: Config, image: str) -> list[str]:
     """As many nodes as wanted, all ready; nodes beyond that go."""
-    wanted = {node_name(i): i for i in range(1, config.nodes + 1)}
-    for container in nodes(client):
-        if container.name not in wanted:
+    numbers = range(1, config.nodes + 1)
+    names = [node_name(index) for index in numbers]
+    for container in nodes(client, config):
+        if container.attrs["Config"]["Hostname"] not in names:
             container.remove(force=True, v=True)
     with ThreadPoolExecutor(8) as pool:
-        for container in pool.map(lambda i: node(client, config, image, i), wanted.values()):
-            del container
-        list(pool.map(lambda name: ready(client, name), wanted))
+        list(pool.map(lambda index: node(client, config, image, index), numbers))
+        list(pool.map(lambda name: ready(client, config, name), names))
     write_known_hosts(config)
     write_inventory(config)
-    return list(wanted)
+    return names
 
 
-def reset(client: docker.DockerClient) -> None:
+def reset(client: docker.DockerClient, config: Config) -> None:
     """Remove the nodes, so that bringing up makes them anew."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda c: c.remove(force=True, v=True), nodes(client)))
+        list(pool.map(lambda c: c.remove(force=True, v=True), nodes(client, config)))
 
 
-def ready(client: docker.DockerClient, name: str) -> None:
+def ready(client: docker.DockerClient, config: Config, name: str) -> None:
     """Wait until a node's SSH, GPUs and Docker engine answer."""
-    container = client.containers.get(name)
+    container = client.containers.get(config.container(name))
 
     def check() -> bool:
         result = container.exec_run(
@@ -154,16 +169,16 @@ def ready(client: docker.DockerClient, name: str) -> None:
         )
         return bool(result.exit_code == 0)
 
-    address = container.attrs["NetworkSettings"]["Networks"][NETWORK]["IPAMConfig"]["IPv4Address"]
+    address = config.address(name_number(name))
     wait_for(f"SSH on {name}", lambda: _answers(address, 22))
-    wait_for(f"{name}'s GPUs and Docker engine (docker exec {name} cat /var/log/gpusim.log)", check)
+    wait_for(f"{name}'s GPUs and Docker engine (docker exec {container.name} cat /var/log/gpusim.log)", check)
 
 
-def reboot(client: docker.DockerClient, name: str) -> None:
+def reboot(client: docker.DockerClient, config: Config, name: str) -> None:
     """Stop a node and start it again; the processes on it get no warning beyond SIGTERM."""
-    container = client.containers.get(name)
+    container = client.containers.get(config.container(name))
     container.restart(timeout=20)
-    ready(client, name)
+    ready(client, config, name)
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
@@ -196,18 +211,18 @@ def write_known_hosts(config: Config) -> None:
     """Ask every node for its host key: the lab's network is this machine, so asking is safe here."""
     lines = []
     for index in range(1, config.nodes + 1):
-        with paramiko.Transport((node_address(index), 22)) as transport:
+        with paramiko.Transport((config.address(index), 22)) as transport:
             transport.get_security_options().key_types = ("ssh-ed25519",)
             transport.start_client(timeout=20)
             key = transport.get_remote_server_key()
-        lines.append(f"{node_address(index)} {key.get_name()} {key.get_base64()}")
+        lines.append(f"{config.address(index)} {key.get_name()} {key.get_base64()}")
     config.known_hosts.write_text("\n".join(lines) + "\n")
 
 
 def write_inventory(config: Config) -> None:
     inventory = {
         "instinct": {
-            "hosts": {node_name(i): {"ansible_host": node_address(i)} for i in range(1, config.nodes + 1)},
+            "hosts": {node_name(i): {"ansible_host": config.address(i)} for i in range(1, config.nodes + 1)},
             "vars": {
                 "ansible_user": "ops",
                 "ansible_ssh_private_key_file": str(config.key),
@@ -229,7 +244,7 @@ def name_services(present: bool) -> None:
     before = path.read_text()
     lines = [line for line in before.splitlines() if not line.endswith(MARK)]
     if present:
-        lines += [f"{SERVICES_ADDRESS} {' '.join(HOSTS)} {MARK}"]
+        lines += [f"{SERVICES_ADDRESS} {' '.join(SERVICE_NAMES)} {MARK}"]
     after = "\n".join(lines) + "\n"
     if after != before:
         path.write_text(after)  # in place: it may be a mount, which cannot be replaced
@@ -245,14 +260,22 @@ def forget_old_pins(config: Config, digests: list[str]) -> None:
 
 
 def remove(client: docker.DockerClient, config: Config) -> None:
-    """Remove the containers, the network, the inventory and the line in /etc/hosts."""
-    name_services(False)
-    reset(client)
-    if container := _find(client, SERVICES):
-        container.remove(force=True, v=True)
-    for found in client.networks.list(filters={"label": f"{LABEL}=network"}):
-        wait_for(f"network {NETWORK} to be free of containers", partial(_removed, found), 15)
+    """Remove this lab's nodes, network and inventory, and with the last lab what all share, but for the files."""
+    reset(client, config)
     config.inventory.unlink(missing_ok=True)
+    if not nodes(client):
+        name_services(False)
+        if shared := _find(client, SERVICES):
+            shared.remove(force=True, v=True)
+        gone = client.networks.list(filters={"label": f"{LABEL}=network"})
+    elif config.number == 1:
+        gone = []  # everybody's way to the services
+    else:
+        gone = client.networks.list(names=[f"^{config.network}$"])
+        for found in gone:
+            found.disconnect(SERVICES, force=True)
+    for found in gone:
+        wait_for(f"network {found.name} to be free of containers", partial(_removed, found), 15)
 
 
 def _removed(network: Network) -> bool:

@@ -27,7 +27,7 @@ from instinct.knowledge import Knowledge  # noqa: E402
 from instinct.plan import check_fleet, plan_fleet  # noqa: E402
 from instinct.workshop import Workshop  # noqa: E402
 
-from tests.integration.conftest import BIN, copy_inventory  # noqa: E402
+from tests.integration.conftest import BIN, LAB, copy_inventory  # noqa: E402
 from tests.integration.helpers import deployment  # noqa: E402
 from tests.unit import plan_world  # noqa: E402
 
@@ -57,7 +57,7 @@ def measure(nodes: int) -> None:
     subprocess.run(
         [sys.executable, "-m", "lab", "up"], cwd=ROOT, env=lab_env, check=True, stdout=subprocess.DEVNULL
     )
-    hosts = sorted(yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())["instinct"]["hosts"])
+    hosts = sorted(yaml.safe_load(LAB.inventory.read_text())["instinct"]["hosts"])
     with tempfile.TemporaryDirectory() as tmp:
         lab = copy_inventory(hosts, Path(tmp))
         lab.write_vars(vllm_deployments=[deployment()])
@@ -82,7 +82,7 @@ def upgrading() -> None:
         subprocess.run(
             [sys.executable, "-m", "lab", word], cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL
         )
-    hosts = sorted(yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())["instinct"]["hosts"])
+    hosts = sorted(yaml.safe_load(LAB.inventory.read_text())["instinct"]["hosts"])
     with tempfile.TemporaryDirectory() as tmp:
         lab = copy_inventory(hosts, Path(tmp))
         (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {hosts[0]}:\n")

@@ -11,6 +11,7 @@ import difflib
 import threading
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 
@@ -26,6 +27,7 @@ class Fault:
     bytes_per_second: int | None = None
     drop_after: int | None = None  # bytes of the body, then the connection is closed
     delay: float = 0.0  # seconds before anything is answered
+    client: str | None = None  # network that it holds for, 172.30.78.0/24; None: for everybody
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Fault:
@@ -47,17 +49,22 @@ class Faults:
         self._lock = threading.Lock()
         self._rules: list[Fault] = []
 
-    def set(self, *rules: Fault) -> None:
+    def set(self, *rules: Fault, client: str | None = None) -> None:
+        """Replace the rules for the clients of one network; those for others stay."""
         with self._lock:
-            self._rules = list(rules)
+            others = [rule for rule in self._rules if rule.client != client]
+            self._rules = [*(replace(rule, client=client) for rule in rules), *others]
 
     def list(self) -> list[Fault]:
         with self._lock:
             return list(self._rules)
 
-    def take(self, method: str, path: str) -> Fault | None:
+    def take(self, method: str, path: str, address: str) -> Fault | None:
+        """The rule for this request, one of its requests used up; `address`: the client's."""
         with self._lock:
             for index, rule in enumerate(self._rules):
+                if rule.client is not None and ip_address(address) not in ip_network(rule.client):
+                    continue
                 if rule.method in (None, method) and fnmatch(path, rule.match):
                     if rule.count is not None:
                         left = replace(rule, count=rule.count - 1)

@@ -107,7 +107,9 @@ class Handler(BaseHTTPRequestHandler):
         self.query = parse_qs(target.query)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         lab = target.path.startswith("/_lab/")
-        self.fault = None if lab else self.server.faults.take(self.command, target.path)
+        self.fault = (
+            None if lab else self.server.faults.take(self.command, target.path, self.client_address[0])
+        )
         self.status = self.sent = 0
         try:
             if self.fault:
@@ -308,6 +310,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_file(file.path, start, end)
 
     def lab_faults(self) -> None:
+        """Read or replace the faults; ?client=NETWORK: those for its addresses alone."""
+        client = next(iter(self.query.get("client", ())), None)
         if self.command == "PUT":
             try:
                 wanted = json.loads(self.body)
@@ -316,9 +320,9 @@ class Handler(BaseHTTPRequestHandler):
                 rules = [Fault.parse(rule) for rule in wanted]
             except (ValueError, TypeError) as error:
                 raise HubError(400, f"expected a fault or a list of faults as JSON: {error}") from error
-            self.server.faults.set(*rules)
+            self.server.faults.set(*rules, client=client)
         elif self.command == "DELETE":
-            self.server.faults.set()
+            self.server.faults.set(client=client)
         self.answer([asdict(rule) for rule in self.server.faults.list()])
 
     def lab_requests(self) -> None:

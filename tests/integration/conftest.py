@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab as a fixture: one for all tests, brought up when it does not run, left running afterwards."""
+"""The lab as a fixture: one for all tests of a process, brought up when it does not run, left running afterwards.
+
+With pytest-xdist each worker has a lab of its own, side by side on this machine; a file's tests stay together
+(--dist loadfile), for they go on from what its fixtures made.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.config import Config
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    first = int(os.environ.get("LAB_NUMBER", "1"))
+    os.environ["LAB_NUMBER"] = str(first + int(worker.removeprefix("gw")))
+LAB = Config.of_environment()
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
@@ -110,6 +120,16 @@ class Lab:
         lab_command("hub", json.dumps(faults))
 
 
+def container(host: str) -> str:
+    """The container on this machine that is the node `host`."""
+    return LAB.container(host)
+
+
+def node_address(number: int) -> str:
+    """Address of node `number`, from 1."""
+    return LAB.address(number)
+
+
 def lab_command(*args: str, check: bool = True) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "lab", *args], cwd=ROOT, text=True, check=False,
@@ -124,13 +144,19 @@ def lab_command(*args: str, check: bool = True) -> str:
 def lab_up() -> list[str]:
     """Bring the lab up (again); returns its hosts' names."""
     print(lab_command("up"))
-    inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))
+    inventory = yaml.safe_load(LAB.inventory.read_text(encoding="utf-8"))
     return sorted(inventory["instinct"]["hosts"])
 
 
 def copy_inventory(hosts: list[str], tmp_path: Path) -> Lab:
     inventory = tmp_path / "inventory"
-    shutil.copytree(ROOT / "inventory/lab", inventory, ignore=shutil.ignore_patterns("fleet.lock.json"))
+    shutil.copytree(
+        ROOT / "inventory/lab", inventory, ignore=shutil.ignore_patterns("fleet.lock.json", "hosts.yml")
+    )
+    shutil.copy(LAB.inventory, inventory / "hosts.yml")
+    results = str(tmp_path / "results")
+    everywhere = {"benchmark_results_dir": results, "canary_results_dir": results}
+    (inventory / "group_vars/all.yml").write_text(yaml.safe_dump(everywhere), encoding="utf-8")
     return Lab(inventory, tmp_path, hosts)
 
 

@@ -12,6 +12,8 @@ from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION, Config
 from tests.real_parsers import judge
 from tests.vllm_wheels import LIBRARIES_NAME, fetch, libraries
 
+from .conftest import container
+
 IMAGE = f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}"
 # `make parsers` runs all of them; the parser of this one differs most.
 OLDER = ("0.11.2",)
@@ -20,16 +22,16 @@ THERE = "/root/parsers"
 
 @pytest.fixture(scope="module")
 def node(lab_up: list[str]) -> str:
-    """A node that has the image, and the older releases."""
-    config, host = Config.of_environment(), lab_up[0]
+    """The container of a node that has the image, and the older releases."""
+    config, there = Config.of_environment(), container(lab_up[0])
     directory = config.state / "parsers"
     directory.mkdir(exist_ok=True)
     found: list[Path] = [libraries(directory, config.pip_args), *fetch(directory, OLDER, config.pip_args)]
-    subprocess.run(["docker", "exec", host, "docker", "pull", "--quiet", IMAGE], check=True)
-    subprocess.run(["docker", "exec", host, "mkdir", "-p", THERE], check=True)
+    subprocess.run(["docker", "exec", there, "docker", "pull", "--quiet", IMAGE], check=True)
+    subprocess.run(["docker", "exec", there, "mkdir", "-p", THERE], check=True)
     for path in found:
-        subprocess.run(["docker", "cp", str(path), f"{host}:{THERE}/{path.name}"], check=True)
-    return host
+        subprocess.run(["docker", "cp", str(path), f"{there}:{THERE}/{path.name}"], check=True)
+    return there
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
 
-from .conftest import ROOT, Lab, copy_inventory, lab_command
+from .conftest import ROOT, Lab, container, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 
@@ -124,14 +124,16 @@ def test_a_group_starts_on_all_hosts_before_one_waits(endpoint: Endpoint) -> Non
     assert (again.rc, again.changed()) == (0, [])
     shown = again.plan()["hosts"][OTHER]["instances"][0]["env"]
     assert (shown["VLLM_HOST_IP"], shown["NCCL_SOCKET_IFNAME"], shown["GLOO_SOCKET_IFNAME"]) == (
-        "172.30.77.12", "=eth0", "eth0",
+        node_address(2), "=eth0", "eth0",
     )  # fmt: skip
     assert shown["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_{number}:1" for number in range(8))
     assert shown["NCCL_IB_GID_INDEX"] == "3"
     inside = "docker exec instinct-llama-0 sh -c 'ls /dev/infiniband | wc -l'"
     assert [lab.on(host, inside).strip() for host in lab.hosts] == ["9", "9"]
     ports = lab.on(HEAD, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
-    assert {"172.30.77.11:23000", "172.30.77.11:28000"} >= {port for port in ports if port.startswith("172.")}
+    assert {f"{node_address(1)}:{port}" for port in (23000, 28000)} >= {
+        port for port in ports if port.startswith("172.")
+    }
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(endpoint: Endpoint) 
     assert "where the other hosts reach this one; eth0 has it" in explained.out
     drained = lab.play("drain", "-e", "deployment=llama")
     assert drained.rc == 0, drained.out
-    subprocess.run(["docker", "kill", OTHER], check=True, capture_output=True)
+    subprocess.run(["docker", "kill", container(OTHER)], check=True, capture_output=True)
     wait_for(
         "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 40
     )
@@ -202,10 +204,11 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
     image = f"registry.lab:5000/{STANDIN_REPOSITORY}:{RAY_TAG}"
     deploy(endpoint, over_two(image=image, settings={"executor": "ray"}))
     wait_for("tokens", lambda: answers(endpoint), 60)
-    nodes = "docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='172.30.77.11:28000'); "
+    head = f"{node_address(1)}:28000"
+    nodes = f"docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='{head}'); "
     nodes += "print([(n['NodeManagerAddress'], n['Resources']['GPU']) for n in ray.nodes() if n['Alive']])\""
     found = lab.on(HEAD, f"{nodes} 2> /dev/null")
-    assert all(f"('{address}', 1.0)" in found for address in ("172.30.77.11", "172.30.77.12")), found
+    assert all(f"('{address}', 1.0)" in found for address in map(node_address, (1, 2))), found
     for host in lab.hosts:
         wait_for("Ray's monitor", lambda host=host: "GPU" in lab.on(host, RAY_STATUS, check=False), 30)  # type: ignore[misc]
         status = lab.on(host, RAY_STATUS)

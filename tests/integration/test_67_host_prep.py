@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import ROOT, Lab, Run
+from .conftest import ROOT, Lab, Run, node_address
 from .helpers import completion, deployment, node_state, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/host.md").read_text(encoding="utf-8")
@@ -211,7 +211,7 @@ def test_a_host_that_does_not_come_back_ends_the_reboots(fresh_lab: Lab) -> None
 def test_a_host_that_cannot_be_reached_is_told(lab: Lab) -> None:
     path = lab.inventory / "hosts.yml"
     inventory = yaml.safe_load(path.read_text())
-    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": "172.30.77.250"}
+    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": node_address(239)}
     path.write_text(yaml.safe_dump(inventory))
     run = lab.play("audit", "-e", "ansible_timeout=3", "-e", f"audit_file={lab.tmp}/audit.json")
     audit = json.loads(Path(f"{lab.tmp}/audit.json").read_text())

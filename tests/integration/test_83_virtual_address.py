@@ -12,13 +12,13 @@ import pytest
 
 from tests.load import Load, Target
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import Lab, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import Endpoint
 
 pytestmark = pytest.mark.deep
 HOSTS = ("lab-n1", "lab-n2")
-ADDRESS = "172.30.77.100"
+ADDRESS = node_address(90)
 URL = f"https://{ADDRESS}:8443"
 RATE = 30  # requests per second
 MOVED_SECONDS = 5.0  # two failed checks, a second between them, and the other one's turn

@@ -18,12 +18,12 @@ import pytest
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, copy_inventory, lab_command
+from .conftest import ROOT, Lab, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 
 RATE = 60  # requests per second
 HOST = "lab-n1"  # the balancer's, and a GPU host too
-URL = "https://172.30.77.11:8443"
+URL = f"https://{node_address(1)}:8443"
 BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
 
 
@@ -115,7 +115,7 @@ def test_the_endpoint_is_made_and_then_costs_nothing(endpoint: Endpoint) -> None
 
     run = lab.play("site", "--skip-tags", "benchmark", "-vvv")
     assert run.rc == 0, run.out[-3000:]
-    assert "Load balancer lab-n1, https://172.30.77.11:8443" in run.out
+    assert f"Load balancer lab-n1, {URL}" in run.out
     endpoint.trust()
     private = (endpoint.secrets / "endpoint.pem").read_text().partition("PRIVATE KEY-----")[2].split()[0]
     assert endpoint.key not in run.out
@@ -151,7 +151,7 @@ def test_past_the_endpoint_nobody_is_answered(endpoint: Endpoint) -> None:
     def status(path: str, key: str) -> int:
         headers = {"Authorization": f"Bearer {key}"}
         try:
-            request = urllib.request.Request(f"http://172.30.77.12:8000{path}", headers=headers)
+            request = urllib.request.Request(f"http://{node_address(2)}:8000{path}", headers=headers)
             return int(urllib.request.urlopen(request, timeout=10).status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -196,7 +196,7 @@ def test_a_client_that_goes_away_ends_its_request(endpoint: Endpoint, stream: bo
         {"model": "other", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
     )
     place = http.client.HTTPSConnection(
-        "172.30.77.11", 8443, context=ssl.create_default_context(cafile=str(endpoint.ca))
+        node_address(1), 8443, context=ssl.create_default_context(cafile=str(endpoint.ca))
     )
     headers = {"Authorization": f"Bearer {endpoint.key}", "Content-Type": "application/json"}
     place.request("POST", "/v1/completions", body, headers)
@@ -339,4 +339,6 @@ def test_secrets_and_ports(endpoint: Endpoint) -> None:
         "127.0.0.1:8001", "127.0.0.1:8100",
     ])  # fmt: skip
     ports = lab.on("lab-n2", "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
-    assert sorted(ports) == sorted(["0.0.0.0:22", "[::]:22", "172.30.77.12:8000", "172.30.77.12:8001"])
+    assert sorted(ports) == sorted(
+        ["0.0.0.0:22", "[::]:22", *(f"{node_address(2)}:{port}" for port in (8000, 8001))]
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import Lab, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 
@@ -22,7 +22,7 @@ VERSION = "0.1.17"
 RATE = 30  # requests per second
 PLACES = [
     (host, address, port)
-    for host, address in ((HOST, "127.0.0.1"), ("lab-n2", "172.30.77.12"))
+    for host, address in ((HOST, "127.0.0.1"), ("lab-n2", node_address(2)))
     for port in (8000, 8001)
 ]
 

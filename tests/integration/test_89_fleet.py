@@ -14,7 +14,7 @@ import yaml
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
+from .conftest import ROOT, Lab, Run, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/status.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def load(lab: Lab, rate: float) -> Load:
     ca = lab.tmp / "ca.crt"
     ca.write_text(text[: text.index("-----BEGIN PRIVATE KEY-----")])
     return Load(
-        Target("https://172.30.77.11:8443", MODEL, first_key(secrets / "api-keys.yml"), str(ca)), rate
+        Target(f"https://{node_address(1)}:8443", MODEL, first_key(secrets / "api-keys.yml"), str(ca)), rate
     )
 
 
@@ -88,7 +88,7 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     path = fleet.inventory / "hosts.yml"
     before = path.read_text()
     inventory = yaml.safe_load(before)
-    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": "172.30.77.250"}
+    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": node_address(239)}
     path.write_text(yaml.safe_dump(inventory))
     fleet.on(OTHER, "docker stop instinct-llama-1")
     fleet.on(HOST, "docker pause instinct-llama-0")
@@ -168,7 +168,7 @@ def test_nothing_listens_but_what_has_to(fleet: Lab) -> None:
     ssh = {"0.0.0.0:22", "[::]:22"}
     ports = {
         HOST: {"0.0.0.0:8443", "127.0.0.1:8405", "127.0.0.1:8406", "127.0.0.1:8000", "127.0.0.1:8001"},
-        OTHER: {"172.30.77.12:8000", "172.30.77.12:8001"},
+        OTHER: {f"{node_address(2)}:{port}" for port in (8000, 8001)},
     }
     for host, expected in ports.items():
         found = fleet.on(host, "ss -Hltn | awk '{print $4}' | grep -v 127.0.0.11").split()
