@@ -54,25 +54,38 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint types unit lab-test deep parsers docs bench
-test: venv-dev ## everything but make deep
+.PHONY: test packages lint types unit coverage lab-test deep parsers docs bench
+test: packages venv-dev ## everything but make deep
 	@# The lab comes up meanwhile.
 	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) lint types unit; result=$$?; wait $$up; exit $$result
 	$(MAKE) lab-test
 
-lint: venv-dev ## ruff, yamllint, ansible-lint (production profile)
+# Before the lab, which may install Docker: two at a time, apt-get does not do.
+packages: ## what unit tests hold configurations against, where it is missing: haproxy, keepalived
+	@missing=; for p in haproxy keepalived; do \
+	    PATH="$$PATH:/usr/sbin" command -v $$p > /dev/null || missing="$$missing $$p"; done; \
+	test -z "$$missing" || { export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get -qq update && apt-get -qq -y --no-install-recommends install $$missing; }
+
+lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- $$($(BIN)/python -m tests.node_code)
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p instinct
 	$(BIN)/mypy -p lab
 	$(BIN)/mypy plugins/action plugins/callback
 
-unit: venv-dev ## fast tests, no Docker
+unit: packages venv-dev ## fast tests, no Docker
 	$(BIN)/pytest tests/unit -q -n auto
+
+coverage: packages venv-dev ## what unit tests run of each file, their subprocesses included (TESTS=tests/unit)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(or $(TESTS),tests/unit) -q -n auto; result=$$?; \
+	    $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$result
 
 lab-test: venv-dev ## tests on the lab (starts it, about twenty minutes)
 	$(BIN)/pytest tests/integration -v
