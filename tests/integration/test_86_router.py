@@ -52,7 +52,7 @@ def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        pytest.skip(f"no vllm-router to be had here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.fail(f"vllm-router could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
     lab_command("reset")
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("router"))
     deploy(lab, wheels)

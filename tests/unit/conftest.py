@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ import ansible.modules
 import pytest
 from ansible.module_utils.common import warnings
 from ansible.module_utils.testing import patch_module_args
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # The modules import ..module_utils.instinct, as they do from library/ and in a collection.
 ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 ansible.modules.__path__.append(str(ROOT / "library"))
+
+# How long an example takes, or its data takes to be drawn, is the machine's affair. CI draws anew each time as well.
+settings.register_profile(
+    "local", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=False
+)
+settings.register_profile("ci", settings.get_profile("local"), max_examples=50)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 RunModule = Callable[..., tuple[dict[str, Any], bool]]
 

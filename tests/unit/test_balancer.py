@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from instinct.plan import FleetPlan, plan_fleet
 from instinct.render import drawer, haproxy_word
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from .programs import program
 from .test_plan import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -415,10 +415,6 @@ def test_ports_of_routers_are_taken() -> None:
     planned({"n1": state()}, [deployment(port=8410)], host(name="n1"))
 
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
-
-
-@pytest.mark.skipif(not HAPROXY, reason="HAProxy is not installed here")
 @pytest.mark.parametrize("key", [KEY, NO_KEY])
 @pytest.mark.parametrize(
     ("deployments", "variables"),
@@ -446,7 +442,7 @@ def test_haproxy_takes_the_configuration(
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     done = subprocess.run(
-        [str(HAPROXY), "-c", "-C", str(tmp_path), "-f", "haproxy.cfg"],
+        [program("haproxy"), "-c", "-C", str(tmp_path), "-f", "haproxy.cfg"],
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,6 @@ import dataclasses
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -15,18 +14,20 @@ import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from instinct import alone, balancer_node, keepalived
+from instinct import alone, balancer_node, balancer_out, keepalived
 from instinct.balancer_node import Places, converge
 from instinct.balancer_out import Balancer, Wish, put, select
 from instinct.haproxy import Haproxy, state_file
 from instinct.nodemodule import NodeError
 
+from tests.unit.eventually import GENEROUS, eventually
 from tests.unit.fake_vllm import free_port
+from tests.unit.programs import program
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 HEAD = "1\n# be_id …\n"
 ROW = "3 llama 1 n1.a:1 10.0.0.1 2 8 1 1 0 15 3 2 6 22 0 0 - 1 - 0 0 - 127.0.0.1 8406"
 
@@ -42,10 +43,11 @@ def test_a_state_file_has_the_places_of_the_new_configuration() -> None:
 
 
 class Engine(BaseHTTPRequestHandler):
-    """An instance that streams slowly; its port tells which."""
+    """An instance that streams, and goes on after its first chunk when it may; its port tells which."""
 
     protocol_version = "HTTP/1.1"
     busy = 0
+    may_go_on = threading.Event()
 
     def log_message(self, *_: object) -> None: ...
 
@@ -67,7 +69,7 @@ class Engine(BaseHTTPRequestHandler):
             text = f"{self.server.server_port}.{number}\n".encode()  # type: ignore[attr-defined]
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
             self.wfile.flush()
-            time.sleep(0.1)
+            Engine.may_go_on.wait(GENEROUS)
         self.wfile.write(b"0\r\n\r\n")
 
 
@@ -76,7 +78,7 @@ class Host:
 
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
-        self.places = Places(str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), str(HAPROXY))
+        self.places = Places(str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), program("haproxy"))
         self.balancer = Balancer(str(tmp / "etc"), str(tmp / "var"))
         self.process: subprocess.Popen[bytes] | None = None
         self.calls: list[str] = []
@@ -93,7 +95,7 @@ class Host:
         if command[1:] == ["start", balancer_node.SERVICE]:
             self.process = subprocess.Popen(
                 [
-                    str(HAPROXY), "-Ws", "-C", self.places.current, "-f", "haproxy.cfg",
+                    self.places.haproxy, "-Ws", "-C", self.places.current, "-f", "haproxy.cfg",
                     "-p", str(self.tmp / "var/haproxy.pid"),
                 ],
                 stdout=(self.tmp / "log").open("wb"), stderr=subprocess.STDOUT,
@@ -117,7 +119,7 @@ class Host:
         config = "\n".join([
             "global", f"    description {version}", f"    stats socket {self.tmp}/var/admin.sock mode 600 level admin",
             f"    server-state-file {self.tmp}/var/servers", "defaults", "    mode http", "    timeout connect 1s",
-            "    timeout client 10s", "    timeout server 10s", "    option http-server-close",
+            "    timeout client 90s", "    timeout server 90s", "    option http-server-close",
             "    load-server-state-from-file global", "frontend f", f"    bind 127.0.0.1:{self.port}",
             "    default_backend m", "backend m", "    balance leastconn", *lines, extra, "",
         ])  # fmt: skip
@@ -130,24 +132,37 @@ class Host:
         return f"m/n1.m-{number}:{self.engines[number].server_port}"
 
     def post(self) -> str:
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         link.request("POST", "/", b"x")
         return link.getresponse().read().decode()
 
+    def post_many(self, count: int) -> tuple[list[threading.Thread], list[str]]:
+        """Requests that are under way, and a list that gets their answers."""
+        Engine.may_go_on.clear()
+        answers: list[str] = []
+        clients = [threading.Thread(target=lambda: answers.append(self.post())) for _ in range(count)]
+        for client in clients:
+            client.start()
+        eventually(
+            "the requests",
+            lambda: sum(load.running for load in self.balancer.haproxy.loads().values()) >= count,
+        )
+        return clients, answers
+
     def close(self) -> None:
+        Engine.may_go_on.set()
         for engine in self.engines:
             engine.shutdown()
         if self.process:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(GENEROUS)
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    if not HAPROXY:
-        pytest.skip("HAProxy is not installed here")
     monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
     monkeypatch.setattr(Engine, "busy", 0)
+    Engine.may_go_on.set()
     made = Host(tmp_path)
     yield made
     made.close()
@@ -178,13 +193,11 @@ def test_check_mode_then_once(host: Host) -> None:
 def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
     host.apply(host.texts())
     put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
-    answers: list[str] = []
-    clients = [threading.Thread(target=lambda: answers.append(host.post())) for _ in range(8)]
-    for client in clients:
-        client.start()
-    time.sleep(0.3)
+    clients, answers = host.post_many(8)
     done = host.apply(host.texts("v2"))
     assert f"reload {balancer_node.SERVICE}" in done["actions"]
+    assert answers == []
+    Engine.may_go_on.set()
     for client in clients:
         client.join()
     port = host.engines[1].server_port
@@ -202,7 +215,14 @@ def test_what_haproxy_refuses_is_never_in_use(host: Host) -> None:
         host.apply(host.texts("v2", "    nonsense"))
     assert host.balancer.haproxy.version() == "v1"
     assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
-    assert host.post()
+
+    def answers() -> bool:
+        try:
+            return bool(host.post())
+        except OSError:
+            return False
+
+    eventually("an answer", answers)  # the reload that takes it back is not waited for
 
 
 def test_a_configuration_that_does_not_come_up_is_taken_back(
@@ -214,7 +234,14 @@ def test_a_configuration_that_does_not_come_up_is_taken_back(
     with pytest.raises(NodeError, match="does not run with the new configuration"):
         host.apply(host.texts("v2", busy))
     assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
-    assert host.post()
+
+    def answers() -> bool:
+        try:
+            return bool(host.post())
+        except OSError:
+            return False
+
+    eventually("an answer", answers)  # the reload that takes it back is not waited for
 
 
 def test_a_port_that_is_taken(host: Host) -> None:
@@ -282,15 +309,21 @@ def test_a_keepalived_that_ends_at_once_is_told(
         host.apply({**host.texts(), "keepalived.conf": "a"})
 
 
-def test_out_waits_for_running_requests(host: Host) -> None:
+def test_out_waits_for_running_requests(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.apply(host.texts())
-    answers: list[str] = []
-    clients = [threading.Thread(target=lambda: answers.append(host.post())) for _ in range(4)]
-    for client in clients:
-        client.start()
-    time.sleep(0.2)
-    done = put(host.balancer, Wish((host.name(0),), "drain", "run", 10), False)
-    assert done["seconds"] > 0.5
+    clients, answers = host.post_many(4)
+    seen: list[tuple[str, int]] = []
+
+    def sleep(seconds: float) -> None:
+        """Between two looks: the requests go on after the first one."""
+        now, load = host.balancer.haproxy.servers()[host.name(0)], host.balancer.haproxy.loads()[host.name(0)]
+        seen.append((now.state, load.running))
+        Engine.may_go_on.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(balancer_out, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
+    done = put(host.balancer, Wish((host.name(0),), "drain", "run", GENEROUS), False)
+    assert seen[0] == ("drain", 2)  # half of them, with which it is not done
     assert done["servers"][0]["requests"] == 0
     for client in clients:
         client.join()
@@ -299,7 +332,7 @@ def test_out_waits_for_running_requests(host: Host) -> None:
     record = json.loads((host.tmp / "var/out.json").read_text())
     assert (record[host.name(0)]["state"], record[host.name(0)]["by"]) == ("drain", "run")
     assert put(host.balancer, Wish((host.name(0),), "drain", "run", 10), False)["changed"] is False
-    back = put(host.balancer, Wish((host.name(0),), "ready", "run", 10), False)
+    back = put(host.balancer, Wish((host.name(0),), "ready", "run", GENEROUS), False)
     assert (back["changed"], back["servers"][0]["up"]) == (True, True)
     assert json.loads((host.tmp / "var/out.json").read_text()) == {}
 
@@ -316,7 +349,7 @@ def test_a_run_leaves_what_the_operator_took_out(host: Host) -> None:
     put(host.balancer, Wish((host.name(0),), "drain", "operator", 1), False)
     assert put(host.balancer, Wish((host.name(0),), "ready", "run", 1), False)["changed"] is False
     assert host.balancer.haproxy.servers()[host.name(0)].state == "drain"
-    assert put(host.balancer, Wish((host.name(0),), "ready", "operator", 5), False)["changed"] is True
+    assert put(host.balancer, Wish((host.name(0),), "ready", "operator", GENEROUS), False)["changed"] is True
 
 
 def test_an_instance_that_does_not_come_in(host: Host) -> None:
@@ -324,7 +357,7 @@ def test_an_instance_that_does_not_come_in(host: Host) -> None:
     put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
     host.engines[0].shutdown()
     host.engines[0].server_close()
-    time.sleep(1)
+    eventually("failed checks", lambda: not host.balancer.haproxy.servers()[host.name(0)].up)
     with pytest.raises(NodeError, match=r"Not taken in after 1 s: m/n1.m-0:\d+ \(L4CON"):
         put(host.balancer, Wish((host.name(0),), "ready", "operator", 1), False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -24,12 +23,10 @@ from instinct.instance_key import header_map
 from instinct.render import drawer
 
 from tests.unit.fake_vllm import free_port
+from tests.unit.programs import program
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates/haproxy.cfg.j2"
 KEY = "sk-instances-" + "k" * 30
-
-pytestmark = pytest.mark.skipif(not HAPROXY, reason="HAProxy is not installed here")
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -100,7 +97,7 @@ class World:
         (tmp / "instance.map").write_text(header_map(KEY))
         (tmp / "servers").write_text("1\n")
         with (tmp / "log").open("wb") as log:
-            command = [str(HAPROXY), "-db", "-C", str(tmp), "-f", "haproxy.cfg"]
+            command = [program("haproxy"), "-db", "-C", str(tmp), "-f", "haproxy.cfg"]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self.haproxy = Haproxy(str(tmp / "admin.sock"))
 

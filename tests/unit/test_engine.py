@@ -149,12 +149,13 @@ def test_without_a_daemon_the_error_says_what_to_do(tmp_path: Path) -> None:
         Engine(str(path)).info()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's rights")
 def test_a_socket_of_another_user_says_become(tmp_path: Path, docker: FakeDocker) -> None:
-    tmp_path.chmod(0o700)
+    root = os.geteuid() == 0
+    tmp_path.chmod(0o700 if root else 0)
     child = os.fork()
     if child == 0:
-        os.setuid(65534)
+        if root:
+            os.setuid(65534)
         try:
             Engine(docker.path).info()
         except EngineUnavailable as error:

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what another process or thread does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+GENEROUS = 60.0
+"""Seconds that only something that never comes takes, however busy the machine is."""
+
+
+def eventually(what: str, condition: Callable[[], bool], seconds: float = GENEROUS) -> None:
+    """Return when the condition holds; AssertionError with `what` when it does not come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
