@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -100,7 +99,7 @@ class FakeDocker:
         self.errors: dict[str, tuple[int, str]] = {}
         self.requests: list[str] = []
         self.headers: list[dict[str, str]] = []
-        self.stop_delay = 0.0
+        self.before_stop: Callable[[], object] = bool
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -286,9 +285,9 @@ class FakeDocker:
         elif verb == "stop":
             if container.status not in ("running", "restarting"):
                 return self.send(http, 304)
-            time.sleep(self.stop_delay)
+            self.before_stop()
             container.stopping.set()
-            container.ended.wait(5)
+            container.ended.wait(60)
         elif verb == "rename":
             self.containers[query["name"]] = self.containers.pop(container.name)
             container.name = query["name"]

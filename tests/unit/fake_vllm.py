@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +23,7 @@ def vllm(
     port: int,
     *,
     delay: float = 0.0,
+    begin: Callable[[], object] = bool,
     tokens: int = 4,
     status: int = 200,
     message: str = "",
@@ -30,12 +32,13 @@ def vllm(
     dies_after: int = 0,
     last_words: str = "(EngineCore pid=9) Memory access fault by GPU node-2 on address 0x1.\n",
 ) -> Program:
-    """A server on `port`: ready after `delay` seconds, answering completions with `status`."""
+    """A server on `port`: ready after `delay` seconds and `begin`, answering completions with `status`."""
 
     def program(container: FakeContainer) -> int:
         container.log += "INFO: starting\n"
         if container.stopping.wait(delay):
             return 143
+        begin()
         count = 0
         dead = threading.Event()
 

@@ -39,7 +39,7 @@ def write_lib(place: Path) -> Path:
     return place / "lib/supervise.py"
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
     """AssertionError with `what` when it does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -73,7 +73,7 @@ class Supervised:
         """Start it around a shell script."""
         return self.start("sh", "-c", script)
 
-    def end(self, seconds: float = 20) -> int:
+    def end(self, seconds: float = 90) -> int:
         """Its exit code."""
         assert self.process is not None
         return self.process.wait(seconds)

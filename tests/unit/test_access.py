@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from instinct.pins import absent_images, absent_models
 from lab.hub import make, server
 
 from . import fake_registry
+from .eventually import eventually
 from .fake_registry import IMAGE, digest, running_registry
 from .plan_world import LOCK, PULL, deployment, fleet, state
 
@@ -76,9 +76,7 @@ def test_what_may_be_had_is_asked_once(registry: str, hub: server.Hub, written: 
     ]
     hosts = fleet({"n1": state(), "n2": state()}, two, **variables)
     assert check(hosts, pinned(image, hub.url, written[1])) == ([], ())
-    deadline = time.monotonic() + 5
-    while not hub.requests and time.monotonic() < deadline:  # the hub notes a request after its answer
-        time.sleep(0.01)
+    eventually("the request", lambda: bool(hub.requests))  # the hub notes it after its answer
     assert [Path(item["path"]).name for item in hub.requests] == ["config.json"]
 
 

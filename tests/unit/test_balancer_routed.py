@@ -22,6 +22,7 @@ from instinct.haproxy import Haproxy, NoHaproxy
 from instinct.instance_key import header_map
 from instinct.render import drawer
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_vllm import free_port
 from tests.unit.programs import program
 
@@ -130,7 +131,7 @@ def serve(handler: type[BaseHTTPRequestHandler], port: int) -> ThreadingHTTPServ
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 15
+    end = time.monotonic() + GENEROUS
     while True:
         try:
             if condition():

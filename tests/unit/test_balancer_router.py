@@ -14,6 +14,7 @@ import pytest
 from instinct import balancer_router
 from instinct.balancer_router import Routers, wanted_routers
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_vllm import free_port
 
 # Answers /list_workers, /add_worker and /remove_worker; refuses to add a worker that is called bad.
@@ -70,7 +71,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + GENEROUS
     while True:
         try:
             if condition():
@@ -107,13 +108,13 @@ def test_a_running_router_is_told_and_one_that_died_is_started_again(world: Worl
 def test_routers_end_with_their_deployment_and_move_with_their_port(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balancer_router, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(balancer_router, "LEAVE_SECONDS", GENEROUS)
     port, other = free_port(), free_port()
     world.look(config({"a": port}, a=["x"]))
     process = world.routers.running["a"].process
     world.look(config({"a": other}, a=["x"]))
     assert process.poll() is None  # HAProxy may not know yet
-    time.sleep(0.6)
+    monkeypatch.setattr(balancer_router, "LEAVE_SECONDS", -1.0)  # they are over
     world.routers.look()
     assert process.poll() is not None
     eventually(lambda: world.workers("a") == ["x"])

@@ -17,6 +17,7 @@ from ansible.modules import vllm_bench, vllm_server
 from instinct import alone as lock
 
 from tests.unit import test_vllm_bench, test_vllm_server
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.fake_vllm import vllm
 
@@ -33,15 +34,15 @@ def test_the_second_waits_for_the_first(lock_dir: Path) -> None:
     inside = threading.Event()
 
     def first() -> None:
-        with lock.alone("m", 1):
+        with lock.alone("m", 60):
             inside.set()
-            time.sleep(0.2)
+            time.sleep(0.2)  # so that one that did not wait would come first
             order.append("first")
 
     thread = threading.Thread(target=first)
     thread.start()
-    inside.wait(2)
-    with lock.alone("m", 5):
+    inside.wait(GENEROUS)
+    with lock.alone("m", 60):
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -76,7 +77,7 @@ sys.path.insert(0, sys.argv[1])
 from instinct.alone import ControllerGone, leave_if_abandoned
 leave_if_abandoned()
 print("ready", flush=True)
-for _ in range(500):
+for _ in range(60_000):
     try:
         leave_if_abandoned()
     except ControllerGone:
@@ -88,10 +89,10 @@ for _ in range(500):
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.1)
+        time.sleep(0.1)  # ten looks, and it stays as long as there is a reader
         assert process.poll() is None
         process.stdout.close()
-        assert process.wait(5) == 7
+        assert process.wait(GENEROUS) == 7
 
 
 def abandoned() -> None:
@@ -135,13 +136,13 @@ def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
         held = threading.Event()
 
         def hold() -> None:
-            with on_node.alone("vllm_bench", 1):
+            with on_node.alone("vllm_bench", 60):
                 held.set()
-                orphan.ended.wait(5)
+                orphan.ended.wait(GENEROUS)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait(2)
+        held.wait(GENEROUS)
         result, failed = run_module(vllm_bench.main, test_vllm_bench.args(docker, test_vllm_bench.instance()))
         thread.join()
         assert not failed, result["msg"]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -593,11 +592,6 @@ def test_no_config_is_an_error(config: dict[str, Any]) -> None:
     assert fit(model_shape(config), engine()).max_model_len >= 0
 
 
-def test_speed() -> None:
-    """fit() is called for each deployment and kind of GPU."""
-    shapes = [model(name) for name in CONFIGS]
-    started = time.perf_counter()
-    for shape in shapes:
-        fit(shape, engine(tp=8))
-    assert (time.perf_counter() - started) / len(shapes) < 0.005
+def test_a_case_of_the_lab_fits() -> None:
+    """What it costs to tell: make bench."""
     assert planned(case("llama", 1), LINE, "0.32.0").fits

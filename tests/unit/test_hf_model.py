@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -591,8 +590,11 @@ def test_documentation_is_the_argument_spec() -> None:
             assert documented["options"][name].get(key) == option.get(key), (name, key)
 
 
-def test_a_fetch_is_quick_when_nothing_is_to_do(args: dict[str, Any], run_module: Any) -> None:
+def test_nothing_is_started_when_nothing_is_to_do(
+    args: dict[str, Any], docker: FakeDocker, run_module: Any
+) -> None:
     run_module(hf_model.main, args)
-    started = time.monotonic()
-    run_module(hf_model.main, args)
-    assert time.monotonic() - started < 1
+    assert any("/start" in request for request in docker.changes())
+    docker.requests.clear()
+    result, failed = run_module(hf_model.main, args)
+    assert (failed, result["changed"], docker.changes()) == (False, False, [])

