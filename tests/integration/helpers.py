@@ -39,7 +39,9 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = 120) -> 
         time.sleep(0.3)
 
 
+# Where a thing is not there, its line is empty; but without Docker's answer this fails.
 STATE = r"""
+set -o pipefail
 cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name ready ! -path './generations/*' \
     ! -name journal.log -exec sha256sum {} + | sort -k2
 cd /etc/instinct-fleet/generations 2>/dev/null && find . -type f ! -name state.json | sort   # they hold times
@@ -48,14 +50,14 @@ find /var/lib/instinct-fleet -name '*.incomplete' -printf 'incomplete %p\n' 2>/d
 ls /run/instinct-fleet 2>/dev/null
 cat /proc/sys/kernel/numa_balancing /etc/sysctl.d/60-instinct-fleet.conf 2>/dev/null
 cat /sys/class/drm/renderD*/device/current_compute_partition 2>/dev/null | sort | uniq -c
-docker images --digests --format '{{.Repository}} {{.Digest}}' | sort
-docker ps -a --format '{{.Names}} {{.State}} {{.Label "instinct-fleet.spec"}}' | sort
+docker images --digests --format '{{.Repository}} {{.Digest}}' | sort || exit 1
+docker ps -a --format '{{.Names}} {{.State}} {{.Label "instinct-fleet.spec"}}' | sort || exit 1
 """
 
 
 def node_state(lab: Lab) -> dict[str, str]:
-    """Everything that a run is meant to leave on a node, as text, by host."""
-    return {host: lab.on(host, STATE, check=False) for host in lab.hosts}
+    """Everything that a run is meant to leave on a node, as text, by host. AssertionError when one cannot be asked."""
+    return {host: lab.on(host, STATE) for host in lab.hosts}
 
 
 def completion(lab: Lab, host: str, port: int, model: str = MODEL) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def ask(lab: Lab, cases: list[dict[str, Any]], *options: str) -> list[dict[str, 
     answered = json.loads(output)
     assert answered["vllm"] == VLLM_VERSION
     found: list[dict[str, Any]] = answered["cases"]
+    assert len(found) == len(cases)
     return found
 
 

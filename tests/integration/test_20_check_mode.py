@@ -19,12 +19,14 @@ def test_check_mode_predicts_the_run(fresh_lab: Lab) -> None:
     wanted = deployment(instances_per_host=2, vllm_version=Knobs.version)
     fresh_lab.write_vars(vllm_deployments=[wanted], gpu_partition_compute="CPX")
     before = node_state(fresh_lab)
+    assert len(before) >= 2
     predicted = fresh_lab.play("site", "--check", "--diff", "--skip-tags", "benchmark")
     assert predicted.rc == 0, predicted.out
     assert node_state(fresh_lab) == before
 
     done = fresh_lab.play("site", "--skip-tags", "benchmark")
     assert done.rc == 0, done.out
+    assert all(node_state(fresh_lab)[host] != before[host] for host in fresh_lab.hosts)  # it would show
     assert set(done.actions()) == set(fresh_lab.hosts)
     for host, actions in done.actions().items():
         assert actions == predicted.actions()[host], host

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from .conftest import Lab
+from .conftest import Lab, copy_inventory, lab_command
 from .helpers import completion, deployment, node_state, wait_for
 
 VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
@@ -21,21 +21,28 @@ STARTING = "docker ps --format '{{.Names}}' | grep -q ^instinct-llama-0"
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[str, str]:
-    """The state of the nodes after a run that nothing disturbed; filled by the first test."""
-    return {}
-
-
-def test_a_run_that_nothing_disturbs(fresh_lab: Lab, undisturbed: dict[str, str]) -> None:
-    fresh_lab.write_vars(**VARIABLES)
-    run = fresh_lab.play("site", "--skip-tags", "benchmark")
+def undisturbed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The state of the nodes after a run that nothing disturbed."""
+    lab_command("reset")
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("undisturbed"))
+    lab.write_vars(**VARIABLES)
+    run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
-    undisturbed.update(node_state(fresh_lab))
+    return node_state(lab)
+
+
+def test_what_is_compared_is_all_there(undisturbed: dict[str, str]) -> None:
+    assert len(undisturbed) >= 2
+    for state in undisturbed.values():
+        assert "instances/llama-0/serve.sh" in state
+        assert "generations" in state or "llama/1.json" in state
+        assert "instinct-llama-0 running" in state
+        assert "registry.lab:5000/lab/standin sha256:" in state
 
 
 @pytest.mark.parametrize(("moment", "condition"), [("fetch", FETCHING), ("deploy", STARTING)])
 def test_the_next_run_finishes_the_job(
-    fresh_lab: Lab, undisturbed: dict[str, str], moment: str, condition: str
+    undisturbed: dict[str, str], fresh_lab: Lab, moment: str, condition: str
 ) -> None:
     fresh_lab.write_vars(**VARIABLES)
     if moment == "fetch":

@@ -3,43 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
 from .conftest import Lab
 from .helpers import GATED, TOKEN, deployment
-
-# Files, and what Docker keeps.
-SEARCH = (
-    f"grep -rlsF '{TOKEN}' /etc /var /run /tmp /home /root /opt /srv --exclude-dir=overlay2;"
-    f"docker ps -aq | xargs -r docker inspect | grep -cF '{TOKEN}';"
-    f"docker ps -aq | xargs -rn1 docker logs 2>&1 | grep -cF '{TOKEN}'; true"
-)
-
-
-class Sampler(threading.Thread):
-    """Looks again and again at what every process was started with: the lab's nodes are processes of this machine."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.found: set[str] = set()
-        self.processes: set[str] = set()
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(0.05):
-            for process in Path("/proc").glob("[0-9]*"):
-                for what in ("cmdline", "environ"):
-                    with contextlib.suppress(OSError):
-                        content = (process / what).read_bytes()
-                        self.processes.add(content[:80].decode(errors="replace"))
-                        if TOKEN.encode() in content:
-                            self.found.add(f"{what} of {content[:200]!r}")
-
+from .leaks import Sampler, files_with, found_on, search_works
 
 OTHERS = ("gated model refused", "engine fails")
 
@@ -57,8 +27,9 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     fresh_lab.write_vars(
         vllm_deployments=[deployment(model=GATED, env=env)], hf_model_token_file=str(token_file)
     )
-    sampler = Sampler()
+    sampler = Sampler(TOKEN)
     sampler.start()
+    sampler.works(fresh_lab)
     results = tmp_path / "results"
     run = fresh_lab.play(
         "site",
@@ -69,18 +40,15 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
         "-e",
         f"plan_file={tmp_path}/plan.json",
     )
-    sampler.done.set()
-    sampler.join()
+    seen = sampler.end()
 
     assert (run.rc == 0) is (case == "right token"), run.out
     assert any("instinct-fetch" in p or "snapshot" in p or "docker-init" in p for p in sampler.processes)
-    assert sampler.found == set()
+    assert seen == set()
+    assert "hf_model_token" in run.out  # so much it tells of it
     assert TOKEN not in run.out
     for host in fresh_lab.hosts:
-        found = [line for line in fresh_lab.on(host, SEARCH).splitlines() if line not in ("0", "")]
-        assert found == [], f"{host}: {found}"
-    places = [str(p) for p in (tmp_path, Path.home() / ".ansible") if p.exists()]
-    here = subprocess.run(
-        ["grep", "-rlsF", TOKEN, *places], capture_output=True, text=True, check=False
-    ).stdout.split()
-    assert here == [str(token_file)]
+        assert found_on(fresh_lab, host, [TOKEN]) == set(), host
+        search_works(fresh_lab, host)
+    places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
+    assert files_with(TOKEN, *places) == [str(token_file)]

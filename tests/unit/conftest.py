@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         args = {**args, "_ansible_check_mode": check, "_ansible_diff": diff}
         with patch_module_args(args), pytest.raises(SystemExit):
             main()
-        result = json.loads(capsys.readouterr().out)
+        shown = capsys.readouterr()
+        sys.stderr.write(shown.err)  # for a test that looks into it
+        result = json.loads(shown.out)
         if "warnings" in result:
             result["warnings"] = [warning["event"]["msg"] for warning in result["warnings"]]
         return result, bool(result.get("failed"))

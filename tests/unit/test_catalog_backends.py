@@ -15,6 +15,7 @@ from instinct.modelfacts import ModelFacts
 from instinct.recipes import Context, select
 
 from tests.unit.catalogue import CATALOG, knowledge
+from tests.unit.some import some
 
 LINE = knowledge().line
 AITER = {"aiter": True, "aiter_mha": True, "aiter_mla": True}
@@ -27,7 +28,7 @@ def backends(version: str) -> Backends:
 
 def test_every_release_lies_in_one_era() -> None:
     eras = knowledge().backends["eras"]
-    for release in LINE.releases:
+    for release in some(LINE.releases):
         index = LINE.order[release]
         assert sum(LINE.inside(era["since"], era["until"], index) for era in eras) == 1, release
 
@@ -129,7 +130,7 @@ def test_misfits(backend: str, facts: dict[str, Any], count: int) -> None:
 
 
 def test_defaults_cover_the_newest_release() -> None:
-    for name, history in knowledge().defaults.items():
+    for name, history in some(knowledge().defaults.items()):
         spans = [(LINE.order[item["since"]], item["until"]) for item in history]
         assert spans == sorted(spans, key=lambda span: span[0]), name
         assert history[-1]["until"] is None, name
@@ -142,7 +143,7 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 
 def test_baselines_refer_to_their_setups() -> None:
-    for path in BASELINES:
+    for path in some(BASELINES):
         data = json.loads(path.read_text())
         used = {result["setup"] for result in data["results"]}
         assert used == set(data["setups"])

@@ -20,6 +20,7 @@ from catalog.tools.packing import ENV_DEFAULTS, FIELD_DEFAULTS, FLAG_DEFAULTS, p
 from catalog.tools.probe import MARKER, plain
 from catalog.tools.store import Store
 from tests.unit.catalogue import CATALOG, knowledge
+from tests.unit.some import some
 
 NEWEST = knowledge().line.releases[-1]
 
@@ -55,7 +56,7 @@ def test_versions_that_are_none_or_too_old(asked: str) -> None:
 
 
 def test_every_release_has_what_a_server_needs() -> None:
-    for release in knowledge().line.releases:
+    for release in some(knowledge().line.releases):
         table = knowledge().flags(release)
         assert len(table.flags) > 100
         for flag in ("model_tag", "--max-model-len", "--tensor-parallel-size", "--kv-cache-dtype", "--port"):
@@ -92,9 +93,9 @@ def test_replacements_exist() -> None:
     found = knowledge()
     flags = read_json(CATALOG / "vllm" / "flags.json")["flags"]
     variables = read_json(CATALOG / "vllm" / "env.json")["variables"]
-    for entry in (*found.replacements.flags.values(), *found.replacements.env.values()):
+    for entry in some((*found.replacements.flags.values(), *found.replacements.env.values())):
         assert all(name in flags or name in variables for name in entry.use), entry.name
-    for flag, _ in found.replacements.choices:
+    for flag, _ in some(found.replacements.choices):
         assert flag in flags
 
 
@@ -280,6 +281,6 @@ def test_a_timeline_is_in_order() -> None:
 
 def test_hand_written_files_are_not_touched(copied: Path) -> None:
     Store(copied / "vllm").put({**probe_of(copied / "vllm", NEWEST), "version": "99.0.0"}, "test")
-    for path in (CATALOG / "vllm").glob("*.yml"):
+    for path in some((CATALOG / "vllm").glob("*.yml")):
         assert (copied / "vllm" / path.name).read_text() == path.read_text()
         assert yaml.safe_load(path.read_text())["schema"] == 1

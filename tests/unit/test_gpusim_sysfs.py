@@ -25,6 +25,7 @@ from lab.gpusim.node import cpuinfo, wanted_devices
 from lab.gpusim.state import Holder, Node, make_node, to_json
 from lab.gpusim.store import FileStore
 from lab.gpusim.sysfs import View
+from tests.unit.some import some
 
 GPU = "devices/pci0000:00/0000:05:00.0"
 
@@ -325,7 +326,7 @@ def test_mirror_follows_the_state(tmp_path: Path) -> None:
     node = make_node(2)
     states = [node, kernel.set_compute(node, 0, "CPX", ()).node, node]
     states += [kernel.unload(node, ()).node, kernel.load(kernel.unload(node, ()).node).node]
-    for number, state in enumerate(states):
+    for number, state in some(enumerate(states)):
         mirror.apply(view(state))
         fresh = tmp_path / f"fresh{number}"
         fresh.mkdir()

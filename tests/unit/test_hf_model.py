@@ -17,6 +17,7 @@ from ansible.module_utils.instinct import fetch as fetch_on_node
 from ansible.module_utils.instinct import files as files_on_node
 from ansible.modules import hf_model
 from instinct.observe import read_model
+from instinct.redact import MASK
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
 
@@ -445,8 +446,12 @@ def everywhere(docker: FakeDocker, result: dict[str, Any], tmp_path: Path) -> st
     """All that an onlooker could read: requests, container bodies, results, files."""
     texts = [json.dumps(result), *docker.requests]
     texts += [json.dumps(container.body) for container in docker.containers.values()]
+    (tmp_path / "canary").write_text("a file's text")
     texts += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
-    return "\n".join(texts)
+    found = "\n".join(texts)
+    assert "a file's text" in found  # files are read
+    assert all(container.name in found for container in docker.containers.values())
+    return found
 
 
 def test_the_token_is_in_its_file_while_the_container_starts_and_nowhere_else(
@@ -484,6 +489,8 @@ BREAKS: list[Callable[[FakeDocker], None]] = [
     lambda d: d.errors.update({"POST /containers/instinct-fetch": (500, CANARY)}),
     lambda d: d.images.clear(),
 ]
+UNTOLD = (BREAKS[2], BREAKS[-1])
+"""What is told of these never had it: a report that cannot be read is not shown."""
 
 
 @pytest.mark.parametrize("break_it", BREAKS)
@@ -499,6 +506,7 @@ def test_the_token_is_in_no_message_and_left_nowhere(
     result, failed = run_module(hf_model.main, {**args, "token": CANARY})
     assert failed
     assert "exception" not in result
+    assert MASK in result["msg"] or break_it in UNTOLD  # it was in the message
     assert CANARY not in everywhere(docker, result, tmp_path)
     assert CANARY not in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ from instinct.parallel import parallel_args, problems, uses_ray
 
 from .catalogue import knowledge
 from .plan_world import deployment, state
+from .some import some
 from .test_layout import layouts
 
 
@@ -174,7 +175,7 @@ def test_reasons_name_catalogued_sources() -> None:
     found = layouts({"n1": state(), "n2": state()}, [deployment(**SPAN, nodes=2)])
     (slot,) = found["n2"].slots
     for version in ("0.11.0", "0.11.1"):
-        for item in parallel_args(slot.deployment, slot, knowledge().flags(version)):
+        for item in some(parallel_args(slot.deployment, slot, knowledge().flags(version))):
             assert item.reason
             assert item.source in knowledge().sources or item.source.startswith("deployment llama: ")
 

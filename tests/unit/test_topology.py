@@ -15,6 +15,7 @@ from instinct.topology import LogicalGpu, declared_gpus, observed_gpus
 
 from .gpu_tree import Tree
 from .plan_world import GIB, VRAM, catalog, gpus, problems, state
+from .some import some
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = yaml.safe_load((ROOT / "catalog/gpus.yml").read_text(encoding="utf-8"))
@@ -26,14 +27,14 @@ def test_catalogue_fits_its_schema() -> None:
 
 
 def test_every_validated_pair_is_a_valid_one() -> None:
-    for name, model in DATA["models"].items():
+    for name, model in some(DATA["models"].items()):
         for pair in model["validated"]:
             assert pair["memory"] in model["compute_partitions"][pair["compute"]]["memory"], name
 
 
 def test_partitions_follow_the_drivers_rules() -> None:
     """aqua_vanjaram.c: never more memory partitions than compute partitions, DPX ÷4, TPX 6 and QPX 8 XCDs."""
-    for name, model in DATA["models"].items():
+    for name, model in some(DATA["models"].items()):
         xcds = model["xcds"]
         for mode, entry in model["compute_partitions"].items():
             expected = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": xcds}[mode]

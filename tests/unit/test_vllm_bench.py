@@ -33,6 +33,7 @@ from instinct.bench import (
 from instinct.benches import outcome
 from instinct.genstore import Store
 from instinct.nodemodule import NodeError
+from instinct.redact import MASK
 from instinct.results import normalise
 from instinct.summary import collect
 
@@ -634,12 +635,20 @@ def test_an_unknown_kind_is_refused() -> None:
 # ---- secrets -------------------------------------------------------------------------------------
 
 
+def nothing(_docker: FakeDocker) -> None: ...
+
+
+def unreadable(docker: FakeDocker) -> None:
+    """A result that is not JSON; it is not shown."""
+    docker.programs["instinct-bench-"] = client(f'{{"{CANARY}')
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
-        lambda _d: None,
+        nothing,
         lambda d: d.programs.update({"instinct-bench-": client(None, 1, f"ValueError: {CANARY} refused\n")}),
-        lambda d: d.programs.update({"instinct-bench-": client(f'{{"{CANARY}')}),
+        unreadable,
         lambda d: d.programs.update({"instinct-bench-": client({**RESULT, "x": CANARY})}),
         lambda d: d.errors.update({"POST /containers/create": (500, CANARY)}),
         lambda d: d.errors.update({"GET /containers": (500, CANARY)}),
@@ -659,11 +668,15 @@ def test_the_api_key_is_in_no_message(
     break_it(docker)
     result, _failed = run_module(vllm_bench.main, args(docker, instance()))
     assert "exception" not in result
+    measured = [(item["error"], item["result"], item["log"]) for item in result.get("benchmarks", [])]
+    told = json.dumps([result.get("msg"), measured])
+    assert (MASK in told) is (break_it not in (nothing, unreadable))  # it was in what was told
     assert CANARY not in json.dumps(result)
     assert CANARY not in "".join(docker.requests + bodies)
     assert CANARY not in capsys.readouterr().err
-    for path in tmp_path.rglob("*"):
-        assert not path.is_file() or CANARY not in path.read_text(errors="replace")
+    (tmp_path / "canary").write_text(CANARY)  # where they are searched, it would be found
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in files if CANARY in path.read_text(errors="replace")] == ["canary"]
 
 
 def test_documentation_is_the_argument_spec() -> None:

@@ -19,6 +19,7 @@ from instinct.ask import container_of
 from instinct.build import _buildkit, build_plan, decisive
 from instinct.image import explain_pull, wanted
 from instinct.nodemodule import NodeError
+from instinct.redact import MASK
 
 from tests.unit.fake_docker import ANSWER, FakeContainer, FakeDocker
 
@@ -371,6 +372,7 @@ def test_the_password_is_in_no_message(
     args = pull_args(docker, registry_username="puller", registry_password=CANARY)
     result, failed = run_module(vllm_image.main, args)
     assert failed
+    assert MASK in json.dumps(result)  # it was in the message
     assert CANARY not in json.dumps(result)
     assert "exception" not in result
     assert CANARY not in capsys.readouterr().err

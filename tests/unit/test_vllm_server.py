@@ -15,6 +15,7 @@ import yaml
 from ansible.module_utils.instinct import alone, places, ready, servers
 from ansible.modules import vllm_server
 from instinct.observe import artefact
+from instinct.redact import MASK
 from instinct.serve import server as planned_server
 from instinct.supervisor import lib_files, lib_version
 
@@ -948,11 +949,12 @@ def test_the_api_key_is_in_no_message(
     result, failed = run_module(vllm_server.main, args(docker, server), diff=True)
     assert failed
     assert "exception" not in result
+    assert MASK in json.dumps(result)  # it was in the message
     assert CANARY not in json.dumps(result)
     assert CANARY not in capsys.readouterr().err
-    for path in tmp_path.rglob("*"):
-        if path.is_file() and path.name != "env":
-            assert CANARY not in path.read_text(errors="replace"), path
+    (tmp_path / "canary").write_text(CANARY)  # where they are searched, it would be found
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "env"]
+    assert [path.name for path in files if CANARY in path.read_text(errors="replace")] == ["canary"]
 
 
 def test_documentation_is_the_argument_spec() -> None:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches for secrets, which first show that they find one: a canary, planted wherever they look."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .helpers import STANDIN, wait_for
+
+if TYPE_CHECKING:
+    from .conftest import Lab
+
+PATTERNS = "/dev/shm/instinct-patterns"  # so that no command line has them
+PLACES = ("/etc", "/var", "/run", "/tmp", "/opt", "/srv", "/home", "/root", "/dev/shm")
+# Files; what processes were started with; what Docker keeps and what containers said.
+SEARCH = f"""
+cd / && docker ps > /dev/null || exit 1
+grep -rlsF -f {PATTERNS} {" ".join(PLACES)} --exclude-dir=overlay2 --exclude={Path(PATTERNS).name} | sed 's/^/file /'
+for process in /proc/[0-9]*; do
+    for what in cmdline environ; do
+        grep -qsaF -f {PATTERNS} $process/$what && echo "$what $(cat $process/comm)"
+    done
+done
+for id in $(docker ps -aq); do
+    name=$(docker inspect -f '{{{{.Name}}}}' $id)
+    docker inspect $id | grep -qF -f {PATTERNS} && echo "inspect $name"
+    docker logs $id 2>&1 | grep -qF -f {PATTERNS} && echo "log $name"
+done
+true
+"""
+READ = f"""
+set -e
+canary=$(cat {PATTERNS})
+"""
+PLANT_PROCESSES = """
+setsid bash -c 'sleep 900; true' "$canary" > /dev/null 2>&1 < /dev/null &
+CANARY="$canary" setsid sleep 901 > /dev/null 2>&1 < /dev/null &
+"""
+PLANT = f"""
+for place in {" ".join(PLACES)}; do echo "$canary" > $place/canary; done
+said='echo "$CANARY"; exec sleep 902'
+docker run -d --name canary -e CANARY="$canary" --entrypoint sh {STANDIN} -c "$said" > /dev/null
+"""
+UPROOT = f"""
+docker rm -f canary > /dev/null 2>&1; pkill -x -f 'sleep 90[012]'
+rm -f {" ".join(f"{place}/canary" for place in PLACES)}
+"""
+PLANTED = {
+    *(f"file {place}/canary" for place in PLACES),
+    "cmdline bash",
+    "environ sleep",
+    "inspect /canary",
+    "log /canary",
+}
+
+
+def found_on(lab: Lab, host: str, patterns: Sequence[str]) -> set[str]:
+    """Where a node has one of these: "file /etc/x", "cmdline vllm", "inspect /name", "log /name"."""
+    text = base64.b64encode("\n".join(patterns).encode()).decode()
+    lab.on(host, f"umask 077; echo {text} | base64 -d > {PATTERNS}")
+    try:
+        return set(lab.on(host, SEARCH).splitlines())
+    finally:
+        lab.on(host, f"rm -f {PATTERNS}")
+
+
+@contextlib.contextmanager
+def planted(lab: Lab, host: str, plant: str = PLANT_PROCESSES + PLANT) -> Iterator[str]:
+    """A canary on a node, in each place that is searched, as long as this lasts."""
+    canary = f"canary-{secrets.token_hex(16)}"
+    text = base64.b64encode(canary.encode()).decode()
+    lab.on(host, f"umask 077; echo {text} | base64 -d > {PATTERNS}")
+    try:
+        lab.on(host, READ + plant)
+        yield canary
+    finally:
+        lab.on(host, UPROOT, check=False)
+        lab.on(host, f"rm -f {PATTERNS}")
+
+
+def search_works(lab: Lab, host: str) -> None:
+    """The search finds a canary in each place where it looks, and nothing that is nowhere."""
+    with planted(lab, host) as canary:
+        found = found_on(lab, host, [canary])
+    assert found >= PLANTED, PLANTED - found
+    assert found_on(lab, host, [canary]) == set()
+
+
+class Sampler(threading.Thread):
+    """Looks again and again at what every process was started with: the lab's nodes are processes of this machine."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__(daemon=True)
+        self.patterns = [secret]
+        self.found: dict[str, set[str]] = {secret: set()}
+        self.looks: Counter[str] = Counter()
+        self.processes: set[str] = set()
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.02):
+            for process in Path("/proc").glob("[0-9]*"):
+                for what in ("cmdline", "environ"):
+                    with contextlib.suppress(OSError):
+                        self.look(what, (process / what).read_bytes())
+
+    def look(self, what: str, content: bytes) -> None:
+        self.looks[what] += 1
+        self.processes.add(content[:80].decode(errors="replace"))
+        for pattern in self.patterns:
+            if pattern.encode() in content:
+                self.found[pattern].add(what)
+
+    def works(self, lab: Lab) -> None:
+        """It sees a canary on each node, in arguments and in the environment."""
+        for host in lab.hosts:
+            with planted(lab, host, PLANT_PROCESSES) as canary:
+                seen = self.found.setdefault(canary, set())
+                self.patterns.append(canary)
+                wait_for(f"the canary of {host}", lambda seen=seen: seen == {"cmdline", "environ"}, 60)  # type: ignore[misc]
+                self.patterns.remove(canary)
+
+    def end(self) -> set[str]:
+        """End it; where it found the secret."""
+        assert self.is_alive(), "it ended before"
+        self.done.set()
+        self.join()
+        return self.found[self.patterns[0]]
+
+
+def files_with(secret: str, *places: Path) -> list[str]:
+    """Files of this machine below these places that have a secret; it finds a canary in each of them."""
+    canary = f"canary-{secrets.token_hex(16)}"
+    planted_here = [place / "canary" for place in places]
+    for path in planted_here:
+        path.write_text(canary)
+    try:
+        assert sorted(_files_with(canary, *places)) == sorted(map(str, planted_here))
+    finally:
+        for path in planted_here:
+            path.unlink()
+    return _files_with(secret, *places)
+
+
+def _files_with(secret: str, *places: Path) -> list[str]:
+    return [
+        str(path)
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes()
+    ]

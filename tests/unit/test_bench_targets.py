@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make bench` fails when a figure misses its target, after all of them were measured."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests import bench
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Its exit code or message, with figures that just hold."""
+
+    def planning(judge: bench.Judge) -> None:
+        judge.holds("planning", 3.0)
+        judge.holds("fit", 2.0)
+
+    monkeypatch.setitem(bench.PARTS, "planning", planning)
+    monkeypatch.setitem(bench.PARTS, "noop", lambda judge: judge.holds("site", 1.2, " of 2 nodes"))
+    monkeypatch.setitem(bench.PARTS, "upgrade", lambda judge: judge.holds("upgrade", 1.5))
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    try:
+        bench.main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def test_what_holds_its_target_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch) == 0
+
+
+def test_all_that_missed_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run(monkeypatch, "--target", "site=1.1", "--target", "fit=1.9")
+    assert told == "\nTargets missed:\n  fit: 2.000, at most 1.9\n  site of 2 nodes: 1.200, at most 1.1"
+
+
+def test_a_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--only", "planning", "--target", "site=1.1") == 0
+    assert run(monkeypatch, "--only", "noop", "--target", "site=1.1") != 0
+
+
+@pytest.mark.parametrize("wrong", ["sites=1", "site", "site=quick"])
+def test_a_wrong_target_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    assert run(monkeypatch, "--target", wrong) == 2
+
+
+def test_a_figure_that_is_no_number_misses() -> None:
+    judge = bench.Judge(bench.TARGETS)
+    judge.holds("site", float("nan"))
+    assert judge.missed
