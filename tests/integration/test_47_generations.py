@@ -16,10 +16,9 @@ pytestmark = pytest.mark.deep
 TOP = "/etc/instinct-fleet"
 
 
-def test_generations_and_journal_by_hand(lab: Lab) -> None:
+def test_generations_and_journal_by_hand(fresh_lab: Lab) -> None:
     """With no more than a shell on the node, as at three in the morning."""
-    for host in lab.hosts:
-        lab.on(host, f"rm -rf {TOP}/generations/kept {TOP}/journal.log")
+    lab = fresh_lab
     wanted = deployment(name="kept")
     lab.write_vars(vllm_deployments=[wanted])
     first = lab.play("deploy")

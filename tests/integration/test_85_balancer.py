@@ -8,7 +8,6 @@ import http.client
 import json
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,17 +17,22 @@ import pytest
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, copy_inventory, lab_command, node_address
+from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
 from .helpers import MODEL, deployment, wait_for
 
 RATE = 60  # requests per second
 HOST = "lab-n1"  # the balancer's, and a GPU host too
-URL = f"https://{node_address(1)}:8443"
+URL = "https://172.30.77.11:8443"
+AGENT = "instinct-balancer-agent"
 BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
 
 
 class Endpoint:
     """The endpoint of a lab: its inventory, key and certificate."""
+
+    checked: Run  # of test_85: the run in check mode, whether it made secrets, and the run
+    secrets_of_check: bool
+    run: Run
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -77,6 +81,10 @@ class Endpoint:
         """Requests that each server has had."""
         return self.stat(7)
 
+    def served(self) -> dict[str, int]:
+        """Requests that each server has answered with 200."""
+        return self.stat(40)
+
     def running(self) -> dict[str, int]:
         """Requests that each server works on."""
         return self.stat(4)
@@ -89,6 +97,11 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     deploy(lab)
     made = Endpoint(lab)
+    made.checked = lab.play("site", "--skip-tags", "benchmark", "--check")
+    made.secrets_of_check = made.secrets.exists()
+    made.run = lab.play("site", "--skip-tags", "benchmark", "-vvv")
+    assert made.run.rc == 0, made.run.out[-3000:]
+    made.trust()
     yield made
     lab_command("reset")
 
@@ -108,15 +121,10 @@ def deploy(lab: Lab, second: int = 1 << 20, **variables: Any) -> None:
 
 
 def test_the_endpoint_is_made_and_then_costs_nothing(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
-    check = lab.play("site", "--skip-tags", "benchmark", "--check")
-    assert check.rc == 0, check.out
-    assert not endpoint.secrets.exists()
-
-    run = lab.play("site", "--skip-tags", "benchmark", "-vvv")
-    assert run.rc == 0, run.out[-3000:]
-    assert f"Load balancer lab-n1, {URL}" in run.out
-    endpoint.trust()
+    lab, run = endpoint.lab, endpoint.run
+    assert endpoint.checked.rc == 0, endpoint.checked.out
+    assert not endpoint.secrets_of_check
+    assert "Load balancer lab-n1, https://172.30.77.11:8443" in run.out
     private = (endpoint.secrets / "endpoint.pem").read_text().partition("PRIVATE KEY-----")[2].split()[0]
     assert endpoint.key not in run.out
     assert endpoint.instance_key not in run.out + json.dumps(run.records)
@@ -209,7 +217,7 @@ def test_a_client_that_goes_away_ends_its_request(endpoint: Endpoint, stream: bo
 def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     with endpoint.load() as load:
-        time.sleep(2)
+        wait_for("the load", lambda: len(load.outcomes) > RATE)
         out = lab.play("drain", "--limit", "lab-n2")
         assert out.rc == 0, out.out
         before = endpoint.requests()
@@ -234,11 +242,14 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         assert reload.rc == 0, reload.out
         assert reload.changed() == [f"{HOST}: load_balancer : Balance"]
         assert "lab-n2.llama-1:8001 is out of the load balancer since" in reload.out
-        lab.on(HOST, "systemctl restart instinct-balancer-agent")
-        time.sleep(1)
-        before = endpoint.requests()["lab-n2.llama-1:8001"]
-        time.sleep(2)
-        assert endpoint.requests()["lab-n2.llama-1:8001"] == before
+        lab.on(HOST, f"systemctl restart {AGENT}")
+        wait_for(
+            "the agent", lambda: lab.on(HOST, f"systemctl is-active {AGENT}", check=False).strip() == "active"
+        )
+        before = endpoint.requests()
+        # So many, and none of them is for the one that is out.
+        wait_for("requests", lambda: sum(endpoint.requests().values()) > sum(before.values()) + 2 * RATE)
+        assert endpoint.requests()["lab-n2.llama-1:8001"] == before["lab-n2.llama-1:8001"]
         assert lab.play("undrain").rc == 0
 
         # What a deploy replaces leaves by itself, and comes back; here on one of the two hosts.
@@ -254,15 +265,16 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
 def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     with endpoint.load() as load:
-        time.sleep(2)
+        wait_for("the load", lambda: len(load.outcomes) > RATE)
         pid = lab.on("lab-n2", "docker inspect -f '{{.State.Pid}}' instinct-llama-0").strip()
         asked = load.now
         lab.on("lab-n2", f"kill -9 {pid}")
         killed = load.now
-        time.sleep(4)
         # Docker starts it again; it is in when it has generated tokens.
-        before = endpoint.requests()["lab-n2.llama-0:8000"]
-        wait_for("the killed instance", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
+        show = "docker inspect -f '{{.State.Pid}}' instinct-llama-0"
+        wait_for("its restart", lambda: lab.on("lab-n2", show).strip() not in ("0", pid))
+        before = endpoint.served()["lab-n2.llama-0:8000"]
+        wait_for("the killed instance", lambda: endpoint.served()["lab-n2.llama-0:8000"] > before + 10)
     failed = [item for item in load.outcomes if item.problem]
     print(f"{len(load.outcomes)} requests, {load.problems()} of a killed instance")
     assert 0 < len(failed) <= RATE  # a quarter of what runs at once, and less than a second of all

@@ -7,7 +7,6 @@ import collections
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,11 +121,11 @@ def test_no_request_is_lost_while_instances_leave_and_come(routed: tuple[Endpoin
     endpoint, wheels = routed
     lab = endpoint.lab
     with endpoint.load() as load:
-        time.sleep(2)
+        wait_for("the load", lambda: len(load.outcomes) > 100)
         out = lab.play("drain", "--limit", "lab-n2")
         assert out.rc == 0, out.out
         before = served(endpoint)
-        time.sleep(2)
+        wait_for("requests", lambda: sum(served(endpoint).values()) > sum(before.values()) + 100)
         after = served(endpoint)
         assert {name for name in after if after[name] > before[name]} <= {f"{HOST}:8000", f"{HOST}:8001"}
         assert lab.on("lab-n2", "docker restart instinct-llama-0 instinct-llama-1").split()
@@ -157,11 +156,12 @@ def test_without_its_router_haproxy_goes_on(routed: tuple[Endpoint, Path]) -> No
     assert lab.play("site", "--skip-tags", "benchmark").changed() == []
 
     with endpoint.load() as load:
-        time.sleep(1)
+        wait_for("the load", lambda: len(load.outcomes) > 60)
         deploy(lab, wheels, second=2_000_000, routing="least-requests")
         run = lab.play("site", "--skip-tags", "benchmark")
         assert run.rc == 0, run.out[-3000:]
-        time.sleep(1)
+        done = len(load.outcomes)
+        wait_for("requests without a router", lambda: len(load.outcomes) > done + 60)
     assert lab.on(HOST, "pgrep -f bin/vllm-router", check=False).strip() == ""
     assert lab.on(HOST, "ls /etc/systemd/system").count("instinct-balancer-router") == 0
     assert load.problems() == {}
