@@ -89,18 +89,18 @@ def node(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_an_engine_that_is_killed_comes_back(node: Node) -> None:
     (line,) = node.engines()
     node.lab.on(HOST, f"kill -9 {line.split()[0]}")
-    wait_for("tokens", node.serves, 20)
+    wait_for("tokens", node.serves)
     assert (node.restarts(), [item["kind"] for item in node.said()["failures"]]) == (1, ["killed"])
 
 
 def test_an_engine_that_dies_with_exit_code_0_comes_back(node: Node) -> None:
     for _ in range(3):
         node.lab.on(HOST, ask("fragile", 8100), check=False)
-    wait_for("its end", lambda: node.restarts("fragile-0") == 1, 20)
+    wait_for("its end", lambda: node.restarts("fragile-0") == 1)
     (failure,) = node.said("fragile-0")["failures"]
     assert failure["code"] == 0
     assert "EngineDeadError" in failure["line"]
-    wait_for("its start", lambda: node.said("fragile-0")["state"] == "running", 20)
+    wait_for("its start", lambda: node.said("fragile-0")["state"] == "running")
 
 
 def ask(model: str, port: int) -> str:
@@ -115,7 +115,7 @@ def ask(model: str, port: int) -> str:
 def test_a_crash_loop_is_bounded_and_told_with_its_first_error(node: Node) -> None:
     weights = f"/var/lib/instinct-fleet/hf/hub/models--{MODEL.replace('/', '--')}/snapshots/*/*.safetensors"
     node.lab.on(HOST, f"rm $(ls {weights} | head -n 1) && docker restart instinct-llama-0")
-    wait_for("the end of its tries", lambda: node.said()["state"] == "gave_up", 30)
+    wait_for("the end of its tries", lambda: node.said()["state"] == "gave_up")
     assert (node.engines(), node.restarts()) == ([], 2)
     assert [item["kind"] for item in node.said()["failures"]] == ["missing_weights"] * 3
     assert (
@@ -142,15 +142,15 @@ def test_a_crash_loop_is_bounded_and_told_with_its_first_error(node: Node) -> No
 def test_after_a_boot_it_waits_for_clean_gpus_and_then_serves_by_itself(node: Node) -> None:
     node.lab.on(HOST, STRANDED)
     node.lab.reboot(HOST)
-    wait_for("the other instance", lambda: node.said("fragile-0")["state"] == "running", 60)
-    wait_for("a state", lambda: node.said()["state"] == "waiting", 20)
+    wait_for("the other instance", lambda: node.said("fragile-0")["state"] == "running")
+    wait_for("a state", lambda: node.said()["state"] == "waiting")
     assert "GPU memory is in use before vLLM was started: renderD128 (45.3 GiB)" in node.said()["why"]
     assert node.engines() == []
     node.lab.on(
         HOST,
         "gpusim fault clear stranded; systemctl disable stranded; rm /etc/systemd/system/stranded.service",
     )
-    wait_for("tokens", node.serves, 20)
+    wait_for("tokens", node.serves)
     assert node.restarts() == 0
     clean = node.book("partition.yml")
     assert clean.rc == 0, clean.out

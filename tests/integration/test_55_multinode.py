@@ -80,7 +80,7 @@ def standin(endpoint: Endpoint) -> Endpoint:
     image = endpoint.lab.on(HEAD, "docker inspect -f '{{.Config.Image}}' instinct-llama-0", check=False)
     if not image.startswith(f"registry.lab:5000/{STANDIN_REPOSITORY}") or not answers(endpoint):
         deploy(endpoint, over_two())
-        wait_for("tokens", lambda: answers(endpoint), 60)
+        wait_for("tokens", lambda: answers(endpoint))
     return endpoint
 
 
@@ -112,9 +112,7 @@ def comes_back(endpoint: Endpoint, host: str, what: str, seconds: float) -> None
     lab = endpoint.lab
     before = {name: restarts(lab, name) for name in lab.hosts}
     kill(lab, host, what)
-    wait_for(
-        "both ranks to be started again", lambda: all(restarts(lab, h) > before[h] for h in lab.hosts), 60
-    )
+    wait_for("both ranks to be started again", lambda: all(restarts(lab, h) > before[h] for h in lab.hosts))
     wait_for("tokens", lambda: answers(endpoint), seconds)
     assert all(supervisor(lab, name)["state"] == "running" for name in lab.hosts)
 
@@ -158,7 +156,7 @@ def test_a_group_starts_on_all_hosts_before_one_waits(endpoint: Endpoint) -> Non
 def test_a_rank_that_is_killed_takes_its_group_along_and_back(
     standin: Endpoint, host: str, what: str
 ) -> None:
-    comes_back(standin, host, what, 40)
+    comes_back(standin, host, what, 150)
 
 
 @pytest.mark.deep
@@ -166,9 +164,7 @@ def test_a_rank_that_is_stopped_is_waited_for_by_name(standin: Endpoint) -> None
     endpoint = standin
     lab = endpoint.lab
     lab.on(OTHER, "docker stop instinct-llama-0")
-    wait_for(
-        "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 30
-    )
+    wait_for("the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)")
     assert not answers(endpoint)
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-4000:]
@@ -190,17 +186,15 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(standin: Endpoint) -
     assert "where the other hosts reach this one; eth0 has it" in explained.out
     drained = lab.play("drain", "-e", "deployment=llama")
     assert drained.rc == 0, drained.out
-    subprocess.run(["docker", "kill", container(OTHER)], check=True, capture_output=True)
-    wait_for(
-        "the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)", 40
-    )
+    subprocess.run(["docker", "kill", OTHER], check=True, capture_output=True)
+    wait_for("the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)")
     run = lab.play("deploy")
     assert f"of these are missing: {OTHER}" in run.out
     assert not any(item for item in run.changed() if item.startswith(HEAD))
     lab.reboot(OTHER)
     back = lab.play("undrain", "-e", "deployment=llama")
     assert back.rc == 0, back.out
-    wait_for("tokens", lambda: answers(endpoint), 60)
+    wait_for("tokens", lambda: answers(endpoint))
 
 
 # ---- Ray ------------------------------------------------------------------------------------------------
@@ -213,14 +207,13 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     image = f"registry.lab:5000/{STANDIN_REPOSITORY}:{RAY_TAG}"
     deploy(endpoint, over_two(image=image, settings={"executor": "ray"}))
-    wait_for("tokens", lambda: answers(endpoint), 60)
-    head = f"{node_address(1)}:28000"
-    nodes = f"docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='{head}'); "
+    wait_for("tokens", lambda: answers(endpoint))
+    nodes = "docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='172.30.77.11:28000'); "
     nodes += "print([(n['NodeManagerAddress'], n['Resources']['GPU']) for n in ray.nodes() if n['Alive']])\""
     found = lab.on(HEAD, f"{nodes} 2> /dev/null")
     assert all(f"('{address}', 1.0)" in found for address in map(node_address, (1, 2))), found
     for host in lab.hosts:
-        wait_for("Ray's monitor", lambda host=host: "GPU" in lab.on(host, RAY_STATUS, check=False), 30)  # type: ignore[misc]
+        wait_for("Ray's monitor", lambda host=host: "GPU" in lab.on(host, RAY_STATUS, check=False))  # type: ignore[misc]
         status = lab.on(host, RAY_STATUS)
         assert status.count("1 node_") == 2, status
         assert "0.0/2.0 GPU" in status
@@ -233,7 +226,7 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
 def test_tensor_parallel_over_two_hosts(standin: Endpoint) -> None:
     endpoint = standin
     deploy(endpoint, real())  # where the stand-in ran: the new head does not take the old rank for its own
-    wait_for("tokens", lambda: answers(endpoint), 30)
+    wait_for("tokens", lambda: answers(endpoint))
     assert all(supervisor(endpoint.lab, host)["failures"] == [] for host in endpoint.lab.hosts)
     log = endpoint.lab.on(OTHER, "docker logs instinct-llama-0 2>&1 | grep -c 'world_size=2 rank=1'")
     assert int(log) >= 1
@@ -251,6 +244,6 @@ def test_tensor_parallel_comes_back(endpoint: Endpoint, host: str, what: str) ->
 @pytest.mark.deep
 def test_pipeline_parallel_over_two_hosts(endpoint: Endpoint) -> None:
     deploy(endpoint, real(eager=False, tensor_parallel_size=1, pipeline_parallel_size=2))
-    wait_for("tokens", lambda: answers(endpoint), 30)
+    wait_for("tokens", lambda: answers(endpoint))
     for host, what in ((OTHER, "vllm"), (HEAD, "container")):
         comes_back(endpoint, host, what, 200)

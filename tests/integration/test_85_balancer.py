@@ -299,7 +299,7 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     assert f"take in {name}: out → in" in run.out
     before = endpoint.requests()["lab-n2.llama-0:8000"]
     with endpoint.load():
-        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before, 20)
+        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
 
 
 @pytest.mark.deep
@@ -315,7 +315,7 @@ def test_after_a_reboot_of_its_host_it_balances_and_what_was_out_is_out(endpoint
         except OSError:
             return False
 
-    wait_for("the endpoint", answers, 60)
+    wait_for("the endpoint", answers)
     for _ in range(8):
         assert endpoint.ask("/v1/completions", body)[0] == 200
     assert endpoint.requests()["lab-n2.llama-1:8001"] == 0

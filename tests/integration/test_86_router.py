@@ -97,7 +97,7 @@ def ask(endpoint: Endpoint, prefix: int, results: list[int] | None = None, token
 
 def test_a_prefix_stays_where_it_is_cached(routed: tuple[Endpoint, Path]) -> None:
     endpoint, _ = routed
-    wait_for("the router", lambda: router_up(endpoint), 30)
+    wait_for("the router", lambda: router_up(endpoint))
     done: list[int] = []
     threads = [threading.Thread(target=ask, args=(endpoint, n, done, 60)) for n in range(8)]
     for thread in threads:
@@ -146,13 +146,13 @@ def test_without_its_router_haproxy_goes_on(routed: tuple[Endpoint, Path]) -> No
     endpoint, wheels = routed
     lab = endpoint.lab
     lab.on(HOST, "systemctl stop instinct-balancer-router")
-    wait_for("its end", lambda: not router_up(endpoint), 20)
+    wait_for("its end", lambda: not router_up(endpoint))
     for number in range(4):
         ask(endpoint, number)
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out[-3000:]
     assert "it does not run" in run.out
-    wait_for("the router", lambda: router_up(endpoint), 30)
+    wait_for("the router", lambda: router_up(endpoint))
     assert lab.play("site", "--skip-tags", "benchmark").changed() == []
 
     with endpoint.load() as load:

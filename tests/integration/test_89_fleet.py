@@ -113,7 +113,7 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     def well() -> bool:
         return play(fleet, "status.yml").rc == 0 and play(fleet, "status.yml -e strict=true").rc == 0
 
-    wait_for("the fleet", well, 40)
+    wait_for("the fleet", well)
 
 
 def test_every_command_of_the_runbook_is_run() -> None:
@@ -134,7 +134,7 @@ def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
     assert fleet.play("site", "--skip-tags", "benchmark").rc == 2
     fleet.on(OTHER, "docker start instinct-bad-0")
     state = "/var/lib/instinct-fleet/cache/bad-0/supervise/state.json"
-    wait_for("it to give up", lambda: '"gave_up"' in fleet.on(OTHER, f"cat {state}", check=False), 60)
+    wait_for("it to give up", lambda: '"gave_up"' in fleet.on(OTHER, f"cat {state}", check=False))
     lines = table(fleet.play("status"))
     fleet.write_vars(vllm_deployments=[good])
     assert fleet.play("site", "--skip-tags", "benchmark").rc == 0
