@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -311,7 +312,11 @@ class FakeDocker:
         )
 
         def run() -> None:
-            container.exit_code = program(container)
+            container.exit_code = 1
+            try:
+                container.exit_code = program(container)
+            except Exception:  # whoever waits for it is to see the test fail, and not to wait for ever
+                container.log += traceback.format_exc()
             if container.status == "running":
                 container.status = "exited"
             container.ended.set()
