@@ -50,16 +50,18 @@ def up(config: Config) -> None:
         client = engine.ensure(config)
     with _alone(config):
         fleet.make_key(config)
-        with step("image layers (Debian, real vLLM, stand-in)"), ThreadPoolExecutor(2) as pool:
-            waiting = [pool.submit(make, config) for make in (layers.base, layers.vllm, layers.standin)]
-            base, vllm, standin = (future.result() for future in waiting)
+        with step("image layers (Debian, compiler, real vLLM, stand-in)"), ThreadPoolExecutor(3) as pool:
+            rest = [pool.submit(make, config) for make in (layers.vllm, layers.standin)]
+            base = layers.base(config)
+            compiler = images.compiler(client, config)
+            vllm, standin = (future.result() for future in rest)
         with step("images of nodes and services"):
             node_image, services_image = images.node(client, config), images.services(client, config)
         with step("registry and hub"):
             write_hub(config)
             fleet.services(client, config, services_image)
             digests = [
-                images.publish(VLLM_REPOSITORY, VLLM_TAG, [*base, *vllm], "vLLM, CPU build"),
+                images.publish(VLLM_REPOSITORY, VLLM_TAG, [*base, *compiler, *vllm], "vLLM, CPU build"),
                 images.publish(STANDIN_REPOSITORY, STANDIN_TAG, [*base, *standin], "instant engine"),
             ]
             fleet.forget_old_pins(config, digests)

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tarfile
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import docker
 from docker.errors import BuildError, ImageNotFound
@@ -56,6 +59,43 @@ def build(client: docker.DockerClient, config: Config, name: str, context: dict[
                 output = "".join(line.get("stream", line.get("error", "")) for line in error.build_log)
                 raise LabError(f"building {tag} failed: {error}\n{output[-2000:]}") from error
     return tag
+
+
+# Documentation stays out by the base's dpkg settings; the last directory is for embedding Python.
+COMPILER = f"""\
+ARG BASE
+FROM ${{BASE}}
+RUN apt-get update -q \\
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends {" ".join(layers.COMPILER_PACKAGES)} \\
+ && apt-get clean && rm -rf /var/lib/apt/lists/* /usr/lib/python3.11/config-3.11-*
+"""
+
+
+def compiler(client: docker.DockerClient, config: Config) -> list[Path]:
+    """The C++ compiler as a layer on the base."""
+    key = layers.content_key(COMPILER, *map(str, layers.base(config)))
+    return [layers.cached_file(config, "compiler", key, lambda path: _compiler(client, config, path))]
+
+
+def _compiler(client: docker.DockerClient, config: Config, target: Path) -> None:
+    """Let the engine install it, and take the last layer out of the image."""
+    dockerfile, saved = target.with_name("Dockerfile"), target.with_name("saved.tar")
+    dockerfile.write_text(COMPILER)
+    tag = build(client, config, "compiler", {"Dockerfile": dockerfile})
+    with saved.open("wb") as stream:
+        stream.writelines(client.images.get(tag).save())
+    with tarfile.open(saved) as tar:
+        (entry,) = json.loads(_member(tar, "manifest.json").read())
+        with target.open("wb") as stream:
+            shutil.copyfileobj(_member(tar, entry["Layers"][-1]), stream)
+    client.images.remove(tag)
+
+
+def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = tar.extractfile(name)
+    if found is None:
+        raise LabError(f"{name} is no file in what the Docker engine saved")
+    return found
 
 
 def node(client: docker.DockerClient, config: Config) -> str:

@@ -21,8 +21,9 @@ from .config import ROOT, VLLM_VERSION, Config, LabError
 from .standin.knobs import Knobs
 
 SUITE = "bookworm"
-# The compiler and the headers are for torch.compile.
-BASE_PACKAGES = ("ca-certificates", "g++", "libnuma1", "libpython3.11-dev", "python3")
+BASE_PACKAGES = ("ca-certificates", "python3")
+# For vLLM alone: torch.compile compiles on first use. In a layer of their own, for they are three times the base.
+COMPILER_PACKAGES = ("g++", "libnuma1", "libpython3.11-dev")
 DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 REQUIREMENTS = ROOT / "lab/vllm-requirements.lock"
 STANDIN_REQUIREMENTS = ROOT / "lab/standin-requirements.lock"
@@ -61,7 +62,19 @@ def content_key(*parts: str | Path) -> str:
 
 
 def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The layer `name` for `key`, made in a scratch directory when it is not there yet. Older ones go."""
+    """The layer `name` for `key`: what `make` puts into a directory, when it is not there yet."""
+
+    def pack(target: Path) -> None:
+        root = target.with_name("root")
+        root.mkdir()
+        make(root)
+        _run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(target), "."])
+
+    return cached_file(config, name, key, pack)
+
+
+def cached_file(config: Config, name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """The layer `name` for `key`: the tar file that `make` writes, when it is not there yet. Older ones go."""
     path = config.layers / f"{name}-{key}.tar"
     if path.exists():
         return path
@@ -69,17 +82,14 @@ def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) ->
     for old in config.layers.glob(f"{name}-*"):
         old.unlink()
     with tempfile.TemporaryDirectory(dir=config.layers, prefix=f"{name}-") as scratch:
-        root = Path(scratch) / "root"
-        root.mkdir()
-        make(root)
         unfinished = Path(scratch) / "layer.tar"
-        _run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(unfinished), "."])
+        make(unfinished)
         unfinished.rename(path)
     return path
 
 
 def base(config: Config) -> list[Path]:
-    """Debian with Python and a C++ compiler: what vLLM's image, the stand-in's and the nodes share."""
+    """Debian with Python: what vLLM's image, the stand-in's and the nodes share."""
     return [cached(config, "base", content_key(SUITE, *BASE_PACKAGES), _debootstrap)]
 
 
@@ -93,8 +103,6 @@ def _debootstrap(root: Path) -> None:
     ])  # fmt: skip
     for place in own:
         shutil.copy2(place, root / place.relative_to("/"))
-    for part in (root / "usr/lib/python3.11").glob("config-3.11-*"):
-        shutil.rmtree(part)  # for embedding Python; torch.compile only needs the headers
 
 
 def _own_sources() -> list[Path]:
