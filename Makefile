@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
     $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && { echo $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
+UNIT_LOG := $(VENV)/unit-tests.log
 LAB := $(BIN)/python -m lab
 PLAYBOOK := $(BIN)/ansible-playbook -i inventory/lab
 
@@ -54,11 +55,13 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test packages lint types unit coverage lab-test deep parsers docs bench
-test: packages venv-dev ## everything but make deep
-	@# The lab comes up meanwhile.
-	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) lint types unit; result=$$?; wait $$up; exit $$result
-	$(MAKE) lab-test
+.PHONY: test packages lint types unit coverage labs lab-test deep parsers docs bench nightly
+test: packages venv-dev ## lint, types, unit tests, lab tests; what it leaves to make nightly is marked deep
+	@# The labs come up meanwhile.
+	@$(MAKE) labs & up=$$!; $(MAKE) lint types && wait $$up || { result=$$?; wait $$up; exit $$result; }
+	@# Lab tests wait more than they compute: the unit tests take what time they leave, and are slow meanwhile.
+	@nice $(MAKE) unit UNIT_ARGS=--timeout=1500 > $(UNIT_LOG) 2>&1 & unit=$$!; \
+	    $(MAKE) lab-test; lab=$$?; wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
 
 # Before the lab, which may install Docker: two at a time, apt-get does not do.
 packages: ## what unit tests hold configurations against, where it is missing: haproxy, keepalived
@@ -80,15 +83,25 @@ types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy plugins/action plugins/callback
 
 unit: packages venv-dev ## fast tests, no Docker
-	$(BIN)/pytest tests/unit -q -n auto
+	$(BIN)/pytest tests/unit -q -n auto $(UNIT_ARGS)
 
 coverage: packages venv-dev ## what unit tests run of each file, their subprocesses included (TESTS=tests/unit)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(or $(TESTS),tests/unit) -q -n auto; result=$$?; \
 	    $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$result
 
-lab-test: venv-dev ## tests on the lab (starts it, about twenty minutes)
-	$(BIN)/pytest tests/integration -v
+# Each worker has a lab of its own; a file's tests stay together.
+LAB_PYTEST := $(BIN)/pytest tests/integration -v -n 2 --dist loadfile
+
+labs: venv
+	LAB_NUMBER=1 $(LAB) up
+	LAB_NUMBER=2 $(LAB) up
+
+lab-test: venv-dev ## tests on the lab, two labs side by side (starts them)
+	$(LAB_PYTEST)
+
+deep: venv-dev ## the rest of the lab tests
+	$(LAB_PYTEST) -m deep
 
 # The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.
 PARSERS := .cache/parsers
@@ -103,8 +116,12 @@ parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the pars
 docs: venv-dev ## write docs/commands.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
 
-deep: venv-dev ## the rest of the lab tests
-	$(BIN)/pytest tests/integration -v -m deep
-
 bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench
+
+# What runs at night, and how long each may take; all run, whatever fails.
+NIGHTLY := 60m:test 90m:deep 60m:bench 40m:parsers 90m:mutants
+nightly: ## make test, and all that is too long for it: deep, bench, parsers, mutants
+	@failed=; for job in $(NIGHTLY); do \
+	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
+	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }
