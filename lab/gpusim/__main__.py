@@ -4,7 +4,7 @@
 serve [--gpus N] [--model M] [KEY=VALUE …]  mount and serve until SIGTERM
 rocm-smi …, amd-smi …, modprobe …           the simulated tools
 fault NAME[=VALUE] … | fault clear [NAME] | fault list
-config KEY=VALUE …                          release=7.0.0, driver=inbox, platform=guest, ast=1 …
+config KEY=VALUE …                          release=7.0.0, driver=inbox, cpu=xeon, platform=guest …
 show                                        the state as JSON
 dmesg                                       the kernel log
 """
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> int:
         if command in actions:
             return actions[command](rest, paths)
         if command == "show":
-            print(to_json(open_store(paths).read()), end="")
+            print(to_json(open_store(paths).read(), indent=1), end="")
             return 0
         if command == "dmesg":
             from .kernel_log import dmesg

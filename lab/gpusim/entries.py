@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from . import kernel
@@ -25,13 +25,15 @@ class Link:
 class File:
     """An attribute: `read` gives its text; `write` what a write to it does, None for read-only ones.
 
-    `live` ones follow the processes, can answer with an error, or can be written.
+    `live` ones follow the processes, can answer with an error, or can be written. A write to one that is `alone` asks
+    for no processes and changes nothing that is not live.
     """
 
     read: Callable[[], str | bytes]
     mode: int = 0o444
     write: Writer | None = None
     live: bool = False
+    alone: bool = False
 
     def data(self) -> bytes:
         content = self.read()
@@ -39,11 +41,17 @@ class File:
 
 
 class Dir:
-    """A directory; live ones are built anew each time, or are too large to build before asked for."""
+    """A directory; live ones are built anew each time, or are too large to build before asked for.
 
-    def __init__(self, build: Callable[[], dict[str, Entry]], live: bool = False) -> None:
+    `fixed`: as long as this stays the same, so does all in here that is not live.
+    """
+
+    def __init__(
+        self, build: Callable[[], dict[str, Entry]], live: bool = False, fixed: Hashable = None
+    ) -> None:
         self._build = build
         self.live = live
+        self.fixed = fixed
         self._entries: dict[str, Entry] | None = None
 
     @property
@@ -51,6 +59,31 @@ class Dir:
         if self.live or self._entries is None:
             self._entries = self._build()
         return self._entries
+
+    def child(self, name: str) -> Entry | None:
+        """The entry of a name, None when there is none."""
+        return self.entries.get(name)
+
+
+class Numbered(Dir):
+    """A directory of many entries `prefix`0, `prefix`1 …, each made when it is asked for, and of a few others."""
+
+    def __init__(
+        self, prefix: str, count: int, make: Callable[[int], Entry], others: dict[str, Entry], fixed: Hashable
+    ) -> None:
+        super().__init__(lambda: others | {f"{prefix}{n}": make(n) for n in range(count)}, fixed=fixed)
+        self._prefix, self._count, self._make, self._others = prefix, count, make, others
+
+    def child(self, name: str) -> Entry | None:
+        number = name.removeprefix(self._prefix)
+        if (
+            number != name
+            and number.isdigit()
+            and int(number) < self._count
+            and name == f"{self._prefix}{int(number)}"
+        ):
+            return self._make(int(number))
+        return self._others.get(name)
 
 
 Entry = Dir | File | Link

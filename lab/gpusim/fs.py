@@ -23,9 +23,9 @@ from .sysfs import View
 
 PAGE = 4096
 CONTROL = f"/{node.CONTROL}"
-# Where the live files of a GPU are: these names last, so the kernel may remember them. That a file is
+# Where the live files of a GPU and of a CPU are: these names last, so the kernel may remember them. That a file is
 # gone or may not be written is found out when it is opened, which always asks.
-_LASTING = "/devices/pci0000:00"
+_LASTING = ("/devices/pci0000:00", "/devices/system")
 
 
 class SysFs:
@@ -102,14 +102,15 @@ class SysFs:
         if path == CONTROL:
             self.refresh()
             return
-        write = self._file(path).write
+        file = self._file(path)
+        write = file.write
         if write is None:
             raise PermissionError(errno.EACCES, path)
         text = data.decode(errors="replace").strip()
-        holders = self._holders.fresh()
+        holders = [] if file.alone else self._holders.fresh()
         if path.endswith("/current_compute_partition"):
             time.sleep(faults.delay(self._store.read()))
-        failed = self._store.change(lambda node: write(node, text, holders))
+        failed = self._store.change(lambda node: write(node, text, holders), tell=not file.alone)
         if failed:
             raise OSError(failed, path)
 

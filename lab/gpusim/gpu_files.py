@@ -12,6 +12,7 @@ from .entries import Dir, Entry, File, Link, SysfsError, folder, live, text
 from .holders import vram_used
 from .models import MIB
 from .state import Gpu, Holder, Node
+from .sysfs_cpu import node_cpus
 
 if TYPE_CHECKING:
     from .sysfs import View
@@ -38,7 +39,7 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
         "irq": text(64 + k),
         "enable": text(1 if node.driver.loaded else 0),
         "numa_node": text(gpu.numa_node),
-        "local_cpulist": text(_cpulist(node, gpu.numa_node)),
+        "local_cpulist": text(node_cpus(node, gpu.numa_node)),
         "current_link_speed": text(f"{gpu.link_speed} GT/s PCIe"),
         "current_link_width": text(gpu.link_width),
         "max_link_speed": text("32.0 GT/s PCIe"),
@@ -74,11 +75,6 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
     if node.driver.partition_files:
         found |= _partition_files(node, k)
     return found
-
-
-def _cpulist(node: Node, numa: int) -> str:
-    first = numa * node.cores_per_cpu
-    return f"{first}-{first + node.cores_per_cpu - 1}"
 
 
 def _partition_files(node: Node, k: int) -> dict[str, Entry]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-GOVERNORS = ("conservative", "ondemand", "userspace", "powersave", "performance", "schedutil")
-IDLE_STATES = ("POLL", "C1", "C2")
-IDLE_LATENCY = (0, 1, 800)  # microseconds until a CPU is awake again
-C2 = IDLE_STATES.index("C2")
+from .processors import EPYC, SOCKETS, Processor
+
 HUGE_PAGES = {
     "enabled": ("always", "madvise", "never"),
     "defrag": ("always", "defer", "defer+madvise", "madvise", "never"),
@@ -28,10 +27,10 @@ NIC_BDFS = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """One CPU: its frequency governor, and the idle states it may not enter."""
+    """One CPU: its frequency governor, and the idle states it may not enter, by number."""
 
     governor: str = "performance"
-    disabled: tuple[int, ...] = (C2,)
+    disabled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,16 @@ def make_nics(count: int) -> tuple[Nic, ...]:
     return tuple(Nic(f"mlx5_{i}", NIC_BDFS[i], 0 if i < 4 else 1) for i in range(count))
 
 
-def _cpus() -> tuple[Cpu, ...]:
-    return tuple(Cpu() for _ in range(os.cpu_count() or 1))
+def make_cpus(processor: Processor, count: int) -> tuple[Cpu, ...]:
+    """CPUs as a well-kept server has them."""
+    return (Cpu(disabled=processor.off),) * count
 
 
 @dataclass(frozen=True)
 class Host:
-    """Settings of the kernel and the NICs. CPUs are as many as the machine underneath has."""
+    """Settings of the kernel and the NICs."""
 
-    cpus: tuple[Cpu, ...] = field(default_factory=_cpus)
+    cpus: tuple[Cpu, ...] = field(default_factory=lambda: make_cpus(EPYC, SOCKETS * EPYC.cores))
     huge_pages: dict[str, str] = field(default_factory=lambda: {"enabled": "always", "defrag": "madvise"})
     nics: tuple[Nic, ...] = field(default_factory=lambda: make_nics(len(NIC_BDFS)))
 
@@ -89,9 +89,9 @@ def _with_cpu(host: Host, index: int, cpu: Cpu) -> Host:
     return replace(host, cpus=(*host.cpus[:index], cpu, *host.cpus[index + 1 :]))
 
 
-def set_governor(host: Host, index: int, text: str) -> Written:
-    """A write to scaling_governor: EINVAL for one that the kernel does not have."""
-    if text not in GOVERNORS:
+def set_governor(host: Host, index: int, text: str, governors: Sequence[str]) -> Written:
+    """A write to scaling_governor: EINVAL for one that the driver does not have."""
+    if text not in governors:
         return host, errno.EINVAL
     return _with_cpu(host, index, replace(host.cpus[index], governor=text)), 0
 

@@ -42,6 +42,7 @@ class Model:
     max_clock: int = 2100
     memory_clock: int = 1300
     apu: bool = False  # CPU and GPU in one package: its own PCI domain and NUMA node, no board firmware
+    host_memory: int = 1082331758592  # bytes per NUMA node of the server, as AMD recommends
 
     @property
     def vram(self) -> int:
@@ -88,22 +89,24 @@ _GFX950_8 = (
     ("CPX", ("NPS1", "NPS2")),
 )
 
+LARGE = 1623497637888  # of servers with 3 TB
+
 MODELS: dict[str, Model] = {
     model.name: model
     for model in (
         Model("MI300X", 0x74A1, "gfx942", 90402, 8, 38, 196592, 750, ("NPS1", "NPS4"), _GFX942_8,
               "Aqua Vanjaram [Instinct MI300X]", "HBM3", 5325, 142),
         Model("MI325X", 0x74A5, "gfx942", 90402, 8, 38, 262128, 1000, ("NPS1", "NPS4"), _GFX942_8,
-              "Aqua Vanjaram [Instinct MI325X]", "HBM3E", 6000, 150),
+              "Aqua Vanjaram [Instinct MI325X]", "HBM3E", 6000, 150, host_memory=LARGE),
         Model("MI350X", 0x75A0, "gfx950", 90500, 8, 32, 294896, 1000, ("NPS1", "NPS2"), _GFX950_8,
-              "Device 75a0", "HBM3E", 8000, 251, max_clock=2200, memory_clock=1900),
+              "Device 75a0", "HBM3E", 8000, 251, max_clock=2200, memory_clock=1900, host_memory=LARGE),
         Model("MI355X", 0x75A3, "gfx950", 90500, 8, 32, 294896, 1400, ("NPS1", "NPS2"), _GFX950_8,
-              "Device 75a3", "HBM3E", 8000, 260, max_clock=2400, memory_clock=1900),
+              "Device 75a3", "HBM3E", 8000, 260, max_clock=2400, memory_clock=1900, host_memory=LARGE),
         Model("MI308X", 0x74A2, "gfx942", 90402, 4, 20, 196592, 650, ("NPS1",),
               (("SPX", ("NPS1",)), ("DPX", ("NPS1", "NPS2")), ("CPX", ("NPS1", "NPS4"))),
               "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130),
         Model("MI300A", 0x74A0, "gfx942", 90402, 6, 38, 131072, 550, ("NPS1",),
               (("SPX", ("NPS1",)), ("TPX", ("NPS1",)), ("CPX", ("NPS1",))),
-              "Aqua Vanjaram [Instinct MI300A]", "HBM3", 5325, 120, apu=True),
+              "Aqua Vanjaram [Instinct MI300A]", "HBM3", 5325, 120, apu=True, host_memory=131072 * MIB),
     )
 }  # fmt: skip

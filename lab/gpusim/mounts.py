@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mounts that put the simulated parts of /sys and /proc over a node's own.
 
-A tmpfs covers /sys/class, /sys/module, /sys/devices/system/cpu and the PCI bus directories of the node, with
-links to everything that was there. That works where /sys is mounted read-only, as in a container.
+A tmpfs covers /sys/class, /sys/module and the PCI bus directories of the node, with links to what is there of the
+kernel and the network; CPUs, NUMA nodes, huge pages, /proc/cpuinfo and /proc/meminfo are bound over the machine's. No
+hardware of the machine below is left to see. That works where /sys is mounted read-only, as in a container.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from .paths import Paths
-from .state import Node, StateError
+from .state import StateError
 
-CPUS = "devices/system/cpu"
-HUGE_PAGES = "kernel/mm/transparent_hugepage"
+BOUND = ("devices/system/cpu", "devices/system/node", "devices/virtual/dmi", "kernel/mm/transparent_hugepage")
+TABLES = "firmware/dmi"  # what dmidecode reads
+CLASSES = {
+    "bdi",
+    "block",
+    "mem",
+    "misc",
+    "net",
+    "tty",
+    "vc",
+}  # the kernel's own, and the network of the node's
+MODULES = {"amdgpu", "ast"}  # whether these are loaded is the node's affair
+# What an engine reads before it accepts --cpuset-cpus and --cpuset-mems: cgroups v1, v2.
+CPUSETS = {
+    "fs/cgroup/cpuset/cpuset.cpus": "cpus",
+    "fs/cgroup/cpuset/cpuset.mems": "mems",
+    "fs/cgroup/cpuset.cpus.effective": "cpus",
+    "fs/cgroup/cpuset.mems.effective": "mems",
+}
 
 
 def link(path: Path, target: Path | None) -> None:
@@ -39,32 +58,45 @@ def run(*command: str) -> None:
         raise StateError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
 
 
-def _cover(paths: Paths, name: str) -> None:
-    """A tmpfs over /sys/<name> with all that was there: links stay links, directories become links."""
+def _cover(paths: Paths, name: str, keep: Callable[[str], bool]) -> None:
+    """A tmpfs over /sys/<name> with what is kept of it: links stay links, directories become links."""
     target, original = paths.sys / name, paths.original / name
     run("mount", "-t", "tmpfs", "-o", "mode=755,size=4m", "gpusim", str(target))
-    for entry in sorted(os.listdir(original)):
+    for entry in sorted(filter(keep, os.listdir(original))):
         source = original / entry
         (target / entry).symlink_to(os.readlink(source) if source.is_symlink() else source)
 
 
-def _cover_cpus(paths: Paths, count: int) -> None:
-    """The settings of the CPUs that are simulated; all else of them stays."""
-    _cover(paths, CPUS)
-    for name in (f"cpu{index}" for index in range(count)):
-        own, original = paths.sys / CPUS / name, paths.original / CPUS / name
-        if not original.is_dir():
-            continue
-        own.unlink()
-        own.mkdir()
-        ours = {entry: paths.tree / CPUS / name / entry for entry in ("cpufreq", "cpuidle")}
-        theirs = {entry: original / entry for entry in os.listdir(original)}
-        for entry, target in (theirs | ours).items():
-            (own / entry).symlink_to(target)
+def _cover_pci(paths: Paths) -> None:
+    """Buses and drivers without any PCI device of the machine's."""
+    if (paths.sys / "bus/pci/devices").is_dir():
+        for name in ("bus/pci/devices", "bus/pci/drivers"):
+            _cover(paths, name, lambda _: False)
+        return
+    _cover(paths, "bus", lambda name: name != "pci")
+    for name in ("devices", "drivers"):
+        (paths.sys / "bus/pci" / name).mkdir(parents=True)
 
 
-def cover(paths: Paths, node: Node) -> None:
-    """Cover the simulated parts of /sys, of which the tree has to be there already.
+def _bind(source: Path, target: Path) -> None:
+    """Show a file or directory instead of the machine's, if that has one."""
+    if target.exists():
+        run("mount", "--bind", str(source), str(target))
+
+
+def _keep_parent(cpuset: Path) -> None:
+    """With cgroups v1, runc copies the machine's CPUs into the parent of all containers: before it cannot see them."""
+    parent = cpuset / "docker"
+    if not (cpuset / "cpuset.cpus").exists():
+        return
+    parent.mkdir(exist_ok=True)
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if not (parent / name).read_text().strip():
+            (parent / name).write_text((cpuset / name).read_text())
+
+
+def cover(paths: Paths) -> None:
+    """Cover the simulated parts of /sys and /proc, of which the tree and the files have to be there already.
 
     In a scratch root, /sys is a link to the simulated one.
     """
@@ -75,28 +107,30 @@ def cover(paths: Paths, node: Node) -> None:
         return
     paths.original.mkdir(parents=True, exist_ok=True)
     run("mount", "--bind", str(paths.sys), str(paths.original))
-    for name in ("class", "module"):
-        _cover(paths, name)
-    if (paths.sys / "bus/pci/devices").is_dir():
-        for name in ("bus/pci/devices", "bus/pci/drivers"):
-            _cover(paths, name)
-    else:
-        _cover(paths, "bus")
-        for name in ("devices", "drivers"):
-            (paths.sys / "bus/pci" / name).mkdir(parents=True)
-    _cover_cpus(paths, len(node.host.cpus))
-    if (paths.sys / HUGE_PAGES).is_dir():
-        run("mount", "--bind", str(paths.tree / HUGE_PAGES), str(paths.sys / HUGE_PAGES))
+    _cover(paths, "class", CLASSES.__contains__)
+    _cover(paths, "module", lambda name: name not in MODULES)
+    _cover_pci(paths)
+    for name in BOUND:
+        _bind(paths.tree / name, paths.sys / name)
+    if (paths.sys / TABLES).is_dir():
+        _cover(paths, TABLES, lambda _: False)
+    for name in ("cpuinfo", "meminfo"):
+        _bind(paths.shown / name, paths.proc / name)
+    _keep_parent(paths.sys / "fs/cgroup/cpuset")
+    for place, name in CPUSETS.items():
+        _bind(paths.shown / name, paths.sys / place)
 
 
 def uncover(paths: Paths) -> None:
     """Undo the mounts, as far as they were made."""
     ours = [paths.tree, paths.files, paths.fuse]
     if not paths.scratch:
-        names = (HUGE_PAGES, CPUS, "bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
-        ours = [*(paths.sys / name for name in names), paths.original, Path("/proc/cpuinfo"), *ours]
+        names = (*CPUSETS, TABLES, *BOUND, "bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
+        proc = (paths.proc / "cpuinfo", paths.proc / "meminfo")
+        ours = [*(paths.sys / name for name in names), paths.original, *proc, *ours]
     elif paths.sys.is_symlink():
         paths.sys.unlink()
+        for name in ("cpuinfo", "meminfo"):
+            (paths.proc / name).unlink(missing_ok=True)
     for path in ours:
         subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
-    paths.cpuinfo.unlink(missing_ok=True)

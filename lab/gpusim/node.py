@@ -23,6 +23,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from . import faults, holders, kernel, rocm_smi
 from .host import NIC_BDFS
 from .mounts import cover, covered, link, run, uncover
 from .paths import Paths
+from .proc_files import cpuinfo, meminfo
 from .state import APU_BDFS, BDFS, Holder, Node, StateError, from_json
 from .store import FileStore
 from .topology import drm_devices, partitions
@@ -86,6 +88,9 @@ def sync_sysfs(paths: Paths, node: Node) -> None:
     loaded = node.driver.loaded
     for name in ("class/kfd", "class/drm", "module/amdgpu", "bus/pci/drivers/amdgpu"):
         link(paths.sys / name, paths.tree / name if loaded else None)
+    for name in ("class/dmi", "class/iommu"):
+        link(paths.sys / name, paths.tree / name)
+    link(paths.sys / "module/ast", paths.tree / "module/ast" if node.ast else None)
     link(paths.sys / "class/infiniband", paths.tree / "class/infiniband" if node.host.nics else None)
     devices = {gpu.bdf for gpu in node.gpus} | {nic.bdf for nic in node.host.nics}
     for bdf in {*BDFS, *APU_BDFS, *NIC_BDFS, *devices}:
@@ -117,36 +122,36 @@ def sync_tools(paths: Paths, node: Node) -> None:
             hidden.rename(shown)
 
 
-def cpuinfo(text: str, platform: str) -> str:
-    """/proc/cpuinfo of a bare-metal machine, or of a virtual one: whether the CPU reports a hypervisor."""
-    lines = []
-    for line in text.splitlines():
-        name, colon, flags = line.partition(":")
-        if name.strip() != "flags":
-            lines.append(line)
-            continue
-        words = [word for word in flags.split() if word != "hypervisor"]
-        words += ["hypervisor"] if platform != "baremetal" else []
-        lines.append(f"{name}{colon} {' '.join(words)}")
-    return "".join(f"{line}\n" for line in lines)
+def shown_files(node: Node) -> dict[str, str]:
+    """Texts of the single files that are shown instead of the machine's: of /proc, and what Docker may give away."""
+    nodes = "0" if node.cpu_nodes == 1 else f"0-{node.cpu_nodes - 1}"
+    return {
+        "cpuinfo": cpuinfo(node),
+        "meminfo": meminfo(node),
+        "cpus": f"0-{node.layout.count - 1}\n",
+        "mems": f"{nodes}\n",
+    }
 
 
-def sync_cpuinfo(paths: Paths, node: Node) -> None:
-    """Say in /proc/cpuinfo what the state says: the machine underneath may be a virtual one."""
-    text = cpuinfo(Path("/proc/cpuinfo").read_text(), node.platform)
-    if not paths.cpuinfo.exists():
-        paths.cpuinfo.write_text(text)
-        run("mount", "--bind", str(paths.cpuinfo), "/proc/cpuinfo")
-    elif paths.cpuinfo.read_text() != text:
-        paths.cpuinfo.write_text(text)  # in place: the mount is of this very file
+def sync_shown(paths: Paths, node: Node) -> None:
+    """Write what differs, in place: mounts are of these very files. In a scratch root, /proc has them itself."""
+    paths.shown.mkdir(parents=True, exist_ok=True)
+    for name, content in shown_files(node).items():
+        path = paths.shown / name
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+    if paths.scratch:
+        paths.proc.mkdir(exist_ok=True)
+        for name in ("cpuinfo", "meminfo"):
+            link(paths.proc / name, paths.shown / name)
 
 
 def sync(paths: Paths, node: Node) -> None:
     """Bring device nodes and links in line with the state. Needs root."""
     sync_devices(paths.dev, node)
+    sync_shown(paths, node)
     if covered(paths):
         sync_sysfs(paths, node)
-        sync_cpuinfo(paths, node)
     sync_release(paths, node)
     sync_tools(paths, node)
 
@@ -179,6 +184,14 @@ def open_store(paths: Paths) -> FileStore:
 # ---------------------------------------------------------------- serving
 
 
+def cmdline(paths: Paths) -> tuple[str, ...]:
+    """Words of the kernel command line; none where there is none."""
+    try:
+        return tuple((paths.proc / "cmdline").read_text().split())
+    except OSError:
+        return ()
+
+
 def blacklist(paths: Paths) -> set[str]:
     """Modules that are not loaded at a boot: of modprobe.d and of the kernel command line."""
     lines = [
@@ -187,19 +200,19 @@ def blacklist(paths: Paths) -> set[str]:
         for line in path.read_text().splitlines()
     ]
     found = {words[1] for words in lines if len(words) == 2 and words[0] == "blacklist"}
-    with contextlib.suppress(OSError):
-        for word in (paths.root / "proc/cmdline").read_text().split():
-            if word.startswith("modprobe.blacklist="):
-                found |= set(word.partition("=")[2].split(","))
+    for word in cmdline(paths):
+        if word.startswith("modprobe.blacklist="):
+            found |= set(word.partition("=")[2].split(","))
     return found
 
 
 def boot(paths: Paths, fresh: Node) -> Node:
     """The state to start with: what is there, as after a reboot, or `fresh`."""
     try:
-        return kernel.reboot(from_json(paths.state.read_text()), blacklist(paths))
+        node = kernel.reboot(from_json(paths.state.read_text()), blacklist(paths))
     except FileNotFoundError:
-        return fresh
+        node = fresh
+    return replace(node, cmdline=cmdline(paths))
 
 
 def _watch(store: FileStore, scanner: holders.Scanner, stop: threading.Event) -> None:
@@ -234,7 +247,7 @@ def serve(paths: Paths, fresh: Node) -> int:
     store.write(boot(paths, fresh))
     for place in (paths.fuse, paths.files, paths.tree):
         place.mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "mode=755,size=32m", "gpusim", str(paths.files))
+    run("mount", "-t", "tmpfs", "-o", "mode=755,size=64m", "gpusim", str(paths.files))
     run("mount", "--bind", str(paths.files), str(paths.tree))
     run("mount", "-o", "remount,bind,ro", str(paths.tree))
     scanner = holders.Scanner(finder(paths), store.read, lambda h: os.path.exists(f"/proc/{h.pid}"))
@@ -253,7 +266,8 @@ def serve(paths: Paths, fresh: Node) -> int:
     watch = threading.Thread(target=_watch, args=(store, scanner, stop), daemon=True)
     try:
         served.refresh()
-        cover(paths, store.read())
+        sync_shown(paths, store.read())
+        cover(paths)
         changed(store.read())
         watch.start()
         paths.ready.write_text(json.dumps({"pid": os.getpid(), "gpus": len(store.read().gpus)}) + "\n")

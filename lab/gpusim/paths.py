@@ -52,9 +52,13 @@ class Paths:
         return self.run / "tree"
 
     @property
-    def cpuinfo(self) -> Path:
-        """What /proc/cpuinfo shows."""
-        return self.run / "cpuinfo"
+    def shown(self) -> Path:
+        """Files that are bound over the machine's own, by their names."""
+        return self.run / "shown"
+
+    @property
+    def proc(self) -> Path:
+        return self.root / "proc"
 
     @property
     def original(self) -> Path:

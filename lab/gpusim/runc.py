@@ -3,7 +3,8 @@
 
 Stands in a node's PATH before runc. The engines of the lab never open /dev/kfd themselves; here the first
 process of their container inherits it, so that /proc/*/fd names who holds the GPUs. And such a container sees the
-node's simulated /sys/class, as it would see a real one. Started as a program.
+node's simulated /sys/class, as it would see a real one. CPUs that a container is to run on are the simulated server's;
+the kernel knows only those of the machine below, onto which they are laid. Started as a program.
 """
 
 from __future__ import annotations
@@ -42,6 +43,29 @@ def show(config: str, places: Sequence[str] = SEEN) -> None:
         json.dump(data, f)
 
 
+def lay(cpus: str, real: Sequence[int]) -> str:
+    """The machine's CPUs for a list of the server's, such as 0-3,96: one after another, and again from the first."""
+    found = set()
+    for part in cpus.split(","):
+        first, _, last = part.partition("-")
+        found |= {real[cpu % len(real)] for cpu in range(int(first), int(last or first) + 1)}
+    return ",".join(map(str, sorted(found)))
+
+
+def pin(config: str, real: Sequence[int]) -> None:
+    """Lay the CPUs of a container's config.json onto the machine's; its memory may come from all of the machine's."""
+    with open(config, encoding="utf-8") as f:
+        data = json.load(f)
+    cpu = data.get("linux", {}).get("resources", {}).get("cpu", {})
+    if not cpu.get("cpus") and not cpu.get("mems"):
+        return
+    cpu.pop("mems", None)
+    if cpu.get("cpus"):
+        cpu["cpus"] = lay(cpu["cpus"], real)
+    with open(config, "w", encoding="utf-8") as f:
+        json.dump(data, f)
+
+
 def arguments(argv: Sequence[str], count: int) -> list[str]:
     """The command line that hands `count` open files to the container; argv is without the program."""
     position = next(i for i, word in enumerate(argv) if word in ("create", "run"))
@@ -63,6 +87,7 @@ def main(argv: Sequence[str]) -> None:
     held = []
     config = f"{bundle(argv)}/config.json"
     try:
+        pin(config, sorted(os.sched_getaffinity(0)))
         given = devices(config)
         if given:
             show(config)

@@ -7,9 +7,20 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from .host import C2, GOVERNORS, HUGE_PAGES, Host, make_nics
+from .host import HUGE_PAGES, Cpu, Host, make_nics
 from .models import MEMORY_MODES, MODELS
-from .state import DKMS_VERSION, INBOX_VERSION, PLATFORMS, Driver, Node, StateError, make_node, nearest
+from .processors import PROCESSORS
+from .state import (
+    DKMS_VERSION,
+    INBOX_VERSION,
+    PLATFORMS,
+    Driver,
+    Node,
+    StateError,
+    fitted,
+    make_node,
+    nearest,
+)
 
 RELEASES = (
     "6.0.0", "6.1.1", "6.2.2", "6.2.4", "6.3.0", "6.3.2", "6.4.0", "6.4.1", "7.0.0", "7.0.2", "7.2.0", "10.0.0",
@@ -82,10 +93,10 @@ def _model(node: Node, value: str) -> Node:
     model = MODELS[_choice("model", value, MODELS)]
     count = 4 if model.apu else 8 if node.spec.apu else len(node.gpus)
     fresh = make_node(count, model.name)
-    return replace(
+    return fitted(replace(
         node, model=fresh.model, gpus=fresh.gpus, cpu_nodes=fresh.cpu_nodes, memory=fresh.memory,
         boot_memory=fresh.memory, memory_requested=None, memory_modes=(), generation=node.generation + 2,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _gpus(node: Node, value: str) -> Node:
@@ -94,7 +105,7 @@ def _gpus(node: Node, value: str) -> Node:
     fresh = make_node(int(_choice("gpus", value, [str(n) for n in range(1, most + 1)])), node.model)
     mode = node.spec.auto_compute(node.memory)
     gpus = tuple(replace(gpu, compute=mode, boot_compute=mode) for gpu in fresh.gpus)
-    return replace(node, gpus=gpus, cpu_nodes=fresh.cpu_nodes, generation=node.generation + 2)
+    return fitted(replace(node, gpus=gpus, cpu_nodes=fresh.cpu_nodes, generation=node.generation + 2))
 
 
 def _memory_at_boot(node: Node, value: str) -> Node:
@@ -120,14 +131,42 @@ def _host(change: Callable[[Host, str], Host]) -> Callable[[Node, str], Node]:
     return setting
 
 
-def _governor(host: Host, value: str) -> Host:
-    governor = _choice("governor", value, GOVERNORS)
-    return replace(host, cpus=tuple(replace(cpu, governor=governor) for cpu in host.cpus))
+def _cpu(node: Node, value: str) -> Node:
+    """Other processors in the server, with all that comes with them; the CPUs' settings are as they were built."""
+    cpu = _choice("cpu", value, PROCESSORS)
+    if node.spec.apu:
+        raise StateError(f"cpu={value}: an {node.model} is its own processor")
+    if cpu == node.cpu:
+        return node
+    bare = replace(node, host=replace(node.host, cpus=()), boot_host=replace(node.boot_host, cpus=()))
+    return fitted(replace(bare, cpu=cpu))
 
 
-def _c2(host: Host, value: str) -> Host:
-    disabled = (C2,) if _choice("c2", value, ("on", "off")) == "off" else ()
-    return replace(host, cpus=tuple(replace(cpu, disabled=disabled) for cpu in host.cpus))
+def _smt(node: Node, value: str) -> Node:
+    return fitted(replace(node, smt=_choice("smt", value, ("on", "off")) == "on"))
+
+
+def _cpus(node: Node, change: Callable[[Cpu], Cpu]) -> Node:
+    """A setting of all CPUs, now and after each boot."""
+
+    def changed(host: Host) -> Host:
+        known = {cpu: change(cpu) for cpu in set(host.cpus)}
+        return replace(host, cpus=tuple(known[cpu] for cpu in host.cpus))
+
+    return replace(node, host=changed(node.host), boot_host=changed(node.boot_host))
+
+
+def _governor(node: Node, value: str) -> Node:
+    governor = _choice("governor", value, node.processor.governors)
+    return _cpus(node, lambda cpu: replace(cpu, governor=governor))
+
+
+def _c2(node: Node, value: str) -> Node:
+    off = _choice("c2", value, ("on", "off")) == "off"
+    names = [state.name for state in node.processor.idle]
+    if "C2" not in names:
+        raise StateError(f"c2={value}: this processor has {', '.join(names)}")
+    return _cpus(node, lambda cpu: replace(cpu, disabled=(names.index("C2"),) if off else ()))
 
 
 def _huge_pages(host: Host, value: str) -> Host:
@@ -152,8 +191,10 @@ SETTINGS: dict[str, Callable[[Node, str], Node]] = {
     "memory_at_boot": _memory_at_boot,
     "vbios": _vbios,
     "ifwi": _ifwi,
-    "governor": _host(_governor),
-    "c2": _host(_c2),
+    "cpu": _cpu,
+    "smt": _smt,
+    "governor": _governor,
+    "c2": _c2,
     "huge_pages": _host(_huge_pages),
     "nics": _host(_nics),
 }

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from typing import Any
 
-from .host import Cpu, Host, Nic
+from .host import Cpu, Host, Nic, make_cpus
 from .models import MODELS, Model, release_of
+from .processors import APU, PROCESSORS, SOCKETS, Layout, Processor
 
-SCHEMA = 1
+SCHEMA = 2
 DKMS_VERSION, DKMS_BUILD = "6.12.12", "2120656"
 MEM_ALLOC_SINCE = (6, 16)  # drivers with compute_partition_mem_alloc_mode; the first one is not known
 # What the tools print as driver version with the kernel's own amdgpu (/proc/version without blanks).
@@ -140,9 +142,10 @@ class Node:
     bmc: bool = False  # the board has a BMC with VGA, so each boot loads ast, its driver
     ast: bool = False  # ast is loaded
     first_minor: int = 0  # amdgpu's first DRM minor: 1 when ast had taken one as amdgpu was loaded
+    cpu: str = "epyc"  # the servers' processor; an APU is its own
+    smt: bool = False
     cpu_nodes: int = 2
-    cores_per_cpu: int = 96
-    cpu_memory: int = 1082331758592  # bytes per CPU node
+    cmdline: tuple[str, ...] = ()  # the kernel's, as of the boot
     hive_id: int = 15188982192727901047
     generation: int = 2
     holders: tuple[Holder, ...] = ()  # injected; real ones are found in /proc
@@ -153,6 +156,26 @@ class Node:
     @property
     def spec(self) -> Model:
         return MODELS[self.model]
+
+    @property
+    def processor(self) -> Processor:
+        return APU if self.spec.apu else PROCESSORS[self.cpu]
+
+    @property
+    def layout(self) -> Layout:
+        """The CPUs of the server by number."""
+        sockets = self.cpu_nodes if self.spec.apu else SOCKETS
+        return Layout(sockets, self.processor.cores, self.cpu_nodes, 2 if self.smt else 1)
+
+    @property
+    def cores_per_cpu(self) -> int:
+        """CPUs of a NUMA node, as KFD counts them."""
+        return self.layout.count // self.cpu_nodes
+
+    @property
+    def cpu_memory(self) -> int:
+        """Bytes per NUMA node."""
+        return self.spec.host_memory
 
     @property
     def offered_memory(self) -> tuple[str, ...]:
@@ -194,15 +217,32 @@ def make_node(count: int = 8, model: str = "MI300X", **settings: Any) -> Node:
         for i in range(count)
     )
     made = Node(gpus=gpus, model=model, cpu_nodes=count if spec.apu else 2)
-    return replace(made, **settings)
+    return fitted(replace(made, **settings))
+
+
+def fitted(node: Node) -> Node:
+    """The node with settings for as many CPUs as it has; other ones are as a well-kept server has them."""
+
+    def fit(host: Host) -> Host:
+        right = len(host.cpus) == node.layout.count
+        return host if right else replace(host, cpus=make_cpus(node.processor, node.layout.count))
+
+    return replace(node, host=fit(node.host), boot_host=fit(node.boot_host))
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def to_json(node: Node) -> str:
-    """The node as JSON text; read back by from_json."""
-    return json.dumps(asdict(node), indent=1) + "\n"
+def to_json(node: Node, indent: int | None = None) -> str:
+    """The node as JSON text; read back by from_json. Neighbouring CPUs that are alike are one entry with a count."""
+
+    def without(host: Host) -> Host:
+        return replace(host, cpus=())
+
+    data = asdict(replace(node, host=without(node.host), boot_host=without(node.boot_host)))
+    for key, host in (("host", node.host), ("boot_host", node.boot_host)):
+        data[key]["cpus"] = [[len(list(same)), asdict(cpu)] for cpu, same in groupby(host.cpus)]
+    return json.dumps(data, indent=indent) + "\n"
 
 
 def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -215,8 +255,11 @@ def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _host(data: Any) -> Host:
     host = _known(Host, dict(data), "host")
-    cpus = (_known(Cpu, dict(cpu), "cpu") for cpu in host["cpus"])
-    host["cpus"] = tuple(Cpu(**{**cpu, "disabled": tuple(cpu["disabled"])}) for cpu in cpus)
+    cpus: tuple[Cpu, ...] = ()
+    for count, values in host["cpus"]:
+        cpu = _known(Cpu, dict(values), "cpu")
+        cpus += (Cpu(**{**cpu, "disabled": tuple(cpu["disabled"])}),) * count
+    host["cpus"] = cpus
     host["nics"] = tuple(Nic(**_known(Nic, dict(nic), "nic")) for nic in host["nics"])
     return Host(**host)
 
@@ -242,6 +285,6 @@ def from_json(text: str) -> Node:
     for key in ("host", "boot_host"):
         data[key] = _host(data[key])
     data["driver"] = Driver(**_known(Driver, data["driver"], "driver"))
-    for key in ("memory_modes", "log"):
+    for key in ("memory_modes", "log", "cmdline"):
         data[key] = tuple(data[key])
     return Node(**data)

@@ -21,7 +21,7 @@ class Store(Protocol):
 
     def read(self) -> Node: ...
 
-    def change(self, fn: Change[T]) -> T: ...
+    def change(self, fn: Change[T], tell: bool = True) -> T: ...
 
 
 class MemoryStore:
@@ -33,7 +33,7 @@ class MemoryStore:
     def read(self) -> Node:
         return self.node
 
-    def change(self, fn: Change[T]) -> T:
+    def change(self, fn: Change[T], tell: bool = True) -> T:
         self.node, answer = fn(self.node)
         return answer
 
@@ -42,7 +42,8 @@ class FileStore:
     """The node in a file, replaced as a whole, so that readers need no lock.
 
     Reading costs a stat when nothing changed. Changes hold a lock file; `changed` is called with the
-    new node after each, still under the lock, to bring sysfs and device nodes in line.
+    new node after each, still under the lock, to bring sysfs and device nodes in line; not after one that need not
+    `tell`, as it only changes what is live.
     """
 
     def __init__(self, path: Path, changed: Callable[[Node], None] | None = None) -> None:
@@ -71,13 +72,13 @@ class FileStore:
         new.chmod(0o644)
         new.replace(self.path)
 
-    def change(self, fn: Change[T]) -> T:
+    def change(self, fn: Change[T], tell: bool = True) -> T:
         with self._thread, open(self.path.with_suffix(".lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self.read()
             after, answer = fn(before)
             if after != before:
                 self.write(after)
-                if self.changed is not None:
+                if tell and self.changed is not None:
                     self.changed(after)
             return answer

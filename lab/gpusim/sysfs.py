@@ -17,7 +17,8 @@ from .entries import Dir, Entry, File, Link, folder, live, text
 from .gpu_files import gpu_files
 from .holders import uses, vram_of
 from .state import Holder, Node
-from .sysfs_host import cpus, huge_pages, nic_devices, nic_links
+from .sysfs_cpu import board, cpus, iommus, numa_nodes
+from .sysfs_host import huge_pages, nic_devices, nic_links
 from .topology import DrmDevice, Partition
 
 
@@ -39,28 +40,31 @@ class View:
         for name in path.split("/"):
             if not name:
                 continue
-            if not isinstance(entry, Dir) or name not in entry.entries:
+            found = entry.child(name) if isinstance(entry, Dir) else None
+            if found is None:
                 return None
-            entry = entry.entries[name]
+            entry = found
         return entry
 
     # ------------------------------------------------------------ layout
 
     def _root(self) -> dict[str, Entry]:
         classes: dict[str, Entry] = {}
-        modules: dict[str, Entry] = {}
+        modules: dict[str, Entry] = {"ast": folder(initstate=text("live"))} if self.node.ast else {}
         drivers: dict[str, Entry] = {}
         pci: dict[str, Entry] = {
             g.bdf: Dir(partial(gpu_files, self, k)) for k, g in enumerate(self.node.gpus)
         }
         platform: dict[str, Entry] = {}
-        virtual: dict[str, Entry] = {}
+        virtual: dict[str, Entry] = {
+            "dmi": folder(id=Dir(partial(board, self.node))), "iommu": Dir(partial(iommus, self.node))
+        }  # fmt: skip
         if self.node.driver.loaded:
             kfd = folder(kfd=Link("../../devices/virtual/kfd/kfd"))
             classes |= {"drm": Dir(self._class_drm), "kfd": kfd}
-            modules = {"amdgpu": Dir(self._module)}
+            modules["amdgpu"] = Dir(self._module)
             drivers = {"amdgpu": Dir(self._driver)}
-            virtual = {"kfd": folder(kfd=Dir(self._kfd))}
+            virtual["kfd"] = folder(kfd=Dir(self._kfd))
             platform = {
                 f"amdgpu_xcp_{d.platform_id}": self._drm_parent(d)
                 for d in self.drm
@@ -68,6 +72,10 @@ class View:
             }
         pci |= nic_devices(self.node)
         classes["infiniband"] = folder(**nic_links(self.node))
+        classes["dmi"] = folder(id=Link("../../devices/virtual/dmi/id"))
+        classes["iommu"] = folder(
+            **{name: Link(f"../../devices/virtual/iommu/{name}") for name in iommus(self.node)}
+        )
         bus = {bdf: Link(f"../../../devices/pci0000:00/{bdf}") for bdf in pci}
         return {
             "bus": folder(pci=folder(devices=folder(**bus), drivers=folder(**drivers))),
@@ -75,7 +83,7 @@ class View:
             "devices": folder(
                 **{"pci0000:00": folder(**pci)},
                 platform=folder(**platform),
-                system=folder(cpu=folder(**cpus(self.node))),
+                system=folder(cpu=cpus(self.node), node=numa_nodes(self.node)),
                 virtual=folder(**virtual),
             ),
             "kernel": folder(mm=folder(transparent_hugepage=folder(**huge_pages(self.node)))),

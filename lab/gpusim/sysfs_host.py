@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of sysfs that shows the host: CPUs, huge pages, RDMA NICs."""
+"""The part of sysfs that shows the host: huge pages, RDMA NICs."""
 
 from __future__ import annotations
 
@@ -8,65 +8,29 @@ from dataclasses import replace
 from functools import partial
 
 from . import host
-from .entries import Dir, Entry, File, Link, Writer, folder, text
+from .entries import Dir, Entry, File, Link, folder, text
 from .host import Host, Nic, Written
 from .kernel import Outcome
 from .state import Holder, Node
 
 
-def _writes(change: Callable[[Host, str], Written]) -> Writer:
+def setting(value: str, change: Callable[[Host, str], Written]) -> File:
+    """A file of the host's that can be written: `change` gives the host after it, or an errno."""
+
     def write(node: Node, wanted: str, _: Sequence[Holder]) -> Outcome:
         after, number = change(node.host, wanted)
         return Outcome(replace(node, host=after), number)
 
-    return write
-
-
-def _setting(value: str, change: Callable[[Host, str], Written]) -> File:
-    return File(lambda: f"{value}\n", 0o644, _writes(change), live=True)
-
-
-def cpus(node: Node) -> dict[str, Entry]:
-    """devices/system/cpu: the frequency and idle settings of each CPU."""
-
-    def frequency(index: int) -> dict[str, Entry]:
-        return {
-            "scaling_governor": _setting(
-                node.host.cpus[index].governor, lambda h, w: host.set_governor(h, index, w)
-            ),
-            "scaling_available_governors": text(" ".join(host.GOVERNORS)),
-            "scaling_driver": text("acpi-cpufreq"),
-            "scaling_cur_freq": text(3700000),
-            "cpuinfo_max_freq": text(3700000),
-            "cpuinfo_min_freq": text(1500000),
-        }
-
-    def state(index: int, number: int) -> dict[str, Entry]:
-        disabled = number in node.host.cpus[index].disabled
-        return {
-            "name": text(host.IDLE_STATES[number]),
-            "latency": text(host.IDLE_LATENCY[number]),
-            "disable": _setting(str(int(disabled)), lambda h, w: host.set_idle(h, index, number, w)),
-        }
-
-    return {
-        f"cpu{index}": folder(
-            cpufreq=Dir(partial(frequency, index)),
-            cpuidle=folder(
-                **{f"state{n}": Dir(partial(state, index, n)) for n in range(len(host.IDLE_STATES))}
-            ),
-        )
-        for index in range(len(node.host.cpus))
-    }
+    return File(lambda: f"{value}\n", 0o644, write, live=True, alone=True)
 
 
 def huge_pages(node: Node) -> dict[str, Entry]:
     """kernel/mm/transparent_hugepage."""
 
-    def setting(name: str) -> File:
-        return _setting(host.chosen(node.host, name), lambda h, w: host.set_huge_pages(h, name, w))
+    def words(name: str) -> File:
+        return setting(host.chosen(node.host, name), lambda h, w: host.set_huge_pages(h, name, w))
 
-    return {**{name: setting(name) for name in host.HUGE_PAGES}, "hpage_pmd_size": text(2097152)}
+    return {**{name: words(name) for name in host.HUGE_PAGES}, "hpage_pmd_size": text(2097152)}
 
 
 # ---------------------------------------------------------------- NICs

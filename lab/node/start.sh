@@ -13,6 +13,8 @@ balancing=1
 case " $arguments " in *" numa_balancing=disable "*) balancing=0 ;; esac
 echo "$balancing" > /run/lab/numa_balancing
 mount --bind /run/lab/numa_balancing /proc/sys/kernel/numa_balancing
+# What a kernel starts with; a network namespace would have what the machine below has set.
+for name in rp_filter arp_ignore arp_announce; do echo 0 > "/proc/sys/net/ipv4/conf/all/$name"; done
 sysctl -q --system --pattern '^(kernel\.numa_balancing|net\.ipv4\.conf\..*)$' 2> /dev/null
 cat /proc/sys/kernel/random/uuid > /run/lab/boot_id
 mount --bind /run/lab/boot_id /proc/sys/kernel/random/boot_id
