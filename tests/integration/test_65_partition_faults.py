@@ -117,7 +117,7 @@ def benches(lab_up: list[str]) -> Iterator[list[Bench]]:
         bench.sh(f"docker ps -q | xargs -r docker stop -t 5; rm -rf {HERE}; mkdir -p {HERE}; {UNIT}")
         for source, target in (
             (ROOT / "module_utils/instinct", f"{HERE}/instinct"),
-            (Path(__file__).with_name("partition_driver.py"), f"{HERE}/driver.py"),
+            (ROOT / "tests/partition_driver.py", f"{HERE}/driver.py"),
         ):
             command = ["docker", "cp", str(source), f"{bench.host}:{target}"]
             subprocess.run(command, check=True, capture_output=True)

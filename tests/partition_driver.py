@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a lab node: changes of partition modes, one per line of JSON on stdin, each in a process of its own.
+"""Runs on a node: changes of partition modes, one per line of JSON on stdin, each in a process of its own.
 
 What it runs is what the module rocm_partition runs, without Ansible's start-up per case. Its clock goes ten
 times as fast. `kill_at` ends the process without a word when the journal says that a step begins.
@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -66,19 +68,27 @@ def case(order: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error), "refused": True, "actions": [], "warnings": [], "changed": False}
 
 
-def main() -> None:
-    """Until stdin ends."""
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer orders until stdin ends: each by a fork of this process, which has everything loaded already."""
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            start = time.monotonic()
-            result = case(json.loads(line))
-            print(json.dumps({**result, "seconds": round(time.monotonic() - start, 2)}), flush=True)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            print(json.dumps({"killed": os.WTERMSIG(status), "status": status}), flush=True)
+            status = 1
+            try:
+                start = time.monotonic()
+                result = answer(json.loads(line))
+                print(json.dumps({**result, "seconds": round(time.monotonic() - start, 2)}), flush=True)
+                status = 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        ended = (0, 0)
+        while ended[0] != child:  # as process 1 of a host we are asked for what lost its parent, too
+            ended = os.wait()
+        if ended[1]:
+            print(json.dumps({"killed": os.WTERMSIG(ended[1]), "status": ended[1]}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(case)
