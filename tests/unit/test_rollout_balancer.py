@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rollout and the load balancers: which servers each step takes out and in, and what is refused before it begins."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from instinct.balancer_plan import Endpoint, Kit
+from instinct.balancer_settings import BalancerHost
+from instinct.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
+from instinct.plan import FleetPlan, check_fleet, plan_fleet
+from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
+
+from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from .test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host
+
+States = dict[str, Any]
+SEQS = {"engine_args": {"max_num_seqs": 64}}
+
+
+def planned(
+    states: States, wanted: Any, balancers: list[BalancerHost], wishes: Wishes | None = None, **keys: Any
+) -> FleetPlan:
+    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
+    groups = {"load_balancer": [item.name for item in balancers]}
+    there = fleet(states, wanted, groups=groups, own=ADDRESSES, **keys)
+    check_fleet(there)
+    endpoint = Endpoint(tuple(balancers), frozenset(states), kit)
+    return plan_fleet(there, workshop(LOCK), endpoint if balancers else None, wishes or Wishes())
+
+
+def after(plan: FleetPlan, states: States) -> States:
+    data = plan.to_json()["hosts"]
+    return {name: apply_to_state(found, data[name]) for name, found in states.items()}
+
+
+def served(wanted: Any, *lbs: str) -> tuple[States, list[BalancerHost]]:
+    """Two hosts on which this runs, and load balancers that send requests to it."""
+    bare = {name: state(hostname=name) for name in ("n1", "n2")}
+    plan = planned(bare, wanted, [host(name=name) for name in lbs or ("lb",)])
+    seen = [host(applied(item), name=item.host.name) for item in plan.balancers]
+    return after(plan, bare), seen
+
+
+def rolled(
+    states: States, wanted: Any, balancers: list[BalancerHost], operation: str = UPGRADE, **values: Any
+) -> RolloutPlan:
+    plan = planned(states, wanted, balancers, Wishes(operation))
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(operation, values))
+    assert problems == ()
+    return made
+
+
+def lists(step: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """The servers that one balancer takes out, and in, and in again when the step is turned back."""
+    parts = step["out"], step["into"], step["back"]["into"]
+    found = [[name for entry in part for name in entry["servers"]] for part in parts]
+    return found[0], found[1], found[2]
+
+
+ONE = [deployment(gpus=[0])]
+PAIR = [deployment(gpus=[0, 1], instances_per_host=2)]
+A0, A1, MOVED = "llama/n1.llama-0:8000", "llama/n1.llama-1:8001", "llama/n1.llama-0:9000"
+
+STEPS: dict[str, tuple[Any, Any, list[tuple[list[str], list[str], list[str]]]]] = {
+    "replaced where it is": (ONE, [deployment(gpus=[0], **SEQS)], [([A0], [A0], [A0])]),
+    "beside another one, which leaves while the canary is measured": (
+        PAIR,
+        [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)],
+        [([A0, A1], [A0, A1], [A0, A1]), ([A1], [A1], [A1])],
+    ),
+    "another port: its old server leaves, its new one comes, and back": (
+        ONE,
+        [deployment(gpus=[0], port=9000)],
+        [([A0, MOVED], [MOVED], [A0])],
+    ),
+    "one that comes is measured beside the one that is there": (
+        ONE,
+        PAIR,
+        [([A0, A1], [A0, A1], [A0])],
+    ),
+    "one that goes does not come in, but when it is turned back": (PAIR, ONE, [([A1], [], [A1])]),
+    "one that is not to be had through a balancer": (
+        [deployment(gpus=[0], endpoint=False)],
+        [deployment(gpus=[0], endpoint=False, **SEQS)],
+        [([], [], [])],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_servers_of_each_step(case: str) -> None:
+    old, new, expected = STEPS[case]
+    states, balancers = served(old)
+    made = rolled(states, new, balancers)
+    assert [lists(step) for step in made.steps["n1"]] == expected
+    elsewhere = [name for step in made.steps["n2"] for part in lists(step) for name in part]
+    assert all("/n2." in name for name in elsewhere)
+    assert len(elsewhere) <= sum(len(part) for step in expected for part in step)
+
+
+def test_every_balancer_has_its_own_list_and_one_without_such_servers_none() -> None:
+    states, (one, two) = served(ONE, "lb1", "lb2")
+    made = rolled(states, [deployment(gpus=[0], **SEQS)], [one, two])
+    both = [{"balancer": "lb1", "servers": [A0]}, {"balancer": "lb2", "servers": [A0]}]
+    assert made.steps["n1"][0]["out"] == both
+    assert made.steps["n1"][0]["back"]["into"] == both
+    # What a balancer has not yet cannot come back into it.
+    empty = applied(planned(states, [], [host(name="lb2")]).balancers[0])
+    made = rolled(states, [deployment(gpus=[0], **SEQS)], [one, host(empty, name="lb2")])
+    assert made.steps["n1"][0]["back"]["into"] == both[:1]
+
+
+def test_a_reference_leaves_on_its_own_host_only() -> None:
+    """Two instances per host become one engine over both hosts: n2 has one of the reference's name, too."""
+    states, balancers = served(PAIR)
+    spanning = [deployment(gpus=[0], nodes=2, pipeline_parallel_size=2)]
+    made = rolled(states, spanning, balancers, upgrade_min_in=1)
+    first = made.rollout.batches[0]
+    assert (first.hosts, first.reference.id if first.reference else "") == (("n1", "n2"), "n1/llama-1")
+    assert lists(made.steps["n1"][0])[0] == [A0, A1]
+    assert lists(made.steps["n2"][0])[0] == ["llama/n2.llama-0:8000"]
+    assert [step["spans"] for step in (made.steps["n1"][0], made.steps["n2"][0])] == [True, True]
+
+
+# ---- engines over two hosts --------------------------------------------------------------------------
+
+SPANNING = deployment(nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2)
+UNITED = [["n1/llama-0", "n2/llama-0"]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "operation", "units"),
+    [
+        ([{**SPANNING, **SEQS}], UPGRADE, [UNITED]),
+        ([], UPGRADE, [UNITED]),
+        ([deployment(tensor_parallel_size=4)], UPGRADE, [UNITED]),
+        ([SPANNING], RESTART, [UNITED]),
+        ([SPANNING], STOP, [UNITED]),
+    ],
+    ids=["another generation", "no longer wanted", "one engine per host", "restarted", "stopped"],
+)
+def test_what_is_recorded_as_one_engine_changes_as_one(
+    wanted: Any, operation: str, units: list[list[list[str]]]
+) -> None:
+    states, balancers = served([SPANNING])
+    made = rolled(states, wanted, balancers, operation)
+    assert [batch["units"] for batch in made.batches] == units
+    assert (made.rollout.capacity["llama"].there, made.rollout.capacity["llama"].serving) == (1, 1)
+    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [True, True]
+
+
+def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
+    states, _ = served([SPANNING])
+    states = after(planned(states, [{**SPANNING, **SEQS}], []), states)
+    wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
+    plan = planned(states, [{**SPANNING, **SEQS}], [], wishes)
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    assert problems == ()
+    assert [batch["units"] for batch in made.batches] == [UNITED]
+    assert [made.steps[name][0]["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
+    assert [made.steps[name][0]["back"]["servers"][0]["generation"] for name in ("n1", "n2")] == [2, 2]
+
+
+# ---- refusals ----------------------------------------------------------------------------------------
+
+NEW = [deployment(gpus=[0], **SEQS)]
+NOT_RUNNING = "host lb: its load balancer does not run, so that nothing can leave it before it changes."
+ABSENT = "instances cannot leave load balancer far before they change: it is off."
+MODES = "partition modes are to change, which stops every instance of a host. Run partition.yml first."
+
+REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = {
+    # operation, what is wanted, changes of the balancer, of Wanted, of the inventory, starts of the problems
+    "an upgrade": (UPGRADE, NEW, {}, {}, {}, []),
+    "the balancer is down": (UPGRADE, NEW, {"running": False}, {}, {}, [NOT_RUNNING]),
+    "the balancer is down, and nothing changes": (UPGRADE, ONE, {"running": False}, {}, {}, []),
+    "the balancer is down, and all is stopped": (STOP, ONE, {"running": False}, {}, {}, []),
+    "a balancer is not in this run": (
+        UPGRADE,
+        NEW,
+        {},
+        {"absent": (("far", "it is off"),)},
+        {},
+        [f"--limit: {ABSENT} Run without --limit, or with far in it."],
+    ),
+    "a balancer is not in this run, and nothing changes": (
+        UPGRADE,
+        ONE,
+        {},
+        {"absent": (("far", "it is off"),)},
+        {},
+        [],
+    ),
+    "a balancer is not in this run, and all is stopped": (
+        STOP,
+        ONE,
+        {},
+        {"absent": (("far", "it is off"),)},
+        {},
+        [],
+    ),
+    "other partition modes": (
+        UPGRADE,
+        NEW,
+        {},
+        {},
+        {"gpu_partition_compute": "CPX"},
+        [f"gpu_partition_compute (hosts n1, n2): {MODES}"],
+    ),
+    "other partition modes, and a restart": (RESTART, ONE, {}, {}, {"gpu_partition_compute": "CPX"}, []),
+    "a restart of what does not run": (
+        RESTART,
+        ONE,
+        {},
+        {"deployment": "qwen"},
+        {},
+        ["nothing of qwen runs. There are: llama."],
+    ),
+    "a stop of an instance that does not run": (
+        STOP,
+        ONE,
+        {},
+        {"deployment": "llama", "instance": "llama-7"},
+        {},
+        ["nothing of llama-7 runs. There are: llama."],
+    ),
+    "a restart of an instance": (RESTART, ONE, {}, {"instance": "llama-0"}, {}, []),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    operation, wanted, changes, more, variables, expected = REFUSED[case]
+    states, (balancer,) = served(ONE)
+    seen = balancer.seen
+    assert seen is not None
+    there = applied(planned(states, ONE, [balancer]).balancers[0], **changes)
+    plan = planned(states, wanted, [host(there)], Wishes(operation), **variables)
+    _, problems = plan_steps(plan, plan.to_json(), Wanted(operation, **more))
+    told = [problem.text() for problem in problems]
+    assert len(told) == len(expected), told
+    for text, start in zip(told, expected, strict=True):
+        assert text.startswith(start)
+
+
+def test_a_restart_where_nothing_runs() -> None:
+    """Without a name nothing is refused: there is simply nothing to do."""
+    bare = {"n1": state(hostname="n1")}
+    plan = planned(bare, ONE, [], Wishes(RESTART))
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(RESTART))
+    assert (made.batches, problems) == ((), ())
+    _, problems = plan_steps(plan, plan.to_json(), Wanted(RESTART, deployment="llama"))
+    assert [item.text() for item in problems] == ["nothing of llama runs. There are: no instances."]
+
+
+def test_a_rollback_without_a_name() -> None:
+    states, _ = served(ONE)
+    states = after(planned(states, NEW, []), states)
+    plan = planned(states, NEW, [], Wishes(ROLLBACK, frozenset(["llama"])))
+    _, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK))
+    assert [item.text() for item in problems] == [
+        "deployment: is not given. -e deployment=NAME; there are: llama."
+    ]
+
+
+# ---- what a deploy would take from clients -----------------------------------------------------------
+
+COUNTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int]] = {
+    # wanted, changes of n1's first instance, of the inventory: instances that serve, and are replaced or removed
+    "as they run": (PAIR, {}, {}, 0),
+    "another generation": ([deployment(gpus=[0, 1], instances_per_host=2, **SEQS)], {}, {}, 4),
+    "one per host goes": (ONE, {}, {}, 2),
+    "all go": ([], {}, {}, 4),
+    "one had not generated tokens": ([], {"ready": False}, {}, 3),
+    "one does not run": ([], {"state": "exited", "exit_code": 1}, {}, 3),
+    "one does not run, and is started": (PAIR, {"state": "exited", "exit_code": 1}, {}, 0),
+    "partition modes change, which is asked about itself": ([], {}, {"gpu_partition_compute": "CPX"}, 0),
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_instances_that_are_replaced_while_they_serve(case: str) -> None:
+    wanted, changes, variables, count = COUNTS[case]
+    states, balancers = served(PAIR)
+    states = copy.deepcopy(states)
+    for name in states:
+        for item in states[name]["instances"]:
+            item["ready"] = True
+    states["n1"]["instances"][0].update(changes)
+    assert replaced(planned(states, wanted, balancers, Wishes(DEPLOY), **variables)) == count
+
+
+def test_of_a_host_that_cannot_be_read_nothing_is_replaced() -> None:
+    assert (
+        replaced(planned({"n1": None}, ONE, [], offline=True, instinct_gpus={"model": "MI300X", "count": 8}))
+        == 0
+    )
