@@ -201,17 +201,7 @@ class Engine:
         """One request answered by JSON lines (progress). Raises EngineError for an error in the stream."""
         response = self._respond(method, path, query, **options)
         try:
-            while True:
-                try:
-                    line = response.readline()
-                except socket.timeout as error:
-                    raise EngineTimeout(f"{method} {path} made no progress for a long time.") from error
-                except (http.client.HTTPException, ConnectionError) as error:
-                    raise EngineUnavailable(
-                        f"The Docker engine closed the connection during {path}."
-                    ) from error
-                if not line:
-                    return
+            for line in _lines(response):
                 if not line.strip():
                     continue
                 event = json.loads(line)
@@ -219,6 +209,10 @@ class Engine:
                     detail = event.get("errorDetail") or {}
                     raise EngineError(str(detail.get("message") or event.get("error")))
                 yield event
+        except socket.timeout as error:
+            raise EngineTimeout(f"{method} {path} made no progress for a long time.") from error
+        except (http.client.HTTPException, ConnectionError) as error:
+            raise EngineUnavailable(f"The Docker engine closed the connection during {path}.") from error
         finally:
             if not response.isclosed():
                 self.close()
@@ -343,6 +337,18 @@ class NoEngine(Engine):
 def connect(path: str, check: bool) -> Engine:
     """The engine at a socket; in check mode, one without anything where none is installed."""
     return NoEngine(path) if check and not os.path.exists(path) else Engine(path)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The lines of an answer. readline() takes one that breaks off between two chunks for one that has ended."""
+    rest = b""
+    while True:
+        part = response.read1(65536)
+        if not part:
+            break
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+    yield rest
 
 
 def _negotiate(offered: str) -> str:

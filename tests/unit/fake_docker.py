@@ -2,16 +2,18 @@
 """A Docker engine's HTTP API on a unix socket, with images and containers that exist only in memory.
 
 What a started container does is a function given in `programs`, by the start of the container's name: it runs
-in a thread, writes the log and ends by returning an exit code.
+in a thread, writes the log and ends by returning an exit code. `faults` has answers of which the second half never
+comes.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
 import threading
-import traceback
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -82,6 +84,10 @@ def answer_what_is_in_it(container: FakeContainer) -> int:
     return 0
 
 
+CUT, STALLED = "cut", "stalled"
+"""How an answer ends in its middle: the connection is closed, or nothing more comes and it stays open."""
+
+
 class FakeDocker:
     """The engine. Use as a context manager; `path` is its socket."""
 
@@ -96,8 +102,11 @@ class FakeDocker:
         self.programs: dict[str, Program] = dict(self.PROGRAMS)
         self.pull_events: list[dict[str, Any]] = [{"status": "Pulling"}, {"status": "Download complete"}]
         self.pull_status = 200
+        self.pull_rest = b""  # of a pull that breaks off: what is sent after the last whole event
         self.pulled: dict[str, Any] | None = None
         self.errors: dict[str, tuple[int, str]] = {}
+        self.faults: dict[str, str] = {}  # by the start of "METHOD /path"
+        self.over = threading.Event()
         self.requests: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.before_stop: Callable[[], object] = bool
@@ -130,6 +139,7 @@ class FakeDocker:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self.over.set()
         for container in self.containers.values():
             container.stopping.set()
         self.server.shutdown()
@@ -190,7 +200,36 @@ class FakeDocker:
         http.send_header("Api-Version", self.api)
         http.send_header("Content-Length", str(len(payload)))
         http.end_headers()
-        http.wfile.write(payload)
+        fault = self.fault_of(http)
+        http.wfile.write(payload[: len(payload) // 2] if fault else payload)
+        if fault:
+            self.break_off(http, fault)
+
+    def stream(self, http: BaseHTTPRequestHandler, parts: Sequence[bytes], rest: bytes = b"") -> bool:
+        """An answer in chunks, of which nobody knows how many come; whether it came to its end."""
+        http.send_response(200)
+        http.send_header("Transfer-Encoding", "chunked")
+        http.end_headers()
+        fault = self.fault_of(http)
+        for part in parts:
+            http.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        http.wfile.write(rest if fault else b"0\r\n\r\n")
+        if fault:
+            self.break_off(http, fault)
+        return not fault
+
+    def fault_of(self, http: BaseHTTPRequestHandler) -> str:
+        """What is to go wrong with the answer of a request; "" for nothing."""
+        asked = f"{http.command} {unquote(urlsplit(http.path).path).removeprefix(f'/v{self.api}')}"
+        return next((fault for start, fault in self.faults.items() if asked.startswith(start)), "")
+
+    def break_off(self, http: BaseHTTPRequestHandler, fault: str) -> None:
+        """Send nothing more."""
+        http.wfile.flush()
+        if fault == STALLED:
+            self.over.wait(30)
+        http.close_connection = True
+        http.connection.shutdown(socket.SHUT_RDWR)
 
     def _get_ping(self, http: Any, *_rest: Any) -> None:
         self.send(http, 200, raw=b"OK")
@@ -222,13 +261,9 @@ class FakeDocker:
     def _pull(self, http: Any, query: dict[str, str]) -> None:
         if self.pull_status != 200:
             return self.send(http, self.pull_status, self.pull_events[0])
-        http.send_response(200)
-        http.send_header("Transfer-Encoding", "chunked")
-        http.end_headers()
-        for event in self.pull_events:
-            line = json.dumps(event).encode() + b"\r\n"
-            http.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-        http.wfile.write(b"0\r\n\r\n")
+        lines = [json.dumps(event).encode() + b"\r\n" for event in self.pull_events]
+        if not self.stream(http, lines, self.pull_rest):
+            return None
         if not any("error" in event for event in self.pull_events):
             name = f"{query['fromImage']}@{query['tag']}"
             self.add_image(name, **(self.pulled or {}))
@@ -259,8 +294,8 @@ class FakeDocker:
             return self.send(http, 200, container.inspect())
         data = container.log.encode()
         frames = [data[i : i + 1000] for i in range(0, len(data), 1000)]
-        raw = b"".join(b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame for frame in frames)
-        return self.send(http, 200, raw=raw)
+        self.stream(http, [b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame for frame in frames])
+        return None
 
     def _post_containers(self, http: Any, path: str, query: dict[str, str], body: Any) -> None:
         if path == "/containers/create":

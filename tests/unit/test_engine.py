@@ -8,8 +8,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from instinct.engine import (
@@ -23,7 +24,7 @@ from instinct.engine import (
     demultiplex,
 )
 
-from tests.unit.fake_docker import FakeContainer, FakeDocker
+from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
 
 
 @pytest.fixture
@@ -215,6 +216,88 @@ def test_a_silent_daemon_times_out(tmp_path: Path) -> None:
     with pytest.raises(EngineTimeout, match="did not answer GET /_ping within 0 s"):
         Engine(str(tmp_path / "d.sock"), timeout=0.05).info()
     listener.close()
+
+
+# ---- answers that break off in their middle ----------------------------------------------------------
+
+BROKEN: dict[str, tuple[type[EngineError], str]] = {
+    CUT: (EngineUnavailable, "The Docker engine closed the connection in the middle of an answer."),
+    STALLED: (EngineTimeout, "The Docker engine stopped in the middle of an answer."),
+}
+REQUESTS: dict[str, tuple[str, Callable[[Engine], Any]]] = {
+    "a read": ("GET /info", Engine.info),
+    "a list": ("GET /containers/json", lambda engine: engine.containers_labelled("a")),
+    "a log": ("GET /containers/c/logs", lambda engine: engine.logs("c")),
+    "a change": ("POST /containers/create", lambda engine: engine.create("d", {"Image": "x:1"})),
+    "a refusal": ("GET /images/none/json", lambda engine: engine.image("none")),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("case", REQUESTS)
+def test_an_answer_that_breaks_off(docker: FakeDocker, case: str, fault: str) -> None:
+    request, ask = REQUESTS[case]
+    kind, text = BROKEN[fault]
+    docker.add_image("x:1")
+    docker.add_container("c", {"Image": "x:1"}, "exited").log = "line\n"
+    engine = Engine(docker.path, timeout=0.3 if fault == STALLED else 5)
+    assert engine.container("c") is not None  # the connection is there, and is broken by this
+    docker.faults[request] = fault
+    with pytest.raises(kind) as caught:
+        ask(engine)
+    assert str(caught.value) == text
+    assert [item.partition("?")[0] for item in docker.requests].count(request) == 1  # nothing is sent twice
+    # What comes next goes through a connection of its own, and gets its own answer.
+    docker.faults.clear()
+    assert engine.info()["DockerRootDir"] == docker.root_dir
+
+
+PULLS: dict[str, tuple[str, bytes, type[EngineError], str]] = {
+    "between two events": (CUT, b"", EngineUnavailable, "closed the connection during /images/create"),
+    "in an event": (CUT, b'20\r\n{"status": "Down', EngineUnavailable, "closed the connection during /images/create"),
+    "in the length of one": (CUT, b"2", EngineUnavailable, "closed the connection during /images/create"),
+    "no progress": (STALLED, b"", EngineTimeout, "POST /images/create made no progress for a long time"),
+    "no progress in an event": (STALLED, b'20\r\n{"status": "Down', EngineTimeout, "made no progress"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PULLS)
+def test_a_pull_that_breaks_off(docker: FakeDocker, case: str) -> None:
+    fault, docker.pull_rest, kind, text = PULLS[case]
+    docker.faults["POST /images/create"] = fault
+    engine = Engine(docker.path, timeout=5)
+    seen = []
+    with pytest.raises(kind, match=text):
+        seen += list(engine.pull("r/x", "sha256:1", timeout=0.3 if fault == STALLED else 5))
+    assert docker.images == {}
+    assert engine.info()["DockerRootDir"] == docker.root_dir
+
+
+def test_progress_is_told_until_a_pull_breaks_off(docker: FakeDocker, engine: Engine) -> None:
+    docker.faults["POST /images/create"] = CUT
+    seen: list[dict[str, Any]] = []
+    with pytest.raises(EngineUnavailable):
+        seen.extend(engine.pull("r/x", "sha256:1"))
+    assert seen == docker.pull_events
+
+
+def test_a_log_is_read_up_to_its_limit(
+    docker: FakeDocker, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("instinct.engine._LOG_LIMIT", 1008)  # a frame of the fake engine, with its head
+    docker.add_container("c", {}, "exited").log = "x" * 999 + "\n" + "rest\n" * 500
+    assert engine.logs("c") == "x" * 999 + "\n"
+    # The rest of that answer is not taken for the next one.
+    assert engine.info()["DockerRootDir"] == docker.root_dir
+
+
+def test_a_connection_that_was_idle_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change is sent only once: it must not go where a daemon that restarted does not listen any more."""
+    monkeypatch.setattr("instinct.engine._IDLE_SECONDS", -1.0)
+    Script(tmp_path / "d.sock", [answer(b"OK") + b"KEEP", answer(b"")])
+    Engine(str(tmp_path / "d.sock"), timeout=2).start("c")
 
 
 def frame(stream: int, text: bytes) -> bytes:
