@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from ansible.module_utils.instinct import alone, places
 from ansible.module_utils.instinct import ask as ask_of_the_module
+from ansible.module_utils.instinct import engine as engine_of_the_module
 from ansible.modules import vllm_image
 from instinct.ask import container_of
 from instinct.build import _buildkit, build_plan, decisive
@@ -21,7 +23,7 @@ from instinct.image import explain_pull, wanted
 from instinct.nodemodule import NodeError
 from instinct.redact import MASK
 
-from tests.unit.fake_docker import ANSWER, FakeContainer, FakeDocker
+from tests.unit.fake_docker import ANSWER, CUT, STALLED, FakeContainer, FakeDocker
 
 DIGEST = "sha256:" + "a" * 64
 PULL = f"registry.example:5000/rocm/vllm@{DIGEST}"
@@ -141,6 +143,32 @@ def test_too_little_disk_is_said_before_the_pull(docker: FakeDocker, run_module:
         assert "needs 3145728.0 TiB" in result["msg"]
         assert "docker image prune" in result["msg"]
     assert docker.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (CUT, "The Docker engine closed the connection during /images/create."),
+        (STALLED, "POST /images/create made no progress for a long time."),
+    ],
+)
+def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
+) -> None:
+    docker.faults["POST /images/create"] = fault
+    engine = engine_of_the_module.Engine
+    with monkeypatch.context() as patch:
+        if fault == STALLED:  # with less patience than the module's
+            patch.setattr(engine, "pull", functools.partialmethod(engine.pull, timeout=0.3))
+        result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert failed
+    assert result["msg"] == (
+        f"Pull of {PULL} was cut off: {why} Layers already complete are kept: run again to go on."
+    )
+    assert docker.images == {}
+    docker.faults.clear()
+    result, failed = run_module(vllm_image.main, pull_args(docker))
+    assert (failed, docker.images[REF]["RepoDigests"]) == (False, [PULL])
 
 
 def test_a_digest_that_is_not_what_came_is_refused(docker: FakeDocker, run_module: Any) -> None:
