@@ -266,7 +266,7 @@ def note(servers, result, remove, redact, check):
         note_servers(servers, redact.data(result), gone)
     except OSError as error:  # what was done is done
         result.setdefault("warnings", []).append(
-            f"The journal {error.filename} could not be written: {error.strerror}."
+            f"The journal {error.filename or 'of this node'} could not be written: {error.strerror}."
         )
 
 

@@ -230,9 +230,9 @@ def _write_libs(tasks: Sequence[Task], versions: Sequence[str]) -> None:
     try:
         libs.write(versions)
     except OSError as error:
-        raise NodeError(
-            f"{error.filename} cannot be written: {error.strerror}. Nothing was stopped. Check that disk, and "
-            "run again."
+        raise NodeError(  # a full disk has no file's name
+            f"{error.filename or places.lib_dir()} cannot be written: {error.strerror}. Nothing was stopped. "
+            "Check that disk, and run again."
         ) from error
     for task, version in zip(tasks, versions):
         if task.steps.start and libs.missing(version):
@@ -288,9 +288,8 @@ def _change(engine: Engine, task: Task) -> None:
     except ServerFailed as error:
         task.fail(error.finding)
     except OSError as error:
-        task.fail(
-            Finding("files", f"{error.filename}: {error.strerror}", f"Check that disk. {_go_on(steps)}")
-        )
+        where = error.filename or server.directory  # a full disk has no file's name
+        task.fail(Finding("files", f"{where}: {error.strerror}", f"Check that disk. {_go_on(steps)}"))
 
 
 def _go_on(steps: Steps) -> str:
