@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each action of a plan says: from what to what, why, and by which source; and when there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from instinct.companions import Repository
+from instinct.fleet import Host
+from instinct.instance_key import NO_KEY, InstanceKey
+from instinct.lock import ImagePin, Lock, ModelPin, model_key
+from instinct.observed import Running
+from instinct.steps import (
+    docker_engine,
+    has_image,
+    has_weights,
+    images,
+    instance_key,
+    models,
+    remove,
+    server,
+    size,
+    stop_servers,
+    unique,
+)
+
+from .plan_world import (
+    COMMIT,
+    DIGEST,
+    DOCKER,
+    GIB,
+    IMAGE,
+    LOCK,
+    PULL,
+    REPO,
+    apply_to_state,
+    deployment,
+    fleet,
+    plan,
+    state,
+)
+
+HF = "/var/lib/instinct-fleet/hf"
+Told = tuple[str, str, str, str, str]
+
+
+def host(found: dict[str, Any] | None = None, *deployments: dict[str, Any], **keys: Any) -> Host:
+    """n1 as it was found; None: it was not looked at."""
+    (only,) = fleet({"n1": found}, list(deployments), offline=found is None, **keys).hosts
+    return only
+
+
+def told(action: Any) -> Told:
+    return action.target, action.before, action.after, action.reason, action.source
+
+
+def actions(found: dict[str, Any], kind: str, deployments: Any = (), **keys: Any) -> list[Told]:
+    """Of a kind, as plan.json has them."""
+    data = plan({"n1": found}, list(deployments), **keys).to_json()["hosts"]["n1"]["actions"]
+    keys_ = ("target", "before", "after", "reason", "source")
+    return [tuple(item[key] for key in keys_) for item in data if item["kind"] == kind]  # type: ignore[misc]
+
+
+# ---- Docker ------------------------------------------------------------------------------------------
+
+ABSENT = {"installed": False, "available": False, "root_dir": None, "error": None}
+SILENT = {"installed": True, "available": False, "root_dir": None, "error": "no answer"}
+RED = {"os": {"id": "rhel", "version_id": "9", "pretty_name": "RHEL 9"}}
+INSTALL = ("docker.io", "absent", "installed", "instances run in containers", "the distribution's package")
+NOT_DEBIAN = "host n1: has no Docker engine, and RHEL 9 is not a system that this toolkit installs it on."
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "action", "problem"),
+    [
+        (state(), True, None, ""),
+        (state(docker=ABSENT), True, INSTALL, ""),
+        (state(docker=ABSENT), False, None, ""),
+        (None, True, INSTALL, ""),
+        (None, False, None, ""),
+        (state(docker=SILENT), True, None, "its Docker engine does not answer (no answer). Start it"),
+        (state(docker={**SILENT, "error": None}), True, None, "its Docker engine does not answer. Start it"),
+        (state(docker=ABSENT, **RED), True, None, NOT_DEBIAN.partition(": ")[2]),
+        (state(docker=ABSENT, **RED), False, None, ""),
+        (state(docker=DOCKER, **RED), True, None, ""),
+        (state(docker=ABSENT, os={**RED["os"], "id": "ubuntu"}), True, INSTALL, ""),
+    ],
+)
+def test_docker(found: dict[str, Any] | None, wanted: bool, action: Told | None, problem: str) -> None:
+    made, wrong = docker_engine(host(found, *([deployment()] if wanted else [])))
+    assert (told(made) if made else None) == action
+    assert bool(wrong) == bool(problem)
+    assert not wrong or wrong.text().startswith(problem)
+
+
+# ---- NUMA balancing ----------------------------------------------------------------------------------
+
+VARY = "moving pages between sockets makes transfers between CPU, GPU and network vary"
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "expected"),
+    [
+        (None, False, ("unknown", "off now and after a reboot", VARY)),
+        (None, True, ("unknown", "on now and after a reboot", "host_prep_numa_balancing is true")),
+        (
+            state(),
+            False,
+            ("on now, as the kernel decides after a reboot", "off now and after a reboot", VARY),
+        ),
+        (
+            state(numa_balancing={"runtime": 1, "persisted": 0, "file": None}),
+            True,
+            ("on now, off after a reboot", "on now and after a reboot", "host_prep_numa_balancing is true"),
+        ),
+        (state(numa_balancing={"runtime": 1, "persisted": 1, "file": None}), True, None),
+        (state(), None, None),
+    ],
+)
+def test_numa_balancing(
+    found: dict[str, Any] | None, wanted: bool | None, expected: tuple[str, str, str] | None
+) -> None:
+    from instinct.steps import numa_balancing
+
+    there = host(found)
+    made = numa_balancing(replace(there, settings=replace(there.settings, numa_balancing=wanted)))
+    assert (told(made)[1:4] if made else None) == expected
+    assert not made or (made.target, made.role) == ("kernel.numa_balancing", "host_prep")
+
+
+# ---- the instances' key ------------------------------------------------------------------------------
+
+KEY = InstanceKey("instance-key", "new mark", True)
+WHY = "instances answer only those who have the key of the load balancers"
+
+
+@pytest.mark.parametrize(
+    ("found", "deployments", "key", "before"),
+    [
+        (state(), [deployment()], KEY, "absent"),
+        (state(instance_key="old mark"), [deployment()], KEY, "old mark"),
+        (state(instance_key="new mark"), [deployment()], KEY, None),
+        (None, [deployment()], KEY, "unknown"),
+        (state(), [deployment()], NO_KEY, None),
+        (state(), [], KEY, None),
+        (state(), [deployment(endpoint=False)], KEY, None),
+        (state(), [deployment(endpoint=False), deployment(name="b", port=9000, gpus=[1])], KEY, "absent"),
+    ],
+)
+def test_the_instances_key(found: Any, deployments: Any, key: InstanceKey, before: str | None) -> None:
+    made = instance_key(host(found, *deployments), key)
+    expected = ("of the load balancers", before, "new mark", WHY, "load_balancer_instance_auth")
+    assert (told(made) if made else None) == (expected if before else None)
+
+
+# ---- partition modes ---------------------------------------------------------------------------------
+
+
+def test_only_what_may_hold_a_gpu_is_stopped_for_a_change_of_modes() -> None:
+    found = state(
+        instances=[
+            {
+                "name": f"{name}-0",
+                "deployment": name,
+                "state": name,
+                "spec_hash": "1" * 64,
+                "artefact_hash": None,
+            }
+            for name in ("running", "restarting", "paused", "exited", "created", "dead")
+        ]
+    )
+    assert [item.name for item in stop_servers(host(found))] == ["paused-0", "restarting-0", "running-0"]
+    assert stop_servers(host(None)) == ()
+
+
+def test_what_is_stopped_for_a_change_of_modes() -> None:
+    found = apply_to_state(state(), plan({"n1": state()}, [deployment()]).to_json()["hosts"]["n1"])
+    source = "ROCm/amdgpu-docs docs/gpu-partitioning"
+    assert actions(found, "stop_server", [deployment()], gpu_partition_compute="CPX") == [
+        ("llama-0", "running", "stopped", "the driver refuses to partition a GPU that is in use", source)
+    ]
+    assert actions(found, "compute_partition", [deployment()], gpu_partition_compute="CPX") == [
+        ("8 GPUs", "SPX", "CPX", "gpu_partition_compute is CPX", source)
+    ]
+    data = plan(
+        {"n1": None}, [deployment(vllm_version="0.11.1")], offline=True, gpu_partition_compute="CPX",
+        instinct_gpus={"model": "MI300X", "count": 4},
+    ).to_json()["hosts"]["n1"]  # fmt: skip
+    assert [
+        (item["target"], item["before"]) for item in data["actions"] if item["role"] == "gpu_partition"
+    ] == [("4 GPUs", "unknown")]
+
+
+# ---- images ------------------------------------------------------------------------------------------
+
+TAG = "registry.lab:5000/lab/vllm:other"
+RUNS = "deployment llama runs in it"
+IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[str, Any]], list[Told]]] = {
+    # deployments, pins, images to ask, images that are there, actions
+    "absent": (
+        [deployment()],
+        LOCK,
+        (),
+        [],
+        [(IMAGE, "absent", f"pulled as {DIGEST[:19]}, 4.0 GiB", RUNS, "fleet.lock.json")],
+    ),
+    "of unknown size": (
+        [deployment()],
+        Lock({IMAGE: ImagePin(DIGEST)}, {}),
+        (),
+        [],
+        [(IMAGE, "absent", f"pulled as {DIGEST[:19]}", RUNS, "fleet.lock.json")],
+    ),
+    "without a pin": ([deployment()], Lock(), (), [], [(IMAGE, "absent", "pulled", RUNS, "the deployment")]),
+    "there": ([deployment()], LOCK, (), [{"tags": [], "digests": [PULL]}], []),
+    "there by its tag, without a pin": ([deployment()], Lock(), (), [{"tags": [IMAGE], "digests": []}], []),
+    "its tag is there, and its digest is another": (
+        [deployment()],
+        LOCK,
+        (),
+        [{"tags": [IMAGE], "digests": []}],
+        [(IMAGE, "absent", f"pulled as {DIGEST[:19]}, 4.0 GiB", RUNS, "fleet.lock.json")],
+    ),
+    "there, and to be asked": (
+        [deployment()],
+        LOCK,
+        (IMAGE,),
+        [{"tags": [], "digests": [PULL]}],
+        [(IMAGE, "present", "asked", "its name does not tell which vLLM it holds", "catalog/images.yml")],
+    ),
+    "absent, and to be asked": (
+        [deployment()],
+        Lock(),
+        (IMAGE,),
+        [],
+        [(IMAGE, "absent", "pulled, and asked which vLLM it holds", RUNS, "the deployment")],
+    ),
+    "another one is to be asked": ([deployment()], LOCK, (TAG,), [{"tags": [], "digests": [PULL]}], []),
+    "of two deployments": (
+        [deployment(), deployment(name="b", port=9000, gpus=[1])],
+        Lock(),
+        (),
+        [],
+        [(IMAGE, "absent", "pulled", "deployment b runs in it", "the deployment")],
+    ),
+    "two": (
+        [deployment(image=TAG), deployment(name="b", port=9000, gpus=[1])],
+        Lock(),
+        (),
+        [],
+        [
+            (IMAGE, "absent", "pulled", "deployment b runs in it", "the deployment"),
+            (TAG, "absent", "pulled", RUNS, "the deployment"),
+        ],
+    ),
+    "the first is there": (
+        [deployment(), deployment(name="b", port=9000, gpus=[1], image=TAG)],
+        Lock(),
+        (),
+        [{"tags": [IMAGE], "digests": []}],
+        [(TAG, "absent", "pulled", "deployment b runs in it", "the deployment")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_images(case: str) -> None:
+    deployments, lock, unknown, there, expected = IMAGES[case]
+    found = state(
+        images=[{"id": f"sha256:{number}", "bytes": 1, **item} for number, item in enumerate(there)]
+    )
+    made = images(host(found, *deployments), lock, unknown)
+    assert [told(action) for _, action in made] == expected
+    assert [step.ref for step, _ in made] == [item[0] for item in expected]
+
+
+def test_an_image_is_had_by_digest_or_tag() -> None:
+    there = host(state(images=[{"id": "x", "tags": ["a:1"], "digests": ["a@sha256:1"], "bytes": 1}])).state
+    known = [has_image(there, name) for name in ("a:1", "a@sha256:1", "a:2", "a")]
+    assert (known, has_image(None, "a:1")) == ([True, True, False, False], False)
+
+
+# ---- weights -----------------------------------------------------------------------------------------
+
+FILES = (("config.json", 1), ("model.safetensors", 2), ("original/a.bin", 3), ("original/b.bin", 4))
+PIN = ModelPin(COMMIT, FILES)
+ALL: dict[str, Any] = {"exclude": [], "include": []}
+WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], ModelPin, bool]] = {
+    # the snapshot, what is wanted (exclude, include), the pin, and whether that is there
+    "all, and all is wanted": ({}, (), (), PIN, True),
+    "all, and some are wanted": ({}, ("original/*",), (), PIN, True),
+    "all, and nobody knows the files": ({}, ("original/*",), (), ModelPin(COMMIT), True),
+    "not complete": ({"complete": False}, (), (), PIN, False),
+    "of another commit": ({"commit": "d" * 40}, (), (), PIN, False),
+    "of another repository": ({"repo": "lab/other"}, (), (), PIN, False),
+    "elsewhere": ({"cache_dir": "/other"}, (), (), PIN, False),
+    "written with a slash": ({"cache_dir": f"{HF}/"}, (), (), PIN, True),
+    "some, and all are wanted": ({"exclude": ["original/*"]}, (), (), PIN, False),
+    "some, and the same are wanted": (
+        {"exclude": ["original/*"]},
+        ("original/*",),
+        (),
+        ModelPin(COMMIT),
+        True,
+    ),
+    "some, and fewer are wanted": ({"exclude": ["original/b*"]}, ("original/*",), (), PIN, True),
+    "some, and more are wanted": ({"exclude": ["original/*"]}, ("original/b*",), (), PIN, False),
+    "some, fewer, and nobody knows": (
+        {"exclude": ["original/b*"]},
+        ("original/*",),
+        (),
+        ModelPin(COMMIT),
+        False,
+    ),
+    "named ones": ({"include": ["config.json"]}, (), ("config.json",), ModelPin(COMMIT), True),
+    "named ones, and fewer": ({"include": ["*.json", "*.bin"]}, (), ("config.json",), PIN, True),
+    "named ones, and others": ({"include": ["*.json"]}, (), ("*.bin",), PIN, False),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights(case: str) -> None:
+    found, exclude, include, pin, expected = WEIGHTS[case]
+    base = {"cache_dir": HF, "repo": REPO, "commit": COMMIT, "complete": True, "files": 1, "bytes": 1, **ALL}
+    wanted = Repository("model", REPO, "main", ("vllm_deployments", 0, "model"), exclude, include)
+    other = {**base, "repo": "lab/unrelated"}
+    for there in ([{**base, **found}], [other, {**base, **found}], [{**base, **found}, other]):
+        assert has_weights(host(state(models=there)), wanted, pin) is expected
+    assert has_weights(host(None), wanted, pin) is False
+
+
+HUB = "huggingface_hub documentation: guides/download"
+SERVES = "deployment llama serves it"
+
+
+@pytest.mark.parametrize(
+    ("deployments", "lock", "expected"),
+    [
+        ([deployment()], LOCK, (f"{REPO}@main", f"commit {COMMIT[:12]}, 12.0 GiB in 3 files", SERVES)),
+        (
+            [deployment(exclude=["original/*"])],
+            LOCK,
+            (f"{REPO}@main", f"commit {COMMIT[:12]}, 4.8 GiB in 2 files", SERVES),
+        ),
+        ([deployment(revision=COMMIT)], LOCK, (REPO, f"commit {COMMIT[:12]}", SERVES)),
+        ([deployment()], Lock(), (f"{REPO}@main", "the commit that it stands for", SERVES)),
+        (
+            [deployment(), deployment(name="b", port=9000, gpus=[1])],
+            Lock(),
+            (f"{REPO}@main", "the commit that it stands for", "deployments b, llama serve it"),
+        ),
+    ],
+)
+def test_a_fetch(deployments: Any, lock: Lock, expected: tuple[str, str, str]) -> None:
+    ((step, action),) = models(host(state(), *deployments), lock, {"llama": "image:1", "b": "image:2"})
+    target, after, reason = expected
+    assert told(action) == (target, "absent", after, reason, HUB)
+    fetched_in = "image:2" if len(deployments) > 1 else "image:1"  # that of the first deployment
+    assert (step.image, step.cache_dir, step.bytes) == (fetched_in, HF, sum(step.files.values()))
+
+
+def test_names_with_signs_of_patterns_are_taken_as_they_are() -> None:
+    """Two selections of one commit become one fetch of their files, whose names may look like patterns."""
+    pin = ModelPin(COMMIT, (("a[1].bin", 1), ("b*.bin", 2), ("c?.bin", 3), ("d.bin", 4)), None)
+    lock = Lock({}, {model_key("", REPO, "main"): pin})
+    first = deployment(include=["a*", "b*"])
+    second = deployment(name="b", port=9000, gpus=[1], include=["c*"])
+    ((step, _),) = models(host(state(), first, second), lock, {"llama": "i", "b": "i"})
+    assert step.include == ("a[[]1].bin", "b[*].bin", "c[?].bin")
+    assert pin.selection((), step.include) == {"a[1].bin": 1, "b*.bin": 2, "c?.bin": 3} == dict(step.files)
+
+
+# ---- servers -----------------------------------------------------------------------------------------
+
+
+def running(**keys: Any) -> Running:
+    hashes = tuple(keys.pop("file_hashes", {}).items())
+    base = {"state": "running", "spec_hash": "1" * 64, "artefact_hash": "1" * 64, "exit_code": 0}
+    return Running(name="llama-0", deployment="llama", file_hashes=hashes, **{**base, **keys})
+
+
+@pytest.mark.parametrize(
+    ("there", "before"),
+    [
+        ("running", "running"),
+        ("exited", "exited"),
+        ("restarting", "restarting"),
+        (None, "stopped"),
+        ("", "stopped"),
+    ],
+)
+def test_an_instance_that_goes(there: str | None, before: str) -> None:
+    reason = "no deployment of this host makes llama-0"
+    assert told(remove(running(state=there))) == ("llama-0", before, "removed", reason, "vllm_deployments")
+    assert remove(running(state=there)).role == "vllm_serve"
+
+
+FILE_HASHES = {"serve.sh": "a", "env": "b", "container.json": "c"}
+AFTER = f"running, spec {'1' * 12}"
+SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | None]] = {
+    # what is there, a change of modes, (before, after, reason)
+    "absent": (None, False, ("absent", AFTER, "the deployment wants it")),
+    "as wanted": ({}, False, None),
+    "stopped for a change of modes": (
+        {},
+        True,
+        (AFTER, AFTER, "it is stopped while the compute partition changes"),
+    ),
+    "of an older form": (
+        {"spec_hash": None},
+        False,
+        ("running", AFTER, "it was not made by this toolkit's present form"),
+    ),
+    "of another specification": (
+        {"spec_hash": "2" * 64, "artefact_hash": "2" * 64, "file_hashes": {**FILE_HASHES, "env": "x"}},
+        False,
+        (f"running, spec {'2' * 12}", AFTER, "its specification changed: environment"),
+    ),
+    "of another specification in two files": (
+        {"spec_hash": "2" * 64, "artefact_hash": "2" * 64, "file_hashes": {"env": "b"}},
+        False,
+        (f"running, spec {'2' * 12}", AFTER, "its specification changed: container, command"),
+    ),
+    "of another specification, and nobody knows where": (
+        {"spec_hash": "2" * 64, "artefact_hash": "2" * 64},
+        False,
+        (f"running, spec {'2' * 12}", AFTER, "its specification changed"),
+    ),
+    "its files are newer than its container": (
+        {"spec_hash": "2" * 64},
+        False,
+        (
+            f"running, spec {'2' * 12}",
+            AFTER,
+            "its files are as wanted, and the container was made from older ones",
+        ),
+    ),
+    "its files are gone": (
+        {"artefact_hash": None},
+        False,
+        (AFTER, AFTER, "its files are missing on the node"),
+    ),
+    "its files were changed": (
+        {"artefact_hash": "3" * 64, "file_hashes": {**FILE_HASHES, "serve.sh": "x"}},
+        False,
+        (AFTER, AFTER, "its files were changed on the node: command"),
+    ),
+    "ended": (
+        {"state": "exited", "exit_code": 3},
+        False,
+        (f"exited with code 3, spec {'1' * 12}", AFTER, "it does not run"),
+    ),
+    "ended, and nobody knows how": (
+        {"state": "exited", "exit_code": None},
+        False,
+        (f"exited, spec {'1' * 12}", AFTER, "it does not run"),
+    ),
+    "in no known state": ({"state": None}, False, (f"unknown, spec {'1' * 12}", AFTER, "it does not run")),
+    "not ready": (
+        {"ready": False},
+        False,
+        (AFTER, f"{AFTER}, ready", "it was started and has not generated tokens yet"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_a_server(case: str) -> None:
+    there, repartition, expected = SERVERS[case]
+    found = None if there is None else running(**there)
+    made = server("llama-0", "1" * 64, FILE_HASHES, found, repartition)
+    assert (told(made) if made else None) == (
+        ("llama-0", *expected, "vllm_deployments") if expected else None
+    )
+
+
+# ---- words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "unknown size"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (1024**2 - 1, "1024.0 KiB"),
+        (1024**2, "1.0 MiB"),
+        (5 * GIB, "5.0 GiB"),
+        (1024**4, "1.0 TiB"),
+        (3000 * 1024**4, "3000.0 TiB"),
+    ],
+)
+def test_sizes(count: int | None, text: str) -> None:
+    assert size(count) == text
+
+
+def test_each_once_in_the_order_of_their_first_appearance() -> None:
+    assert unique(["b", "a", "b", "c", "a"]) == ("b", "a", "c")
