@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples how many small faults the unit tests find: changes one thing in a module, and runs its tests.
+
+python -m tests.mutants MODULE... [--count 15] [--seed 1] [--jobs 1] [--at-least 90] [--tests FILE...]
+
+A mutant is killed when a test fails or its time is over (five times that of the unchanged code). A survivor is
+behaviour that no test pins, or a change that makes no difference: such a one is named in
+data/mutants_equivalent.txt, as it is printed without file and line, below a comment with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import itertools
+import os
+import queue
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EQUIVALENT = ROOT / "tests/data/mutants_equivalent.txt"
+PRODUCT = ("module_utils", "library", "plugins")
+MARGIN = 20.0
+MEMORY = 8 << 30  # a mutant may ask for memory without end
+# What imports do not tell: tests that run a module in another process, or that import it for their world only.
+TESTS = {
+    "lock": ["test_lock", "test_lock_resolve", "test_software", "test_access"],
+    "supervise_group": ["test_supervise_group"],
+    "supervise_program": ["test_supervise", "test_supervise_group"],
+    "weights": ["test_fit", "test_fit_vllm"],
+}
+SWAPS: dict[type[ast.AST], Any] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "exc"}
+SKIPPED = (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)
+DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Continue, ast.Break, ast.Delete)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module's text with one change; name: where and what."""
+
+    path: Path
+    line: int
+    name: str
+    text: bytes
+
+
+def walk(node: ast.AST, parent: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """(function, parent, node) of what may be changed: no messages, no annotations."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        owner = f"{owner}.{node.name}".lstrip(".")
+    yield owner, parent, node
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if field not in SKIPPED_FIELDS and isinstance(child, ast.AST) and not isinstance(child, SKIPPED):
+                yield from walk(child, node, owner)
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
+    """(what is replaced, by what) for each mutant of a node."""
+    match node:
+        case ast.Compare(left, ops, comparators):
+            for index, op in enumerate(ops):
+                swapped = [*ops[:index], SWAPS[type(op)](), *ops[index + 1 :]]
+                yield node, ast.Compare(left, swapped, comparators)
+        case ast.BoolOp(op, values):
+            yield node, ast.BoolOp(SWAPS[type(op)](), values)
+            for index in range(len(values)):
+                rest = [*values[:index], *values[index + 1 :]]
+                yield node, ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
+        case ast.BinOp(left, op, right) if type(op) in SWAPS:
+            yield node, ast.BinOp(left, SWAPS[type(op)](), right)
+        case ast.UnaryOp(ast.Not(), operand):
+            yield node, operand
+        case ast.Constant(bool() as value):
+            yield node, ast.Constant(not value)
+        case ast.Constant(int() | float() as value):
+            yield node, ast.Constant(value + 1)
+        case ast.Call(func, [first, second, *others], keywords):
+            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                yield node, ast.Call(func, [second, first, *others], keywords)
+        case ast.Return(value) if value and ast.unparse(value) != "None":
+            yield node, "return None"
+        case ast.If(test) | ast.IfExp(test):
+            if ast.unparse(test) != "TYPE_CHECKING" and "__name__" not in ast.unparse(test):
+                yield from ((test, ast.Constant(value)) for value in (True, False))
+        case ast.comprehension(ifs=ifs):
+            yield from ((test, ast.Constant(True)) for test in ifs)
+    if isinstance(node, DELETED) and not isinstance(getattr(node, "value", None), ast.Constant):
+        yield node, "pass"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES:
+        yield node.func, ast.Name(NAMES[node.func.id])
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """All mutants of a file that Python can read and that say something else."""
+    source = path.read_bytes()
+    starts = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
+
+    def span(node: ast.AST) -> tuple[int, int]:
+        assert isinstance(node, (ast.expr, ast.stmt))
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    tree, names = ast.parse(source), Counter[str]()
+    same = ast.dump(tree)
+    for owner, parent, node in walk(tree, tree):
+        for old, new in changes(node):
+            (start, end), word = span(old), new if isinstance(new, str) else ast.unparse(new)
+            put = f"({word})" if isinstance(old, ast.expr) else word
+            text = source[:start] + put.encode() + source[end:]
+            with contextlib.suppress(SyntaxError):
+                if ast.dump(ast.parse(text)) == same:
+                    continue
+                # A number or a name alone says little: what is around it is shown too.
+                whole = parent if isinstance(parent, ast.expr) and isinstance(old, ast.Constant) else old
+                left, right = span(whole)
+                shown = [source[left:right], source[left:start] + word.encode() + source[end:right]]
+                was, now = (re.sub(r"\s+", " ", part.decode()) for part in shown)
+                name = f"{path.stem}.{owner}: {was} -> {now}"
+                names[name] += 1
+                number = f" #{names[name]}" if names[name] > 1 else ""
+                yield Mutant(path.relative_to(ROOT), old.lineno, name + number, text)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Last names of what a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.rpartition(".")[2] for alias in node.names}
+    return frozenset(found)
+
+
+def tests_of(module: str) -> list[str]:
+    """The unit tests of a module: those named after it, and those nearest to it by imports."""
+    unit = ROOT / "tests/unit"
+    if module in TESTS:
+        return [f"tests/unit/{name}.py" for name in TESTS[module]]
+    own = sorted(unit.glob(f"test_{module}.py")) + sorted(unit.glob(f"test_{module}_*.py"))
+    files = [path for place in (*PRODUCT, "tests") for path in (ROOT / place).rglob("*.py")]
+    names, found = {module}, set[Path]()
+    for _ in range(4):
+        users = {path for path in files if names & imported(path)}
+        found = {path for path in users if path.parent == unit and path.stem.startswith("test_")}
+        if found or own:
+            break
+        names |= {path.stem for path in users}
+    return [str(path.relative_to(ROOT)) for path in [*own, *sorted(found - set(own))]]
+
+
+def private_copy(place: Path) -> Path:
+    """The working tree, for one mutant at a time."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    for name in done.stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    return place
+
+
+def passes(tree: Path, tests: Sequence[str], seconds: float | None) -> bool:
+    """Whether the tests pass in a tree, and in time."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *tests], cwd=tree, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # with whatever it left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def survives(tree: Path, mutant: Mutant, tests: Sequence[str], seconds: float, stamp: int) -> bool:
+    """Whether the tests pass with a mutant. stamp: the file's time, by which Python knows what it has compiled."""
+    path = tree / mutant.path
+    was = path.read_bytes()
+    try:
+        path.write_bytes(mutant.text)
+        os.utime(path, (stamp, stamp))
+        return passes(tree, tests, seconds)
+    finally:
+        path.write_bytes(was)
+
+
+def main() -> int:
+    """The program; 1 when too many mutants survive."""
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="+", metavar="MODULE", help="by its file's name, such as fit")
+    parser.add_argument("--count", type=int, default=15, help="mutants of each module")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="of all that are run")
+    parser.add_argument("--tests", nargs="+", metavar="FILE", help="instead of those found for each module")
+    given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
+    equivalent = {line for line in lines if line and not line.startswith("#")}
+    killed = run = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(given.jobs) as pool:
+        trees: queue.Queue[Path] = queue.Queue()
+        for number in range(given.jobs):
+            trees.put(private_copy(Path(place, str(number))))
+        stamps = itertools.count(1)
+        for module in given.modules:
+            path = next(path for name in PRODUCT for path in (ROOT / name).rglob(f"{module}.py"))
+            tests = given.tests or tests_of(module)
+            tree = trees.get()
+            begun = time.monotonic()
+            if not passes(tree, tests, None):
+                sys.exit(f"{' '.join(tests)}: they fail without a mutant")
+            limit = 5 * (time.monotonic() - begun) + MARGIN
+            trees.put(tree)
+
+            def outcome(mutant: Mutant, tests: Sequence[str] = tests, limit: float = limit) -> str:
+                if mutant.name in equivalent:
+                    return "equivalent"
+                tree = trees.get()
+                alive = survives(tree, mutant, tests, limit, next(stamps))
+                trees.put(tree)
+                return "SURVIVED" if alive else "killed"
+
+            every = list(mutants(path))
+            sample = random.Random(f"{given.seed} {module}").sample(every, min(given.count, len(every)))
+            counts = Counter[str]()
+            for mutant, word in zip(sample, pool.map(outcome, sample), strict=True):
+                print(f"{word:10} {mutant.path}:{mutant.line} {mutant.name}", flush=True)
+                counts[word] += 1
+            print(f"{module}: {dict(counts)} of {len(every)}, by {' '.join(tests)}", flush=True)
+            killed, run = killed + counts["killed"], run + counts["killed"] + counts["SURVIVED"]
+            listed = {line for line in equivalent if line.startswith(f"{module}.")}
+            if stale := listed - {one.name for one in every}:
+                sys.exit(f"{EQUIVALENT}: no mutants any more: {sorted(stale)}")
+    score = 100 * killed / run if run else 100.0
+    print(f"{killed} of {run} killed: {score:.1f} %")
+    return int(score < given.at_least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
