@@ -38,10 +38,14 @@ EQUIVALENT = ROOT / "tests/data/mutants_equivalent.txt"
 PRODUCT = ("module_utils", "library", "plugins")
 MARGIN = 20.0
 MEMORY = 8 << 30  # a mutant may ask for memory without end
-# What imports do not tell: tests that run a module in another process, or that import it for their world only.
+# Beside those of a module's name, where imports do not tell: tests that run it in another process; or tell too much.
 TESTS = {
-    "lock": ["test_lock", "test_lock_resolve", "test_software", "test_access"],
-    "supervise_group": ["test_supervise_group"],
+    "fit": ["test_fit_vllm"],
+    "kvcache": ["test_fit", "test_fit_vllm"],
+    "lock": ["test_software", "test_access"],
+    "partition_modes": ["test_partition_transaction", "test_rocm_partition"],
+    "redact": ["test_logs_redact"],
+    "supervise_group": [],
     "supervise_program": ["test_supervise", "test_supervise_group"],
     "weights": ["test_fit", "test_fit_vllm"],
 }
@@ -160,9 +164,10 @@ def imported(path: Path) -> frozenset[str]:
 def tests_of(module: str) -> list[str]:
     """The unit tests of a module: those named after it, and those nearest to it by imports."""
     unit = ROOT / "tests/unit"
-    if module in TESTS:
-        return [f"tests/unit/{name}.py" for name in TESTS[module]]
     own = sorted(unit.glob(f"test_{module}.py")) + sorted(unit.glob(f"test_{module}_*.py"))
+    if module in TESTS:
+        own += [unit / f"{name}.py" for name in TESTS[module]]
+        return [str(path.relative_to(ROOT)) for path in dict.fromkeys(own)]
     files = [path for place in (*PRODUCT, "tests") for path in (ROOT / place).rglob("*.py")]
     names, found = {module}, set[Path]()
     for _ in range(4):
