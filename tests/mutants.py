@@ -71,7 +71,9 @@ class Mutant:
 
 
 def walk(node: ast.AST, parent: ast.AST, owner: str = "") -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """(function, parent, node) of what may be changed: no messages, no annotations."""
+    """(function, parent, node) of what may be changed: no messages, no annotations, no names of types."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and not owner:
+        return
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         owner = f"{owner}.{node.name}".lstrip(".")
     yield owner, parent, node
@@ -102,7 +104,12 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
         case ast.Constant(int() | float() as value):
             yield node, ast.Constant(value + 1)
         case ast.Call(func, [first, second, *others], keywords):
-            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+            # The order makes no difference to min and max.
+            if (
+                not isinstance(first, ast.Starred)
+                and not isinstance(second, ast.Starred)
+                and ast.unparse(func) not in NAMES
+            ):
                 yield node, ast.Call(func, [second, first, *others], keywords)
         case ast.Return(value) if value and ast.unparse(value) != "None":
             yield node, "return None"

@@ -151,7 +151,7 @@ class Transaction:
         """Reload the driver to free VRAM that no process holds."""
         judgement = self.modes.reload()
         if judgement.verdict != DONE:
-            raise PartitionError(f"{judgement.message}.")
+            raise PartitionError(judgement.message)
         self.modes.settled()
 
     def verify(self) -> str | None:

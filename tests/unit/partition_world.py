@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -39,6 +40,8 @@ class World:
         self.text: str | None = None
         self.faults: set[str] = set()
         self.busy = 0
+        self.takes = {"load": 0.0, "unload": 0.0}  # seconds of modprobe
+        self.shown_at = 0.0  # when the GPUs are there again after a reload
         self.clock = 0.0
         self.operations: list[str] = []
         self.crash_at: int | None = None
@@ -50,6 +53,7 @@ class World:
         if self.crash_at is not None and len(self.operations) >= self.crash_at:
             raise Crash
         self.operations.append(name)
+        assert len(self.operations) < 1000, f"it goes on for ever: {self.operations[-10:]}"
 
     def again(self) -> None:
         """Another run may begin."""
@@ -72,7 +76,7 @@ class World:
     # ---- the driver ------------------------------------------------------------------------------------
 
     def gpus(self) -> tuple[Gpu, ...]:
-        if not self.driver:
+        if not self.driver or self.clock < self.shown_at:
             return ()
         return tuple(self._gpu(index, mode) for index, mode in enumerate(self.modes))
 
@@ -100,12 +104,16 @@ class World:
     def module_users(self) -> int:
         return 1 if "pinned" in self.faults else 0
 
+    def _modprobe(self, seconds: float, timeout: float) -> None:
+        """It takes its time, and is killed when it has no more."""
+        self.clock += min(seconds, timeout)
+        if seconds > timeout:
+            raise PartitionError(f"modprobe did not end within {timeout:.0f} s and was killed")
+
     def run(self, command: Command, timeout: float) -> Ran:
         self.operation(command.text)
         if command.argv == ("modprobe", "-r", "amdgpu"):
-            if "hang" in self.faults:
-                self.clock += timeout
-                raise PartitionError(f"modprobe did not end within {timeout:.0f} s and was killed")
+            self._modprobe(math.inf if "hang" in self.faults else self.takes["unload"], timeout)
             if "refused" in self.faults or self.holders():
                 return Ran(1, "", "modprobe: FATAL: Module amdgpu is in use.\n")
             self.driver = False
@@ -114,6 +122,7 @@ class World:
             self.requested, self.stranded = None, 0
             return Ran(0, "", "")
         assert command.argv == ("modprobe", "amdgpu")
+        self._modprobe(self.takes["load"], timeout)
         if "broken" in self.faults or "broken once" in self.faults:
             self.faults.discard("broken once")
             return Ran(1, "", "modprobe: ERROR: could not insert 'amdgpu': Invalid argument\n")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -393,3 +395,362 @@ def test_refused(request_: Request, says: str) -> None:
     with pytest.raises(NodeError, match=says.replace("(", r"\(")):
         change(world, request_, check=False)
     assert world.operations == []
+
+
+# --- the way through -----------------------------------------------------------------------------------------
+
+
+def test_a_memory_mode_alone() -> None:
+    """The change is whole: instances start by the plan that comes after it, not here by the old one."""
+    world = served(World(mode="CPX"))
+    request = replace(CPX4, compute=None)
+    foreseen = change(world, request, check=True)
+    outcome = change(world, request, check=False)
+    assert outcome.error is None, outcome
+    assert modes(world) == NEW
+    assert world.up() == MONITORS
+    assert foreseen.actions == outcome.actions
+    assert outcome.stopped[:2] == ["instinct-llama-0", "instinct-llama-1"]
+    world.again()
+    assert not change(world, request, check=False).changed
+
+
+def test_a_compute_mode_alone() -> None:
+    world = served(World())
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    assert outcome.error is None, outcome
+    assert modes(world) == ("NPS1", ["CPX", "CPX"])
+    assert world.up() == MONITORS
+
+
+def test_without_a_change_to_come_the_instances_start_here() -> None:
+    world = served(World())
+    world.running = dict.fromkeys(world.running, 0)
+    world.stranded = 46 * GIB
+    outcome = change(world, Request(clean=True, backend="sysfs", servers=INSTANCES), check=False)
+    assert outcome.error is None, outcome
+    assert world.up() == ALL
+    assert [action for action in outcome.actions if "container instinct" in action] == [
+        "stop container instinct-llama-0", "stop container instinct-llama-1",
+        "start container instinct-llama-1", "start container instinct-llama-0",
+    ]  # fmt: skip
+
+
+def test_a_container_that_starts_again_and_again_ends_the_change() -> None:
+    class Restless(World):
+        def holders(self) -> list[Holder]:
+            self.stopped_by_hand.discard(Service("container", "exporter"))
+            return super().holders()
+
+    world = served(Restless())
+    outcome = change(world, replace(CPX4, retries=3), check=False)
+    assert "The GPUs are busy after 4 attempts (they do not end). They are held by pid 200 exporter." in str(
+        outcome.error
+    )
+    assert outcome.actions.count("stop container exporter") == 2  # at first, and once more
+    assert world.clock == 0.5 + 1.0  # pauses
+    ended_well(world, outcome)
+
+
+@pytest.mark.parametrize(
+    ("retries", "timeout", "pauses"),
+    [
+        (0, 100.0, []),
+        (3, 100.0, [0.5, 1.0, 2.0]),
+        (8, 100.0, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]),
+        (8, 3.5, [0.5, 1.0]),  # two more seconds would be as long as it has
+        (8, 3.6, [0.5, 1.0, 2.0]),
+    ],
+)
+def test_how_long_it_waits_for_those_who_do_not_end(
+    retries: int, timeout: float, pauses: list[float]
+) -> None:
+    class Late(World):
+        pauses: list[float]
+
+        def stop(self, wanted: Any) -> list[str]:
+            self.pauses, self.strangers = [], [STRANGER]
+            return super().stop(wanted)
+
+        def sleep(self, seconds: float) -> None:
+            self.pauses.append(seconds)
+            super().sleep(seconds)
+
+    world = served(Late())
+    outcome = change(world, replace(CPX4, retries=retries, timeout=timeout), check=False)
+    assert "pid 77 /usr/bin/train" in str(outcome.error)
+    assert world.pauses == pauses
+    ended_well(world, outcome)
+
+
+def test_a_driver_that_is_in_use_without_a_process_is_told_only_when_it_is_to_be_reloaded() -> None:
+    world = served(World())
+    world.faults = {"pinned"}
+    assert change(world, replace(CPX4, memory=None), check=False).error is None
+    outcome = change(world, CPX4, check=False)
+    assert "amdgpu cannot be unloaded: 1 users" in str(outcome.error)
+
+
+def test_modes_have_ten_seconds_to_be_seen() -> None:
+    class Late(World):
+        """The nodes of the last GPUs appear late."""
+
+        after = 9.75
+
+        def write(self, step: Any) -> None:
+            super().write(step)
+            if step.value == "CPX":
+                self.faults = {"lost"}
+                self.until = self.clock + self.after
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if "lost" in self.faults and self.clock >= self.until:
+                self.faults = set()
+
+    world = served(Late())
+    assert change(world, replace(CPX4, memory=None), check=False).error is None
+    assert world.clock == 9.75
+    world = served(Late())
+    world.after = 11.0  # type: ignore[attr-defined]
+    assert "15 of 16 partitions are visible" in str(
+        change(world, replace(CPX4, memory=None), check=False).error
+    )
+    assert world.clock == 10.0
+
+
+def test_a_reload_that_frees_nothing() -> None:
+    class Leaking(World):
+        def run(self, command: Any, timeout: float) -> Any:
+            ran = super().run(command, timeout)
+            self.stranded = 46 * GIB
+            return ran
+
+    world = Leaking()
+    world.stranded = 46 * GIB
+    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    text = "VRAM is still in use on 2 GPUs after a reload of the driver: reboot the node. No GPU was changed."
+    assert outcome.error == text
+    assert not outcome.changed
+    world = Leaking()
+    world.stranded, world.faults = 46 * GIB, {"refused"}
+    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    assert outcome.error == (
+        "modprobe -r amdgpu: modprobe: FATAL: Module amdgpu is in use. No GPU was changed."
+    )
+
+
+def test_stranded_vram_goes_with_a_new_memory_mode_in_one_reload() -> None:
+    world = World()
+    world.stranded = 46 * GIB
+    outcome = change(world, Request("CPX", "NPS4", clean=True, backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert (modes(world), world.stranded) == (NEW, 0)
+    assert outcome.actions.count("modprobe -r amdgpu") == 1
+    # And by itself with a new compute mode.
+    world = World()
+    world.stranded = 46 * GIB
+    outcome = change(world, Request("CPX", clean=True, backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert (world.modes, world.stranded) == (["CPX", "CPX"], 0)
+    assert outcome.actions[:2] == ["modprobe -r amdgpu", "modprobe amdgpu"]
+
+
+def test_gpus_that_come_late_after_a_reload_for_vram_are_waited_for() -> None:
+    class Late(World):
+        def run(self, command: Any, timeout: float) -> Any:
+            ran = super().run(command, timeout)
+            self.shown_at = self.clock + 20.0
+            return ran
+
+    world = Late()
+    world.stranded = 46 * GIB
+    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert world.clock == 20.0
+
+
+# --- what is told ------------------------------------------------------------------------------------------
+
+
+def test_what_an_outcome_says() -> None:
+    world = served(World())
+    outcome = change(world, CPX4, check=False)
+    assert [item["compute_partition"] for item in outcome.before] == ["SPX", "SPX"]
+    assert [item["compute_partition"] for item in outcome.after] == ["CPX", "CPX"]
+    assert outcome.backend == "sysfs"
+    assert set(outcome.stopped) == ALL
+    assert outcome.warnings == []
+    world = World()
+    world.faults = {"einval 0", "einval 1"}
+    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    assert not outcome.changed  # nothing is otherwise than it was
+    assert str(outcome.error).endswith("No GPU was changed.")
+    world = served(World())
+    world.faults = {"einval 0", "einval 1"}
+    outcome = change(world, Request("CPX", backend="sysfs", servers=INSTANCES), check=False)
+    assert outcome.changed  # services were interrupted
+    assert str(outcome.error).endswith(
+        "No GPU was changed. Started again: gpuagent.service, exporter, instinct-llama-1, instinct-llama-0."
+    )
+    ended_well(world, outcome)
+
+
+def test_warnings_about_tools_are_told_only_where_one_is_used() -> None:
+    assert change(World(), Request("CPX"), check=False).warnings == [
+        "rocm-smi and amd-smi not installed; using sysfs."
+    ]
+    world = World()
+    world.stranded = 46 * GIB
+    assert change(world, Request(clean=True), check=False).warnings == []
+
+
+def test_a_reload_that_is_refused_is_carried_out_one_day() -> None:
+    world = served(World())
+    world.faults = {"refused"}
+    outcome = change(world, CPX4, check=False)
+    assert (
+        "No GPU was changed. The driver keeps the request for NPS4 and carries it out when it is next "
+        "unloaded. Started again: " in str(outcome.error)
+    )
+    # Modes that were set back say so, and the request that was overtaken is not told.
+    world = served(World())
+    world.faults = {"lost"}
+    outcome = change(world, CPX4, check=False)
+    assert "keeps the request" not in str(outcome.error)
+    assert "Set back to the earlier modes: SPX/NPS1. Started again: " in str(outcome.error)
+
+
+def test_neither_there_nor_back() -> None:
+    """Every GPU that is in another mode is named, and what stays stopped."""
+
+    class Stubborn(World):
+        def write(self, step: Any) -> None:
+            if step.value in ("SPX", "NPS1"):
+                raise OSError(5, "Input/output error")
+            super().write(step)
+
+    world = served(Stubborn(3))
+    world.faults = {"einval 2"}
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    error = str(outcome.error)
+    assert "Could not set back: GPU 0 (0000:00:00.0), GPU 1 (0000:01:00.0): Input/output error" in str(
+        outcome.error
+    )
+    assert (
+        "GPU 0 (0000:00:00.0) is CPX, was SPX; GPU 1 (0000:01:00.0) is CPX, was SPX. Still stopped: " in error
+    )
+    assert "memory mode was" not in error
+    assert error.endswith("Run again when that is mended: it goes on from here.")
+    assert "see dmesg. GPU 0" in error
+    assert outcome.changed
+    assert journal_of(world)["step"] == "undo"
+    stubborn = Stubborn()
+    stubborn.faults = {"lost"}
+    outcome = change(stubborn, replace(CPX4, servers=()), check=False)
+    assert "is CPX, was SPX; the memory mode was NPS1. Run again" in str(outcome.error)
+    assert "Still stopped" not in str(outcome.error)
+
+
+def test_a_bug_is_undone_too_and_told() -> None:
+    class Buggy(World):
+        def write(self, step: Any) -> None:
+            if step.value == "CPX":
+                raise ZeroDivisionError("so")
+            super().write(step)
+
+    world = served(Buggy())
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    assert str(outcome.error).startswith("Internal error, please report it: ZeroDivisionError: so")
+    ended_well(world, outcome)
+
+    class Worse(World):
+        def write(self, step: Any) -> None:
+            raise ZeroDivisionError("so")
+
+        def sleep(self, seconds: float) -> None:
+            raise ZeroDivisionError("so")
+
+        def loaded(self, module: str) -> bool:
+            if self.operations and "undo" in self.operations[-1]:
+                raise ZeroDivisionError("in the undo")
+            return super().loaded(module)
+
+    outcome = change(Worse(), Request("CPX", backend="sysfs"), check=False)
+    assert "Could not set back: Internal error, please report it: ZeroDivisionError: in the undo" in str(
+        outcome.error
+    )
+
+
+def test_the_undo_has_its_own_time() -> None:
+    class Slow(World):
+        """The change takes nearly all of its time; then the driver is busy for a moment."""
+
+        once = True
+
+        def write(self, step: Any) -> None:
+            if step.value == "CPX":
+                self.clock += 49.5
+            elif self.once:
+                self.once = False
+                raise OSError(errno.EBUSY, "busy")
+            super().write(step)
+
+    world = served(Slow())
+    world.faults = {"einval 1"}
+    outcome = change(world, replace(CPX4, memory=None), check=False)
+    assert "Set back to the earlier mode: GPU 0" in str(outcome.error)
+    ended_well(world, outcome)
+
+
+# --- the journal -------------------------------------------------------------------------------------------
+
+
+def test_the_journal_of_a_change_that_was_cut_off_is_carried_on() -> None:
+    world = crashed(6)
+    first = journal_of(world)
+    assert first["started"].endswith("Z")
+    first["started"] = "2001-02-03T04:05:06Z"
+    world.text = json.dumps(first)
+    later = crashed(2, world=world)
+    assert journal_of(later)["started"] == "2001-02-03T04:05:06Z"
+    assert journal_of(later)["before"] == {
+        "memory": "NPS1",
+        "compute": {"0000:00:00.0": "SPX", "0000:01:00.0": "SPX"},
+    }
+    assert journal_of(later)["wanted"] == {
+        "memory": "NPS4",
+        "compute": {"0000:00:00.0": "CPX", "0000:01:00.0": "CPX"},
+    }
+    assert {item["name"] for item in journal_of(later)["stopped"]} == ALL
+
+
+def test_what_is_stopped_later_is_remembered_beside_what_was() -> None:
+    """Names are on disk before, each once, in the order in which they were stopped."""
+    world = served(World())
+    at = next(number for number, text in enumerate(operation_names()) if text.startswith("stop"))
+    assert journal_of(crashed(at))["stopped"] == journal_of(crashed(at + 1))["stopped"]
+    assert [item["name"] for item in journal_of(crashed(at))["stopped"]][:3] == [
+        "instinct-llama-0", "instinct-llama-1", "exporter",
+    ]  # fmt: skip
+    assert world.text is None
+
+
+def operation_names() -> list[str]:
+    world = served(World())
+    change(world, CPX4, check=False)
+    return world.operations
+
+
+def test_without_a_unit_among_them_no_other_unit_is_remembered() -> None:
+    world = World()
+    world.running[Service("container", "exporter")] = 200
+    world.running[Service("unit", "rdc.service")] = 0
+    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    assert outcome.stopped == ["exporter"]
+    world = World()
+    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    assert (outcome.stopped, [text for text in outcome.actions if "start" in text or "stop" in text]) == (
+        [],
+        [],
+    )
