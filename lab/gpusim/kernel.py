@@ -135,7 +135,11 @@ def load(node: Node) -> Outcome:
 
 
 def linger(node: Node, held: bool) -> Outcome:
-    """With the fault busy-after-exit: whether the driver still clears up. `held`: it has users or just had."""
+    """With the fault busy-after-exit: whether the driver still clears up. `held`: it has users or just had.
+
+    Who looked may have done so before the fault was cleared: then nothing lingers.
+    """
+    held = held and faults.value(node, "busy-after-exit") is not None
     if node.driver.lingers == held:
         return Outcome(node, 0)
     return Outcome(replace(node, driver=replace(node.driver, lingers=held)), 0)

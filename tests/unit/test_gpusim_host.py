@@ -244,6 +244,11 @@ def test_busy_after_the_last_exit() -> None:
     assert kernel.set_compute(faults.clear(made), 0, "CPX", ()).errno == 0
 
 
+def test_nothing_lingers_that_was_seen_before_the_fault_was_cleared() -> None:
+    cleared = faults.clear(node("fault:busy-after-exit=2"), "busy-after-exit")
+    assert not kernel.linger(cleared, True).node.driver.lingers
+
+
 def test_a_zombie_holds_the_gpus_until_it_is_reaped() -> None:
     made = node("fault:holder=5:rdc", "fault:zombie=9:8:vllm")
     assert [holder.pid for holder in made.holders] == [5, 9]
