@@ -163,6 +163,7 @@ CHUNKS = Spec(CHUNKED, PAGE, 16, 64)
         ([sliding(), sliding(32)], {}, [SLIDES, Spec(SLIDING, PAGE, 16, 32)], PAGE),
         # Without groups all are planned as full attention, where one is.
         ([full(), sliding(), chunked()], {"hybrid": False}, [FULL_ONE], 3 * PAGE),
+        ([full(2), sliding()], {"hybrid": False}, [Spec(FULL, 2 * PAGE, 16)], 3 * PAGE),
         ([sliding(), sliding(32)], {"hybrid": False}, [SLIDES, Spec(SLIDING, PAGE, 16, 32)], PAGE),
         ([sliding()] * 2, {"hybrid": False}, [SLIDES], 2 * PAGE),
         # One page size for all: a smaller page takes more tokens where that fits, else it is padded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from instinct.nodemodule import NodeError, finish, internal_error, refuse_short_secrets
@@ -27,6 +28,23 @@ def test_a_known_secret_goes_in_every_writing(text: str) -> None:
     assert MASK in redacted
     for part in ("Zq8", "ary"):
         assert part not in redacted
+
+
+@pytest.mark.parametrize(
+    "secret", ['quote"inside', "quote'inside", "back\\slash", "both'of\"them", "tab\tand\nline", "grün/é"]
+)
+def test_a_secret_goes_whole_in_whatever_quotes_it(secret: str) -> None:
+    redact = Redactor([secret])
+    assert redact(json.dumps({"token": secret})) == json.dumps({"token": MASK})
+    assert redact(json.dumps([secret], ensure_ascii=False)) == json.dumps([MASK])
+    assert redact(repr([secret]))[2:-2] == MASK
+    assert redact(f"at https://h/{quote(secret, safe='')}?x") == f"at https://h/{MASK}?x"
+    assert redact(f"<{secret}>") == f"<{MASK}>"
+
+
+@pytest.mark.parametrize("secret", ["", " ", "   ", "\n", None])
+def test_a_blank_secret_masks_no_text(secret: str | None) -> None:
+    assert Redactor([secret])("text-without-blanks") == "text-without-blanks"
 
 
 def test_a_secret_from_a_file_goes_without_its_newline_too() -> None:

@@ -9,11 +9,16 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from instinct import partition_unit
-from instinct.partition_boot import CHANGE_SECONDS, DRIVER_SECONDS, Record, restore
+from instinct import alone, partition_boot, partition_unit
+from instinct.nodemodule import NodeError
+from instinct.partition_boot import CHANGE_SECONDS, DRIVER_SECONDS, RETRIES, Record, restore
+from instinct.partition_gpus import PartitionError
 from instinct.partition_holders import Holder
+from instinct.partition_journal import Journal
+from instinct.partition_plan import Request
 from instinct.partition_unit import LINK, UNIT, converge, follow, record_of
 from instinct.places import PARTITION_PROGRAM, PARTITION_RECORD
 
@@ -68,6 +73,122 @@ def test_memory_modes_and_gpus_that_differ() -> None:
     world.again()
     assert restore(world, record)[0]
     assert world.operations == []
+
+
+def test_what_is_asked_of_the_node() -> None:
+    common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
+    gpus = World(2).gpus()
+    assert CPX.requests(gpus) == (Request(compute="CPX", memory="NPS1", **common),)
+    first, second = CPX.compute
+    mixed = {first: "QPX", second: "CPX"}
+    each = (
+        Request(compute="QPX", gpus=(first,), **common),
+        Request(compute="CPX", gpus=(second,), **common),
+    )
+    assert Record("NPS1", mixed).requests(gpus) == each
+    assert Record(None, mixed).requests(gpus) == each
+    # Another memory mode comes first, with all GPUs in one compute mode.
+    assert Record("NPS4", mixed).requests(gpus) == (Request(compute="QPX", memory="NPS4", **common), *each)
+
+
+def test_every_step_is_told_and_the_first_that_fails_ends_it() -> None:
+    record = Record("NPS4", {"0000:00:00.0": "QPX", "0000:01:00.0": "CPX"})
+    good, told = restore(World(2), record)
+    assert good
+    assert [line for line in told if line.startswith("write QPX") or line == "modprobe amdgpu"] == [
+        "modprobe amdgpu", "write QPX > /gpu0/current_compute_partition", "write QPX > /gpu1/current_compute_partition",
+    ]  # fmt: skip
+    assert "rocm-smi and amd-smi not installed; using sysfs." in told
+    assert told[-1] == "GPUs are QPX, CPX, memory NPS4."
+    world = World(2)
+    world.faults = {"einval 0"}
+    good, told = restore(world, Record(None, {"0000:00:00.0": "QPX", "0000:01:00.0": "CPX"}))
+    assert not good
+    assert told[0] == "write QPX > /gpu0/current_compute_partition"
+    assert "GPU 0 (0000:00:00.0): Invalid argument" in told[-1]
+    assert not any("CPX" in line for line in told)
+    assert restore(World(2), Record(None, dict.fromkeys(record.compute, "SPX")))[1] == [
+        "GPUs are SPX, as they were."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PartitionError("the journal cannot be read"), "the journal cannot be read"),
+        (NodeError("another run"), "another run"),
+        (ZeroDivisionError("so"), "Internal error, please report it: ZeroDivisionError: so"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_sentence(error: Exception, said: str) -> None:
+    class Broken(World):
+        def load_journal(self) -> Journal | None:
+            raise error
+
+    good, told = restore(Broken(2), CPX)
+    assert (good, len(told)) == (False, 1)
+    assert told[0].startswith(said)
+
+
+def test_a_driver_that_shows_its_gpus_late() -> None:
+    world = World(2)
+    world.shown_at = DRIVER_SECONDS
+    assert restore(world, CPX)[0]
+    assert world.clock == DRIVER_SECONDS
+
+
+@pytest.fixture
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """What the program finds: a node of two GPUs in SPX, and the record in `record`."""
+    world = World(2)
+    monkeypatch.setattr(partition_boot, "Node", lambda: world)
+    monkeypatch.setattr(partition_boot, "PARTITION_RECORD", str(tmp_path / "record"))
+    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "out", "err"),
+    [
+        (None, 0, "No partition modes are recorded.", ""),
+        (CPX.to_text(), 0, "GPUs are CPX, memory NPS1.", ""),
+        ("{", 1, "", "/record: Expecting property name"),
+        ('{"schema": 2}', 1, "", "/record: schema 2"),
+        ("[]", 1, "", "/record: TypeError: "),
+        (Record(None, {"0000:07:00.0": "CPX"}).to_text(), 1, "", "The driver does not show 0000:07:00.0."),
+    ],
+)
+def test_the_program_at_a_boot(
+    boot: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    code: int,
+    out: str,
+    err: str,
+) -> None:
+    if text is not None:
+        (tmp_path / "record").write_text(text)
+    assert partition_boot.main() == code
+    said = capsys.readouterr()
+    assert (bool(said.out), bool(said.err)) == (bool(out), bool(err))
+    assert out in said.out
+    assert err in said.err
+    assert boot.modes == (["CPX", "CPX"] if "CPX" in said.out else ["SPX", "SPX"])
+
+
+def test_at_a_boot_another_run_is_waited_for_and_then_told(
+    boot: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "record").write_text(CPX.to_text())
+    clock = [0.0]
+    monkeypatch.setattr(alone.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(alone.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    with alone.alone("rocm_partition", 1.0):
+        assert partition_boot.main() == 1
+    assert CHANGE_SECONDS <= clock[0] < CHANGE_SECONDS + 1
+    assert capsys.readouterr().err.startswith("Another run of rocm_partition is at work on this node (pid ")
+    assert boot.operations == []
 
 
 def test_nothing_is_touched_after_a_change_that_was_cut_off() -> None:

@@ -725,6 +725,15 @@ def test_the_journal_of_a_change_that_was_cut_off_is_carried_on() -> None:
     assert {item["name"] for item in journal_of(later)["stopped"]} == ALL
 
 
+def test_a_change_that_lacked_only_its_end_is_verified_and_nobody_is_stopped_for_it() -> None:
+    world = crashed(operation_names().index("journal restore"))
+    outcome = change(world, CPX4, check=False)
+    assert outcome.error is None, outcome
+    assert world.operations[:2] == ["journal verify", "journal restore"]
+    assert not any(text.startswith("stop") for text in outcome.actions)
+    ended_well(world, outcome)
+
+
 def test_what_is_stopped_later_is_remembered_beside_what_was() -> None:
     """Names are on disk before, each once, in the order in which they were stopped."""
     world = served(World())
