@@ -38,16 +38,18 @@ EQUIVALENT = ROOT / "tests/data/mutants_equivalent.txt"
 PRODUCT = ("module_utils", "library", "plugins")
 MARGIN = 20.0
 MEMORY = 8 << 30  # a mutant may ask for memory without end
-# Beside those of a module's name, where imports do not tell: tests that run it in another process; or tell too much.
+# Before those of a module's name, where imports do not tell (it runs in another process) or tell too much.
 TESTS = {
-    "fit": ["test_fit_vllm"],
-    "kvcache": ["test_fit", "test_fit_vllm"],
-    "lock": ["test_software", "test_access"],
-    "partition_modes": ["test_partition_transaction", "test_rocm_partition"],
+    "fit": ["test_fit_vllm", "test_fit"],
+    "kvcache": ["test_kvcache", "test_fit_vllm", "test_fit"],
+    "lock": ["test_lock", "test_software", "test_access"],
+    "partition_modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
+    "partition_transaction": ["test_partition_transaction"],
+    "quantized": ["test_quantized", "test_fit"],
     "redact": ["test_logs_redact"],
-    "supervise_group": [],
-    "supervise_program": ["test_supervise", "test_supervise_group"],
-    "weights": ["test_fit", "test_fit_vllm"],
+    "supervise_group": ["test_supervise_ranks"],
+    "supervise_program": ["test_supervise_program", "test_supervise", "test_supervise_group"],
+    "weights": ["test_weights", "test_fit_vllm", "test_fit"],
 }
 SWAPS: dict[type[ast.AST], Any] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -173,8 +175,8 @@ def tests_of(module: str) -> list[str]:
     unit = ROOT / "tests/unit"
     own = sorted(unit.glob(f"test_{module}.py")) + sorted(unit.glob(f"test_{module}_*.py"))
     if module in TESTS:
-        own += [unit / f"{name}.py" for name in TESTS[module]]
-        return [str(path.relative_to(ROOT)) for path in dict.fromkeys(own)]
+        listed = [unit / f"{name}.py" for name in TESTS[module]]
+        return [str(path.relative_to(ROOT)) for path in dict.fromkeys([*listed, *own])]
     files = [path for place in (*PRODUCT, "tests") for path in (ROOT / place).rglob("*.py")]
     names, found = {module}, set[Path]()
     for _ in range(4):

@@ -139,7 +139,7 @@ def test_a_driver_that_does_not_load_leaves_a_journal_for_the_next_run() -> None
     world.faults = {"broken"}
     outcome = change(world, CPX4, check=False)
     assert "The amdgpu driver does not load" in str(outcome.error)
-    assert "Still stopped: container instinct-llama-0" in str(outcome.error)
+    assert "reboot the node, and run again. Still stopped: container instinct-llama-0" in str(outcome.error)
     assert journal_of(world)["step"] == "undo"
     assert journal_of(world)["before"]["compute"] == {"0000:00:00.0": "SPX", "0000:01:00.0": "SPX"}
     world.reboot()
@@ -478,7 +478,7 @@ def test_how_long_it_waits_for_those_who_do_not_end(
 
     world = served(Late())
     outcome = change(world, replace(CPX4, retries=retries, timeout=timeout), check=False)
-    assert "pid 77 /usr/bin/train" in str(outcome.error)
+    assert "held by what this toolkit does not stop: pid 77 /usr/bin/train" in str(outcome.error)
     assert world.pauses == pauses
     ended_well(world, outcome)
 

@@ -77,6 +77,8 @@ def test_methods(config: dict[str, Any], expected: Scheme | None) -> None:
         ({"num_bits": 16, "type": "float"}, None),
         ({"type": "int"}, None),
         ({"num_bits": 4}, None),
+        ({"num_bits": 8}, None),
+        ({"num_bits": 8, "type": "of-tomorrow", "strategy": "channel"}, None),
         (None, None),
     ],
 )  # fmt: skip
