@@ -155,6 +155,20 @@ def test_what_is_added_comes_after_what_changes_and_what_only_goes_at_the_end() 
     assert shown(sound(members).batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-3"], ["n1 llama-2"]]
 
 
+def test_what_comes_in_the_place_of_another_is_a_canary_and_comes_before_what_only_goes() -> None:
+    members = [
+        member("n1", 0, new=None),
+        member("n1", 1, new=None),
+        member("n1", 1, deployment="qwen", old=None, serves=False),
+        member("n2", 1, deployment="qwen", new=None),
+    ]
+    batches = sound(members, Terms(keep=0)).batches
+    assert [(batch.deployment, shown((batch,))[0]) for batch in batches] == [
+        ("llama", ["n1 llama-0"]), ("qwen", ["n1 llama-1 + qwen-1"]), ("qwen", ["n2 qwen-1"]),
+    ]  # fmt: skip
+    assert [batch.canary.id if batch.canary else "" for batch in batches] == ["", "n1/qwen-1", ""]
+
+
 def test_the_first_of_several_new_ones_is_a_canary_too() -> None:
     batches = sound(fleet(1, 3, old=None, serves=False)).batches
     assert shown(batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-2"]]
@@ -273,5 +287,13 @@ def test_terms_of_the_command_line() -> None:
     )
     assert (terms.serial, terms.keep, terms.soak, problems) == ((1, "25%"), "75%", 5, ())
     assert parse_terms({})[0] == Terms()
+    # As YAML in an inventory gives them, too.
+    for serial in ([1, "25%"], (1, "25%"), ["1", " 25% "], "1, 25%", "[ 1,'25%' ]"):
+        assert parse_terms({"upgrade_serial": serial})[0].serial == (1, "25%"), serial
+    for serial in (2, "2", [2], (2,)):
+        assert parse_terms({"upgrade_serial": serial})[0].serial == (2,), serial
+    for serial in ([], [0], ["0%"], [1, None], [1, 0], "", "1,,2", [1.5], True):
+        (problem,) = parse_terms({"upgrade_serial": serial})[1]
+        assert problem.path == ("upgrade_serial",)
     _, problems = parse_terms({"upgrade_serial": "0", "upgrade_min_in": "most", "upgrade_soak": "long"})
     assert [problem.path[0] for problem in problems] == ["upgrade_serial", "upgrade_min_in", "upgrade_soak"]

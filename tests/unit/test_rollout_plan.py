@@ -170,11 +170,53 @@ def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted() -
 
 def test_another_definition_than_the_one_on_trial_has_a_canary_of_its_own() -> None:
     states, _ = record(deployed(OLD), NEW)
-    states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline={"canary": "n1/llama-0"})
+    judged = {"canary": "n1/llama-0", "found": {"tps": 1}}
+    states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline=judged)
     has_new(states, NEW, "n1", "llama-0")
     made, _ = rolled(states, llama(engine_args={"max_num_seqs": 32}))
     assert len(made.batches) == 4
-    assert made.batches[0]["canary"] != ""
+    assert made.batches[0]["canary"] == "n1/llama-0"
+    # What was measured of another generation is no baseline of this one.
+    assert made.steps["n1"][0]["canary"]["baseline"] == {}
+
+
+def test_without_a_canary_a_trial_that_was_cut_off_gives_no_order() -> None:
+    states, _ = record(deployed(OLD), NEW)
+    for name in states:
+        states[name]["generations"][0]["trial"]["baseline"] = {"canary": "n2/llama-1"}
+    plan = planned(states, NEW, UPGRADE)
+    for canary, first in ((True, "n2/llama-1"), (False, "n1/llama-0")):
+        made, problems = plan_steps(plan, plan.to_json(), Wanted(UPGRADE, canary=canary))
+        assert problems == ()
+        assert made.batches[0]["units"] == [[first]]
+        assert [bool(batch["canary"]) for batch in made.batches] == [canary, False, False, False]
+
+
+def test_what_nobody_recorded_has_no_way_back() -> None:
+    """It runs, and was started by something else: it cannot be measured as the old one, nor be had again."""
+    states = deployed(OLD, 1)
+    states["n1"]["generations"] = []
+    for item in states["n1"]["instances"]:
+        item.update(spec_hash="9" * 64, artefact_hash="9" * 64)
+    plan = planned(states, NEW, UPGRADE)
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(UPGRADE, {"upgrade_min_in": 0}))
+    assert problems == ()
+    # Nobody knows which GPUs and ports they have: they change together.
+    assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
+    (step,) = made.steps["n1"]
+    assert step["back"] == {"servers": [], "remove": [], "into": [], "lost": ["llama-0", "llama-1"]}
+    assert (step["canary"]["measure"], step["canary"]["old"]) == (False, {})
+    assert (made.batches[0]["held"], made.batches[0]["generation"]) == (None, 1)
+
+
+def test_a_fleet_that_nobody_looked_at() -> None:
+    there = fleet({"n1": None}, llama(vllm_version="0.11.1"), offline=True,
+                  instinct_gpus={"model": "MI300X", "count": 8})  # fmt: skip
+    plan = plan_fleet(there, workshop(), None, Wishes(UPGRADE))
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(UPGRADE))
+    assert problems == ()
+    assert [batch["units"] for batch in made.batches] == [[["n1/llama-0"]], [["n1/llama-1"]]]
+    assert made.steps["n1"][0]["back"] == {"servers": [], "remove": ["llama-0"], "into": [], "lost": []}
 
 
 def test_a_rollback_has_no_canary() -> None:
