@@ -303,7 +303,7 @@ class _Change:
     def _keep_states(self, version: str) -> None:
         """Leave for the new process which servers are up, and which are out."""
         path = self.places.in_state("servers")
-        text = self.haproxy.ask("show servers state") if version else read_text(path)
+        text = self.haproxy.table("show servers state") if version else read_text(path)
         write_atomic(path, state_file(text, self._places()) if text else "1\n", 0o600)
 
     def _store(self) -> str:

@@ -179,7 +179,7 @@ def _set(
     for action in actions:
         if action.startswith("set server "):
             haproxy.set_state(action.split()[2], wish.state)
-    write_atomic(f"{balancer.state}/servers", state_file(haproxy.ask("show servers state"), places), 0o600)
+    write_atomic(f"{balancer.state}/servers", state_file(haproxy.table("show servers state"), places), 0o600)
     balancer.out.write(record)
     return actions, diff
 

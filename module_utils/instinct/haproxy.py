@@ -75,10 +75,20 @@ class Haproxy:
             return ""
         return next((line.partition(": ")[2] for line in lines if line.startswith("description:")), "")
 
+    def table(self, command: str) -> str:
+        """The output of a command that always says something, be it a head. Raises NoHaproxy."""
+        text = self.ask(command)
+        if not text.strip():
+            raise NoHaproxy(
+                f"HAProxy hung up at {self.path} without an answer to {command!r}: it was stopped or reloaded. "
+                "Look at systemctl status instinct-balancer, and run again."
+            )
+        return text
+
     def servers(self) -> dict[str, ServerState]:
         """All servers, by "backend/server"."""
         found = {}
-        for row in rows(self.ask("show servers state")):
+        for row in rows(self.table("show servers state")):
             admin = int(row[_ADMIN])
             state = "maint" if admin & _MAINT else "drain" if admin & _DRAIN else "ready"
             name = f"{row[_BACKEND]}/{row[_NAME]}"
@@ -93,7 +103,7 @@ class Haproxy:
 
     def loads(self) -> dict[str, Load]:
         """Requests at all servers, by "backend/server"."""
-        text = self.ask("show stat -1 4 -1").lstrip("# ")
+        text = self.table("show stat -1 4 -1").lstrip("# ")
         return {
             f"{row['pxname']}/{row['svname']}": Load(
                 int(row["scur"] or 0),
