@@ -96,6 +96,7 @@ def test_servers_of_each_step(case: str) -> None:
     states, balancers = served(old)
     made = rolled(states, new, balancers)
     assert [lists(step) for step in made.steps["n1"]] == expected
+    assert {step["spans"] for step in made.steps["n1"]} == {False}
     elsewhere = [name for step in made.steps["n2"] for part in lists(step) for name in part]
     assert all("/n2." in name for name in elsewhere)
     assert len(elsewhere) <= sum(len(part) for step in expected for part in step)
@@ -162,6 +163,92 @@ def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
     assert [batch["units"] for batch in made.batches] == [UNITED]
     assert [made.steps[name][0]["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
     assert [made.steps[name][0]["back"]["servers"][0]["generation"] for name in ("n1", "n2")] == [2, 2]
+
+
+def test_a_recorded_engine_over_two_hosts_that_was_removed_comes_back_as_one() -> None:
+    """Nothing of it runs: only its record tells that its servers are one engine."""
+    states, _ = served([SPANNING])
+    states = after(planned(states, [], []), states)
+    wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
+    plan = planned(states, [], [], wishes)
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    assert problems == ()
+    assert [batch["units"] for batch in made.batches] == [UNITED]
+    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [True, True]
+
+
+RANKS = deployment(gpus=[0, 1], data_parallel_size=2, data_parallel_balancing="external")
+
+
+@pytest.mark.parametrize("old", [[], [RANKS]], ids=["new", "another generation"])
+def test_servers_of_one_engine_on_a_host_change_as_one(old: Any) -> None:
+    states, balancers = served(old)
+    made = rolled(states, [{**RANKS, **SEQS}], balancers, upgrade_min_in=0)
+    assert [batch["units"] for batch in made.batches] == [
+        [[f"{name}/llama-0", f"{name}/llama-1"]] for name in ("n1", "n2")
+    ]
+    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [False, False]
+
+
+# ---- what runs, and what serves ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "serving"),
+    [
+        ({}, 4, 4),
+        ({"ready": False}, 4, 3),
+        ({"state": "restarting"}, 4, 3),
+        ({"state": "exited", "exit_code": 1}, 3, 3),
+        ({"state": "created"}, 3, 3),
+    ],
+    ids=["all", "no tokens yet", "it fails again and again", "ended", "never started"],
+)
+def test_engines_that_are_there_and_that_serve(changes: dict[str, Any], there: int, serving: int) -> None:
+    states, balancers = served(PAIR)
+    next(item for item in states["n1"]["instances"] if item["name"] == "llama-1").update(changes)
+    capacity = rolled(
+        states, [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)], balancers, upgrade_min_in=1
+    ).rollout.capacity["llama"]
+    assert (capacity.there, capacity.serving) == (there, serving)
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "serving"),
+    [
+        ("operator", A1, 3),
+        ("run", A1, 4),
+        ("operator", "llama/n1.llama-11:8001", 4),
+        ("operator", "llama/n3.llama-1:8001", 4),
+    ],
+)
+def test_what_the_operator_took_out_does_not_serve(by: str, name: str, serving: int) -> None:
+    states, (balancer,) = served(PAIR)
+    there = applied(planned(states, PAIR, [balancer]).balancers[0], out={name: {"state": "drain", "by": by}})
+    wanted = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
+    assert (
+        rolled(states, wanted, [host(there)], upgrade_min_in=1).rollout.capacity["llama"].serving == serving
+    )
+
+
+def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
+    """The canary has the new generation already, and is not to be judged any more."""
+    states, _ = served(PAIR)
+    new = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
+    upgraded = after(planned(states, new, []), states)
+    for name in states:
+        for at in (0, 1) if name == "n2" else (1,):
+            upgraded[name]["instances"][at] = copy.deepcopy(states[name]["instances"][at])
+        upgraded[name]["generations"][0]["trial"] = {
+            "generation": 2, "why": "x", "since": "2026-11-21T23:00:00Z", "units": [],
+            "baseline": {"canary": "n1/llama-0"},
+        }  # fmt: skip
+    plan = planned(upgraded, new, [], Wishes(ROLLBACK, frozenset(["llama"]), 2))
+    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    assert problems == ()
+    assert sorted(name for batch in made.batches for unit in batch["units"] for name in unit) == [
+        "n1/llama-1", "n2/llama-0", "n2/llama-1",
+    ]  # fmt: skip
 
 
 # ---- refusals ----------------------------------------------------------------------------------------
