@@ -16,7 +16,8 @@ from pathlib import Path
 from .paths import Paths
 from .state import StateError
 
-BOUND = ("devices/system/cpu", "devices/system/node", "devices/virtual/dmi", "kernel/mm/transparent_hugepage")
+BOUND = ("devices/system/cpu", "devices/system/node", "kernel/mm/transparent_hugepage")
+BOARD = "devices/virtual/dmi"  # shown as a class too
 TABLES = "firmware/dmi"  # what dmidecode reads
 CLASSES = {
     "bdi",
@@ -78,6 +79,13 @@ def _cover_pci(paths: Paths) -> None:
         (paths.sys / "bus/pci" / name).mkdir(parents=True)
 
 
+def _make(paths: Paths, name: str) -> None:
+    """A directory of /sys/<name> that the machine below has not: not every kernel has huge pages or NUMA nodes."""
+    there = next(parent for parent in Path(name).parents if (paths.sys / parent).is_dir())
+    _cover(paths, str(there), lambda _: True)
+    (paths.sys / name).mkdir(parents=True)
+
+
 def _bind(source: Path, target: Path) -> None:
     """Show a file or directory instead of the machine's, if that has one."""
     if target.exists():
@@ -110,7 +118,9 @@ def cover(paths: Paths) -> None:
     _cover(paths, "class", CLASSES.__contains__)
     _cover(paths, "module", lambda name: name not in MODULES)
     _cover_pci(paths)
-    for name in BOUND:
+    for name in (name for name in BOUND if not (paths.sys / name).is_dir()):
+        _make(paths, name)
+    for name in (*BOUND, BOARD):
         _bind(paths.tree / name, paths.sys / name)
     if (paths.sys / TABLES).is_dir():
         _cover(paths, TABLES, lambda _: False)
@@ -124,11 +134,14 @@ def cover(paths: Paths) -> None:
 def uncover(paths: Paths) -> None:
     """Undo the mounts, as far as they were made."""
     ours = [paths.tree, paths.files, paths.fuse]
-    if not paths.scratch:
-        names = (*CPUSETS, TABLES, *BOUND, "bus/pci/drivers", "bus/pci/devices", "bus", "module", "class")
+    if not paths.scratch and covered(paths):
+        made = [str(parent) for name in BOUND for parent in list(Path(name).parents)[:-1]]
+        names = (
+            *CPUSETS, TABLES, BOARD, *BOUND, *made, "bus/pci/drivers", "bus/pci/devices", "bus", "module", "class",
+        )  # fmt: skip
         proc = (paths.proc / "cpuinfo", paths.proc / "meminfo")
         ours = [*(paths.sys / name for name in names), paths.original, *proc, *ours]
-    elif paths.sys.is_symlink():
+    elif paths.scratch and paths.sys.is_symlink():
         paths.sys.unlink()
         for name in ("cpuinfo", "meminfo"):
             (paths.proc / name).unlink(missing_ok=True)
