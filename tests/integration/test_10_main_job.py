@@ -12,6 +12,7 @@ import pytest
 from .conftest import Lab
 from .helpers import completion
 
+EPYC = {"model": "AMD EPYC 9654 96-Core Processor"}
 CONTROLLER_ONLY = {"fleet_plan", "bench_report", "ansible.builtin.add_host"}
 
 
@@ -39,11 +40,14 @@ def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> Non
         assert len(list(csv.DictReader(stream))) == len(fresh_lab.hosts)
 
     for host in fresh_lab.hosts:
+        assert summary["hosts"][host]["cpu"] == {**EPYC, "sockets": 2, "threads": 192}
         assert completion(fresh_lab, host, 8000)["usage"]["completion_tokens"] == 4
         container = json.loads(
             fresh_lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)")
         )[0]
         host_config = container["HostConfig"]
+        # Of the GPU's NUMA node, which the machine below need not have: the real engine ran on it all the same.
+        assert host_config["CpusetCpus"] == "0-95"
         assert host_config["Privileged"] is False
         assert host_config["Init"] is True
         assert host_config["CapAdd"] == ["CAP_SYS_PTRACE"] or host_config["CapAdd"] == ["SYS_PTRACE"]

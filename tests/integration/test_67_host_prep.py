@@ -208,6 +208,75 @@ def test_a_host_that_does_not_come_back_ends_the_reboots(fresh_lab: Lab) -> None
     assert "iommu=pt" in lab.on(lab.hosts[1], "cat /proc/cmdline")
 
 
+# ---- a host with other processors ---------------------------------------------------------------------
+
+
+OF_PROCESSORS = {
+    "intel-iommu",
+    "bios-iommu",
+    "bios-smt",
+    "bios-numa",
+    "cpu-c2",
+    "cpu-governor",
+    "memory",
+    "acs",
+}
+
+
+def audited(lab: Lab) -> tuple[dict[str, set[str]], dict[str, Any], dict[str, Any]]:
+    """Ids of what the audit finds wrong with the hosts' processors, its report, and what the hosts' module read."""
+    run = lab.play("audit", "-e", f"audit_file={lab.tmp}/audit.json")
+    audit = json.loads((lab.tmp / "audit.json").read_text())
+    found = {host: wrong(audit, host, "required", "recommended", "advisory") for host in lab.hosts}
+    read = {record["host"]: record["result"] for record in run.records if record["module"] == "host_facts"}
+    return {host: ids & OF_PROCESSORS for host, ids in found.items()}, audit, read
+
+
+def test_an_intel_server_gets_what_it_needs_and_amds_does_not(lab: Lab) -> None:
+    lab.write_vars(vllm_deployments=[])
+    n1, n2 = lab.hosts[:2]
+    booted = lab.on(n1, "cat /proc/sys/kernel/random/boot_id")
+    lab.on(n1, "gpusim config cpu=xeon")
+    try:
+        # Nothing of the machine below shows in what was read, whatever that is.
+        found, _, read = audited(lab)
+        for host, vendor, model, cpus in (
+            (n1, "GenuineIntel", "INTEL(R) XEON(R) PLATINUM 8592+", 128),
+            (n2, "AuthenticAMD", "AMD EPYC 9654 96-Core Processor", 192),
+        ):
+            state, facts = read[host]["node_state"], read[host]["host_facts"]
+            assert state["cpu"] == {"model": model, "sockets": 2, "threads": cpus}
+            numa = [(node["cpus"], node["memory_bytes"]) for node in state["numa_nodes"]]
+            assert numa == [
+                (f"0-{cpus // 2 - 1}", 1082331758592), (f"{cpus // 2}-{cpus - 1}", 1082331758592)
+            ]  # fmt: skip
+            assert (state["memory_bytes"], state["virtual_machine"]) == (2164663517184, False)
+            assert (facts["cpu"]["vendor"], facts["cpu"]["smt"]) == (vendor, "0")
+            assert facts["cpu"]["governors"] == {"performance": cpus}
+            assert facts["acs"] == {"able": 0, "on": []}
+        assert [read[host]["host_facts"]["iommus"] for host in (n1, n2)] == [0, 8]
+        assert found == {n1: {"intel-iommu", "bios-iommu"}, n2: set()}
+
+        # Prepared, without a reboot, as none was asked for.
+        assert lab.play("prepare").rc == 2
+        found, audit, _ = audited(lab)
+        assert note(audit, n1, "intel-iommu") == "/boot/grub/grub.cfg has it"
+        assert found == {n1: {"intel-iommu", "bios-iommu"}, n2: set()}
+        for host, times in ((n1, "1"), (n2, "0")):
+            assert lab.on(host, "grep -c intel_iommu=on /boot/grub/grub.cfg; true").strip() == times
+        assert lab.on(n1, "cat /proc/sys/kernel/random/boot_id") == booted
+
+        lab.reboot(n1)
+        found, _, read = audited(lab)
+        assert (found, read[n1]["host_facts"]["iommus"]) == ({n1: set(), n2: set()}, 16)
+    finally:
+        lab.on(n1, "gpusim config cpu=epyc")
+        for host in (n1, n2):
+            for command in ON_HOST:
+                lab.on(host, command)
+            lab.reboot(host)
+
+
 def test_a_host_that_cannot_be_reached_is_told(lab: Lab) -> None:
     path = lab.inventory / "hosts.yml"
     inventory = yaml.safe_load(path.read_text())
