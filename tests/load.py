@@ -72,7 +72,7 @@ class Target:
     prompt: str = "Tell me about load"
     chat: bool = False
     limit: float = 30.0
-    stall: float = 15.0
+    stall: float = 10.0
 
     @property
     def place(self) -> str:
@@ -149,6 +149,12 @@ class Load:
             self._stopping.set()
         self._thread.join()
         return self.outcomes
+
+    def wait_for(self, requests: int) -> None:
+        """Until so many have begun; AssertionError when the generator ends before."""
+        while self.begun < requests:
+            assert self._thread.is_alive(), f"the load generator ended: {self.summary()}"
+            time.sleep(0.005)
 
     @property
     def now(self) -> float:

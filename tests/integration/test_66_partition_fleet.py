@@ -8,15 +8,15 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
+import yaml
+
+from tests.load import Load, Target
 
 from .conftest import BIN, ROOT, Lab, Run
-from .helpers import completion, deployment, wait_for
+from .helpers import MODEL, completion, deployment, wait_for
 
 # Half an hour is all that every run has; there, partitioning is in test_65.
 pytestmark = pytest.mark.deep
@@ -32,35 +32,15 @@ RUNBOOK = (ROOT / "docs/runbooks/partition.md").read_text(encoding="utf-8")
 BLOCKS = "".join(re.findall(r"```console\n(.+?)```", RUNBOOK, re.DOTALL))
 COMMANDS = re.findall(r"^[$#] .+$", BLOCKS, re.MULTILINE)
 RAN: set[str] = set()
-SERVED = {"vllm_deployments": [deployment(instances_per_host=2)]}
+RATE = 10  # requests per second
+# There is no load balancer: clients come to the instances.
+SERVED = {"vllm_deployments": [deployment(instances_per_host=2, listen="0.0.0.0")]}
 
 
-@dataclass
-class Load:
-    """Requests to one instance, one after the other, until it is stopped."""
-
-    lab: Lab
-    host: str
-    answers: int = 0
-    failures: list[str] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        while not self.ended.is_set():
-            try:
-                assert completion(self.lab, self.host, 8000)["usage"]["completion_tokens"] == 4
-                self.answers += 1
-            except Exception as error:
-                self.failures.append(repr(error)[:300])
-
-    def __enter__(self) -> Load:
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.ended.set()
-        self.thread.join()
+def load(lab: Lab, host: str) -> Load:
+    """Streaming requests to the first instance of a host."""
+    hosts = yaml.safe_load((lab.inventory / "hosts.yml").read_text())["instinct"]["hosts"]
+    return Load(Target(f"http://{hosts[host]['ansible_host']}:8000", MODEL), RATE)
 
 
 def book(lab: Lab, command: str) -> Run:
@@ -116,11 +96,10 @@ def test_there_and_back_while_the_other_node_serves(fleet: Lab) -> None:
     assert foreseen.rc == 0, foreseen.out
     assert "CPX/NPS4 x 8" in foreseen.out
     assert fleet.on(first, SHOW).strip() == OLD
-    with Load(fleet, second) as load:
+    with load(fleet, second) as requests:
         run = book(fleet, LIMITED)
     assert run.rc == 0, run.out
-    assert load.failures == []
-    assert load.answers > 5
+    print(requests.assert_nothing_lost(at_least=5 * RATE))
     assert [fleet.on(host, SHOW).strip() for host in (first, second)] == [NEW, OLD]
     assert serving(fleet, first)
     shown = fleet.on(first, "docker inspect -f '{{json .HostConfig.Devices}}' instinct-llama-1")

@@ -64,8 +64,8 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
-    def load(self) -> Load:
-        return Load(Target(URL, MODEL, self.key, str(self.ca)), RATE)
+    def load(self, rate: float = RATE) -> Load:
+        return Load(Target(URL, MODEL, self.key, str(self.ca)), rate)
 
     def stat(self, column: int) -> dict[str, int]:
         """A column of HAProxy's statistics, by server."""
@@ -257,9 +257,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         replaced = lab.play("site", "--skip-tags", "benchmark")
         assert replaced.rc == 0, replaced.out
         assert {item.split(":")[0] for item in replaced.changed()} == {"lab-n2"}
-    print(f"{len(load.outcomes)} requests at {RATE}/s, failed: {load.problems()}")
-    assert len(load.outcomes) > 1000
-    assert load.problems() == {}
+    print(load.assert_nothing_lost(at_least=1000))
 
 
 def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:
@@ -276,7 +274,7 @@ def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> Non
         before = endpoint.served()["lab-n2.llama-0:8000"]
         wait_for("the killed instance", lambda: endpoint.served()["lab-n2.llama-0:8000"] > before + 10)
     failed = [item for item in load.outcomes if item.problem]
-    print(f"{len(load.outcomes)} requests, {load.problems()} of a killed instance")
+    print(load.assert_accounted())
     assert 0 < len(failed) <= RATE  # a quarter of what runs at once, and less than a second of all
     assert all(item.begun < killed and item.begun + item.seconds > asked for item in failed)
 
@@ -298,8 +296,9 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     assert run.rc == 0, run.out
     assert f"take in {name}: out → in" in run.out
     before = endpoint.requests()["lab-n2.llama-0:8000"]
-    with endpoint.load():
-        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
+    with endpoint.load() as load:
+        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before, 20)
+    load.assert_nothing_lost()
 
 
 @pytest.mark.deep

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.load import Outcome
+from tests.load import Summary
 
 from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
 from .helpers import deployment
@@ -112,27 +112,24 @@ def test_an_upgrade_loses_no_request(endpoint: Endpoint) -> None:
     check = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml --check --diff")
     assert check.rc == 0, check.out[-3000:]
     assert "Upgrade of llama: 4 units in 4 batches" in check.out
-    assert runs(lab) == before
-    assert len(under_load(endpoint, "upgrade")) > 1000
+    assert runs(lab) == {"101"}
+    under_load(endpoint, "upgrade", requests=1000)
 
 
-def under_load(endpoint: Endpoint, *steps: str, requests: int = 0) -> list[Outcome]:
-    """What became of the requests of a streaming load during these steps, and until there were so many."""
+def under_load(endpoint: Endpoint, *steps: str, requests: int) -> Summary:
+    """A streaming load during these steps, and until there were so many requests: none of them may be lost."""
     lab = endpoint.lab
-    with endpoint.load() as load:
-        load.rate = RATE
+    with endpoint.load(RATE) as load:
         time.sleep(1)
         for step in steps:
             begun = time.monotonic()
             during(lab, step)
-            spent = time.monotonic() - begun
-            told = f"{step}: {spent:.0f} s, {len(load.outcomes)} requests, failed: {load.problems()}"
-            print(told, flush=True)
+            print(f"{step}: {time.monotonic() - begun:.0f} s, {load.summary()}", flush=True)
             assert load.problems() == {}
-        time.sleep(max(0.0, requests / RATE - load.now))
-    print(f"{len(load.outcomes)} requests at {RATE}/s, failed: {load.problems()}")
-    assert load.problems() == {}
-    return load.outcomes
+        load.wait_for(requests)
+    found = load.assert_nothing_lost(at_least=requests)
+    print(f"{found} at {RATE}/s")
+    return found
 
 
 def during(lab: Lab, step: str) -> None:
@@ -237,10 +234,10 @@ def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     before = runs(lab)
     serve(lab, 90, env={"STANDIN_FAIL": "oom"})
-    with endpoint.load() as load:
+    with endpoint.load(RATE) as load:
         run = lab.play("upgrade")
         assert run.rc != 0
-    assert load.problems() == {}
+    print(load.assert_nothing_lost(at_least=RATE))
     assert "Upgrade: 0 units of 4 done." in run.out
     assert "is held there until upgrade.yml finds another definition" in run.out
     assert runs(lab) == before
@@ -290,6 +287,5 @@ def test_ten_thousand_requests_and_none_is_lost(endpoint: Endpoint) -> None:
     """The last one: a node's GPUs are in another mode afterwards."""
     number = int(next(iter(runs(endpoint.lab))))
     serve(endpoint.lab, number + 20)
-    load = under_load(endpoint, "upgrade", "rollback", "partition", "reboot", requests=10_500)
-    assert len(load) >= 10_000
+    under_load(endpoint, "upgrade", "rollback", "partition", "reboot", requests=10_000)
     settled(endpoint.lab)

@@ -64,8 +64,9 @@ def load(lab: Lab, rate: float) -> Load:
 
 
 def test_what_runs_is_told(fleet: Lab) -> None:
-    with load(fleet, 20):
+    with load(fleet, 20) as requests:
         run = play(fleet, "status.yml -e status_file=status.json")
+    requests.assert_nothing_lost()
     assert run.rc == 0, run.out
     assert run.modules(OTHER) == ["instance_status"]
     data = json.loads((fleet.tmp / "status.json").read_text())
@@ -234,6 +235,4 @@ def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> 
         assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
         back = fleet.play("status", "-e", "strict=true")
         assert back.rc == 0, back.out
-    print(f"{len(requests.outcomes)} requests at {RATE}/s, failed: {requests.problems()}")
-    assert len(requests.outcomes) > 500
-    assert requests.problems() == {}
+    print(requests.assert_nothing_lost(at_least=500))

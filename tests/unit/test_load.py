@@ -46,8 +46,7 @@ def target(url: str, **options: Any) -> Target:
 def pushed(aim: Target, requests: int = REQUESTS, rate: float = 100) -> Load:
     """A load of at least so many requests."""
     with Load(aim, rate) as load:
-        while load.begun < requests:
-            time.sleep(0.005)
+        load.wait_for(requests)
     return load
 
 
@@ -206,6 +205,11 @@ async def refusal_as_json(client: Client) -> None:
     await client.json("500 Internal Server Error", {"error": {"message": "EngineCore encountered an issue"}})
 
 
+async def stream_of_another_status(client: Client) -> None:
+    await client.head("202 Accepted", content_type=SSE, transfer_encoding="chunked")
+    await client.chunks(*WHOLE)
+
+
 async def refusal_that_is_cut(client: Client) -> None:
     await client.head("502 Bad Gateway", content_length="100")
     client.close()
@@ -291,6 +295,7 @@ ILL: dict[str, tuple[Way, str, dict[str, Any]]] = {
     "429": (status("429 Too Many Requests", retry_after="0"), "HTTP 429", {}),
     "a redirection": (status("307 Temporary Redirect", location="/v1/completions"), "HTTP 307", {}),
     "204": (status("204 No Content"), "HTTP 204", {}),
+    "202 with a whole stream": (stream_of_another_status, "HTTP 202", {}),
     "502 that is cut": (refusal_that_is_cut, "HTTP 502", {}),
     "503 that never ends": (refusal_that_never_ends, "HTTP 503", {"limit": 0.3}),
     "200 with JSON": (error_as_json, "200 with application/json", {}),
@@ -494,7 +499,8 @@ def test_a_generator_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(load_module.aiohttp, "TCPConnector", fail)
     with Load(target("http://127.0.0.1:1"), 10) as load:
-        pass
+        with pytest.raises(AssertionError, match="the load generator ended"):
+            load.wait_for(1)
     with pytest.raises(AssertionError, match="generator itself failed") as caught:
         load.assert_nothing_lost()
     assert isinstance(caught.value.__cause__, ValueError)
