@@ -26,7 +26,8 @@ class Stream:
     """The server-sent events of one answer, taken line by line; NotWhole at the first that is not right."""
 
     def __init__(self, *, chat: bool = False) -> None:
-        self.piece, self.form = ("delta", dict) if chat else ("text", str)
+        self.piece = "delta" if chat else "text"
+        self.form: type = dict if chat else str
         self.events = 0
         self.usage: int | None = None  # tokens of the answer
         self.reasons: list[str] = []

@@ -498,9 +498,11 @@ def test_a_generator_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         raise ValueError("no certificate")
 
     monkeypatch.setattr(load_module.aiohttp, "TCPConnector", fail)
-    with Load(target("http://127.0.0.1:1"), 10) as load:
-        with pytest.raises(AssertionError, match="the load generator ended"):
-            load.wait_for(1)
+    with (
+        Load(target("http://127.0.0.1:1"), 10) as load,
+        pytest.raises(AssertionError, match="the load generator ended"),
+    ):
+        load.wait_for(1)
     with pytest.raises(AssertionError, match="generator itself failed") as caught:
         load.assert_nothing_lost()
     assert isinstance(caught.value.__cause__, ValueError)
