@@ -12,7 +12,6 @@ import json
 import socket
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -347,11 +346,7 @@ class FakeDocker:
         )
 
         def run() -> None:
-            container.exit_code = 1
-            try:
-                container.exit_code = program(container)
-            except Exception:  # whoever waits for it is to see the test fail, and not to wait for ever
-                container.log += traceback.format_exc()
+            container.exit_code = program(container)
             if container.status == "running":
                 container.status = "exited"
             container.ended.set()
