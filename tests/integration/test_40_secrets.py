@@ -45,7 +45,7 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     assert (run.rc == 0) is (case == "right token"), run.out
     assert any("instinct-fetch" in p or "snapshot" in p or "docker-init" in p for p in sampler.processes)
     assert seen == set()
-    assert "hf_model_token" in run.out  # so much it tells of it
+    assert "hf_model" in run.modules() or case == "gated model refused"  # the one that is given the token
     assert TOKEN not in run.out
     for host in fresh_lab.hosts:
         assert found_on(fresh_lab, host, [TOKEN]) == set(), host
