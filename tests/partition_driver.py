@@ -2,7 +2,7 @@
 """Runs on a node: changes of partition modes, one per line of JSON on stdin, each in a process of its own.
 
 What it runs is what the module rocm_partition runs, without Ansible's start-up per case. Its clock goes ten
-times as fast. `kill_at` ends the process without a word when the journal says that a step begins.
+times as fast, or `speed` times. `kill_at` ends the process without a word when the journal says that a step begins.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ SPEED = 10.0
 class FastNode(Node):
     """The node, in a hurry; it may come to a sudden end."""
 
-    def __init__(self, kill_at: str | None) -> None:
+    def __init__(self, kill_at: str | None, speed: float) -> None:
         super().__init__()
         self.kill_at = kill_at
+        self.speed = speed
 
     def now(self) -> float:
-        return time.monotonic() * SPEED
+        return time.monotonic() * self.speed
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / SPEED)
+        time.sleep(seconds / self.speed)
 
     def run(self, command: Command, timeout: float) -> Ran:
-        return super().run(command, timeout / SPEED)
+        return super().run(command, timeout / self.speed)
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
         self.die("check")
@@ -63,7 +64,8 @@ def case(order: dict[str, Any]) -> dict[str, Any]:
         os.setuid(order["user"])
     request = Request(**{**order["request"], "servers": services_of(order.get("servers", []))})
     try:
-        return asdict(change(FastNode(order.get("kill_at")), request, order.get("check", False)))
+        node = FastNode(order.get("kill_at"), order.get("speed", SPEED))
+        return asdict(change(node, request, order.get("check", False)))
     except NodeError as error:
         return {"error": str(error), "refused": True, "actions": [], "warnings": [], "changed": False}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with simulated GPUs in namespaces of its own, for changes of partition modes. Needs root, and no container engine.
+"""A host with simulated GPUs in namespaces of its own, for changes of partition modes. Needs root, no container engine.
 
 The host is a process tree with its own mounts and process ids: what a lab node has under /sys/class, /dev, /opt/rocm
 and /usr/sbin is at the same places, served by the same simulation; of this machine it sees the programs. The
@@ -61,6 +61,8 @@ def lacking() -> str:
         return "the simulated host is made of mounts: run the tests as root"
     if not os.path.exists("/dev/fuse"):
         return "the simulated host needs /dev/fuse: modprobe fuse, or give the container --device /dev/fuse"
+    if not os.access(_own_cgroup(), os.W_OK):
+        return f"the simulated host needs a cgroup of its own, and {_own_cgroup()} cannot be written"
     return ""
 
 
@@ -113,11 +115,11 @@ class Host:
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        if not line:
-            self.process.wait(30)
+        answer = json.loads(line) if line else {"killed": "all of it"}
+        if "killed" in answer:
             self.log.seek(0)
-            raise AssertionError(f"the simulated host ended ({self.process.returncode}):\n{self.log.read()}")
-        return dict(json.loads(line))
+            raise AssertionError(f"the simulated host answers {answer}:\n{self.log.read()}")
+        return dict(answer)
 
     def ask(self, what: str, **order: Any) -> dict[str, Any]:
         """Have one order done; its result."""
@@ -151,7 +153,7 @@ def _mount(*arguments: str) -> None:
 
 
 def _share(path: Path, root: Path) -> None:
-    """Show a directory or file of this machine at the same place below root, with what is mounted in it."""
+    """Show a directory or file of this machine at the same place below root, with all that is mounted in it."""
     target = root / path.relative_to("/")
     if path.is_dir():
         target.mkdir(parents=True, exist_ok=True)
@@ -163,9 +165,9 @@ def _share(path: Path, root: Path) -> None:
 
 def _needed() -> Iterator[Path]:
     """Directories of the checkout and of this Python; a virtual environment's may be links."""
-    given = [ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
-    for path in dict.fromkeys(found for path in given for found in (path, path.resolve())):
-        if path.is_dir() and not path.is_relative_to("/usr") and path != Path("/"):
+    given = (ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1])
+    for path in dict.fromkeys((*given, *(link.resolve() for link in given))):
+        if not path.is_relative_to("/usr"):
             yield path
 
 
