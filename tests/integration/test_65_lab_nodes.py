@@ -17,18 +17,25 @@ RUN = f"docker run -d --init --name user {DEVICES} --entrypoint sleep {STANDIN} 
 HOLDERS = r"for f in /proc/[0-9]*/fd/*; do case $(readlink $f) in /dev/kfd) cat ${f%/fd*}/comm;; esac; done | sort -u"
 
 
+# Containers that others left would hold the GPUs, some of them again after a reboot, and so does what keeps modes.
+CLEAN = """
+docker ps -aq | xargs -r docker rm -f > /dev/null
+for unit in gpuagent instinct-partition; do systemctl disable --now $unit 2> /dev/null; done
+gpusim fault clear && gpusim config model=MI300X release=7.0.0 huge_pages=always && modprobe amdgpu
+"""
+
+
 @pytest.fixture
 def node(lab: Lab) -> Iterator[str]:
-    """A node that is as it was afterwards."""
+    """A node on which nothing runs, in SPX/NPS1; so it is afterwards."""
     host = lab.hosts[0]
+    lab.on(host, CLEAN)
     yield host
-    lab.on(
-        host, "docker rm -f user 2> /dev/null; gpusim fault clear; gpusim config model=MI300X release=7.0.0"
-    )
+    lab.on(host, CLEAN)
 
 
 def test_a_container_with_gpus_holds_them(lab: Lab, node: str) -> None:
-    lab.on(node, f"docker ps -q | xargs -r docker stop -t 5 > /dev/null; {RUN} > /dev/null")
+    lab.on(node, f"{RUN} > /dev/null")
     listed = lab.on(node, "cat /proc/$(ls /sys/class/kfd/kfd/proc)/comm").strip()
     assert listed == "sleep"
     assert "sleep" in lab.on(node, HOLDERS).split()
@@ -42,10 +49,7 @@ def test_a_container_with_gpus_holds_them(lab: Lab, node: str) -> None:
 
 
 def test_a_memory_mode_takes_a_reload_and_survives_a_reboot(lab: Lab, node: str) -> None:
-    lab.on(
-        node,
-        "docker ps -q | xargs -r docker stop -t 5 > /dev/null; gpusim config model=MI325X release=10.0.0",
-    )
+    lab.on(node, "gpusim config model=MI325X release=10.0.0")
     assert lab.on(node, "command -v rocm-smi; true").strip() == ""
     show = "cat /sys/class/drm/card0/device/current_{memory,compute}_partition"
     lab.on(node, "yes Y | amd-smi set -M NPS4 > /dev/null")
