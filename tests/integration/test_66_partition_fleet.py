@@ -8,22 +8,30 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import pytest
 import yaml
 
 from tests.load import Load, Target
 
-from .conftest import BIN, ROOT, Lab, Run
-from .helpers import MODEL, completion, deployment, wait_for
+from .conftest import BIN, ROOT, Lab, Run, copy_inventory
+from .helpers import completion, deployment, wait_for
 
 # Half an hour is all that every run has; there, partitioning is in test_65.
 pytestmark = pytest.mark.deep
 
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
 OLD, NEW = "NPS1 SPX", "CPX NPS4"
+CHECKED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff"
 LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01"
+WHOLE = "$ ansible-playbook -i inventory/mine playbooks/partition.yml"
+CLEANED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01"
+TAKEN_BACK = "$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition"
+HURRIED = '$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition -a "compute=SPX memory=NPS1"'
 LOCK = "/run/instinct-fleet/rocm_partition.lock"
 JOURNAL = "/var/lib/instinct-fleet/partition.json"
 MODES = {"gpu_partition_compute": "CPX", "gpu_partition_memory": "NPS4"}
@@ -31,10 +39,10 @@ BACK = {"gpu_partition_compute": "SPX", "gpu_partition_memory": "NPS1"}
 RUNBOOK = (ROOT / "docs/runbooks/partition.md").read_text(encoding="utf-8")
 BLOCKS = "".join(re.findall(r"```console\n(.+?)```", RUNBOOK, re.DOTALL))
 COMMANDS = re.findall(r"^[$#] .+$", BLOCKS, re.MULTILINE)
-RAN: set[str] = set()
-RATE = 10  # requests per second
-# There is no load balancer: clients come to the instances.
-SERVED = {"vllm_deployments": [deployment(instances_per_host=2, listen="0.0.0.0")]}
+RAN: set[str] = set()  # by the present test
+COMMANDS_OF: dict[str, set[str]] = {}  # by test
+Test = TypeVar("Test", bound=Callable[..., None])
+SERVED = {"vllm_deployments": [deployment(instances_per_host=2)]}
 
 
 def load(lab: Lab, host: str) -> Load:
@@ -60,39 +68,53 @@ def book(lab: Lab, command: str) -> Run:
     return Run(done.returncode, done.stdout, [])
 
 
+def runs(*commands: str) -> Callable[[Test], Test]:
+    """Says which commands of the runbook a test runs; the fixture `fleet` holds it to that."""
+
+    def named(test: Test) -> Test:
+        COMMANDS_OF[test.__name__] = set(commands)
+        return test
+
+    return named
+
+
 def serving(lab: Lab, host: str) -> bool:
     """Both instances of a host answer."""
     return all(completion(lab, host, port)["usage"]["completion_tokens"] == 4 for port in (8000, 8001))
 
 
-@pytest.fixture(scope="module")
-def deployed(lab_up: list[str]) -> set[str]:
-    """Filled when the instances run."""
-    return set()
-
-
-@pytest.fixture
-def fleet(lab: Lab, deployed: set[str]) -> Iterator[Lab]:
-    """The lab with two instances per node, in SPX/NPS1."""
+def deploy(lab: Lab) -> None:
+    """Two instances per node, in SPX/NPS1, whatever was there before."""
     for host in lab.hosts:
-        lab.on(host, f"gpusim fault clear; gpusim config release=7.0.0; rm -f {JOURNAL}")
-    lab.write_vars(**SERVED, **BACK)
-    if not deployed:
-        run = lab.play("site", "--skip-tags", "benchmark")
-        assert run.rc == 0, run.out
-        deployed.add("yes")
-    yield lab
-    for host in lab.hosts:
-        lab.on(host, "gpusim fault clear")
+        lab.on(host, f"gpusim fault clear; gpusim config release=7.0.0; rm -f {JOURNAL}; modprobe amdgpu")
     lab.write_vars(**SERVED, **BACK)
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
 
 
+@pytest.fixture(scope="module")
+def as_it_was(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Afterwards the nodes are in SPX/NPS1 again."""
+    yield
+    deploy(copy_inventory(lab_up, tmp_path_factory.mktemp("afterwards")))
+
+
+@pytest.fixture
+def fleet(lab: Lab, as_it_was: None, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The lab with two instances per node, in SPX/NPS1."""
+    deploy(lab)
+    RAN.clear()
+    yield lab
+    for host in lab.hosts:
+        lab.on(host, "gpusim fault clear")
+    assert COMMANDS_OF.get(request.node.name, set()) == RAN
+
+
+@runs(CHECKED, LIMITED, WHOLE)
 def test_there_and_back_while_the_other_node_serves(fleet: Lab) -> None:
     first, second = fleet.hosts[:2]
     fleet.write_vars(**SERVED, **MODES)
-    foreseen = book(fleet, "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff")
+    foreseen = book(fleet, CHECKED)
     assert foreseen.rc == 0, foreseen.out
     assert "CPX/NPS4 x 8" in foreseen.out
     assert fleet.on(first, SHOW).strip() == OLD
@@ -105,7 +127,7 @@ def test_there_and_back_while_the_other_node_serves(fleet: Lab) -> None:
     shown = fleet.on(first, "docker inspect -f '{{json .HostConfig.Devices}}' instinct-llama-1")
     assert "/dev/dri/renderD129" in shown
 
-    run = book(fleet, "$ ansible-playbook -i inventory/mine playbooks/partition.yml")
+    run = book(fleet, WHOLE)
     assert run.rc == 0, run.out
     assert set(run.actions()) == {second}
     again = fleet.play("partition")
@@ -141,20 +163,29 @@ def _answers(lab: Lab, host: str) -> bool:
 
 
 def cut_off(fleet: Lab) -> None:
-    """Start a change on the first node, and kill the controller and the module in the middle of it."""
+    """Start a change on the first node, and kill the controller, the module and its tool while the driver is gone."""
     first = fleet.hosts[0]
-    fleet.on(first, "gpusim fault slow-reload=5")
+    fleet.on(first, "gpusim fault slow-reload=600")
     victim = fleet.start("partition", "--limit", first)
     try:
-        set_step = f'grep -q \'"step": "set"\' {JOURNAL} && echo yes'
-        wait_for("the change", lambda: "yes" in fleet.on(first, set_step, check=False), 60)
+        unloaded = f'grep -q \'"step": "set"\' {JOURNAL} && ! test -e /sys/module/amdgpu && echo yes'
+        wait_for("the change", lambda: "yes" in fleet.on(first, unloaded, check=False), 300)
     finally:
         os.killpg(victim.pid, signal.SIGKILL)
         victim.communicate()
-    # The module holds its lock, and may live on when its controller is gone; what it started, too.
-    fleet.on(first, f"kill -9 $(cat {LOCK}); pkill -9 -f setmemorypartition; gpusim fault clear", check=False)
+    # The module holds its lock, and may live on when its controller is gone; what it started, too. The brackets keep
+    # pkill from finding the shell that runs it.
+    fleet.on(first, f"kill -9 $(cat {LOCK}) && pkill -9 -f '[s]etmemorypartition' && gpusim fault clear")
 
 
+@runs(
+    f"# cat {JOURNAL}",
+    "# dmesg | grep amdgpu | tail -n 20",
+    "# modprobe amdgpu",
+    LIMITED,
+    "# ls /sys/class/kfd/kfd/proc",
+    "# systemctl is-enabled instinct-partition.service",
+)
 def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
     first = fleet.hosts[0]
     fleet.write_vars(**SERVED, **MODES)
@@ -171,28 +202,30 @@ def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
     assert book(fleet, "# systemctl is-enabled instinct-partition.service").out.strip() == "enabled"
 
 
+@runs(TAKEN_BACK)
 def test_what_was_cut_off_is_taken_back(fleet: Lab) -> None:
     first = fleet.hosts[0]
     fleet.write_vars(**SERVED, **MODES)
     cut_off(fleet)
     fleet.on(first, "modprobe amdgpu")
-    run = book(fleet, "$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition")
+    run = book(fleet, TAKEN_BACK)
     assert run.rc == 0, run.out
     assert fleet.on(first, SHOW).strip() == OLD
     wait_for("the instances to serve again", lambda: _answers(fleet, first), 60)
 
 
+@runs(HURRIED)
 def test_back_in_a_hurry(fleet: Lab) -> None:
     first = fleet.hosts[0]
     fleet.write_vars(**SERVED, **MODES)
     assert fleet.play("partition", "--limit", first).rc == 0
-    hurry = '$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition -a "compute=SPX memory=NPS1"'
-    run = book(fleet, hurry)
+    run = book(fleet, HURRIED)
     assert run.rc == 0, run.out
     assert fleet.on(first, SHOW).strip() == OLD
     assert "disabled" in fleet.on(first, "systemctl is-enabled instinct-partition.service", check=False)
 
 
+@runs(CLEANED)
 def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(fleet: Lab) -> None:
     first, second = fleet.hosts[:2]
     fleet.on(first, "docker stop instinct-llama-0 instinct-llama-1; gpusim fault stranded=46111@3")
@@ -201,10 +234,7 @@ def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(flee
     assert "GPU 3: VRAM in use that no process holds, up to 45 GiB" in " ".join(run.out.split())
     assert "Run again with -e gpu_clean=true" in " ".join(run.out.split())
     assert set(run.plan()["hosts"]) == {second}
-    run = book(
-        fleet,
-        "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01",
-    )
+    run = book(fleet, CLEANED)
     assert run.rc == 0, run.out
     assert "modprobe -r amdgpu" in run.actions()[first]
     assert serving(fleet, first)
@@ -212,5 +242,5 @@ def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(flee
     assert int(used) < 1 << 30
 
 
-def test_every_command_of_the_runbook_was_run() -> None:
-    assert set(COMMANDS) == RAN
+def test_every_command_of_the_runbook_is_run_by_a_test() -> None:
+    assert set(COMMANDS) == set().union(*COMMANDS_OF.values())
