@@ -76,6 +76,7 @@ def server() -> Files:
         "sys/class/iommu/ivhd9/uevent": "\n",
         "sys/class/net/lo/ifindex": "1\n",
         "sys/class/net/lo/speed": "10\n",
+        "sys/class/hwmon/hwmon0/name": "k10temp\n",
         "sys/class/infiniband/mlx5_9/ports/1/state": "1: DOWN\n",
         "sys/class/drm/renderD140/device/vendor": "0x1002\n",
         "sys/bus/pci/devices/0000:00:01.1/class": "0x060400\n",
