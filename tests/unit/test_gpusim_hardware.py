@@ -98,6 +98,7 @@ def test_two_machines_that_differ_in_everything_show_the_same_node(
     assert state["virtual_machine"] is False
     assert (facts["cpu"]["vendor"], facts["cpu"]["smt"]) == (vendor, "0")
     assert facts["cpu"]["governors"] == {"performance": threads}
+    assert facts["iommus"] == (8 if vendor == "AuthenticAMD" else 0)  # Intel's are off without intel_iommu=on
     assert facts["huge_pages"] == "always"
     assert [nic["name"] for nic in facts["nics"]] == [f"mlx5_{number}" for number in range(8)]
     assert len(facts["pci_gpus"]) == 8
