@@ -162,6 +162,9 @@ def main(kind: str, *settings: str) -> None:
     while not os.path.exists("/run/gpusim/ready"):
         assert simulation.poll() is None, "serve ended"
         time.sleep(0.05)
+    later = os.environ.get("LATER")
+    if later:
+        subprocess.run([*command[:3], "config", later], env=environment, cwd="/", check=True)
     result = {"seen": seen(), "other": other(kind)}
     simulation.send_signal(signal.SIGTERM)
     assert simulation.wait(30) == 0

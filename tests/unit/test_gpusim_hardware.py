@@ -67,11 +67,11 @@ def mirrored(made: Node, tmp_path: Path) -> Source:
 
 
 @cache
-def on(machine: str, *changes: str, cmdline: str = "") -> dict[str, Any]:
-    """What there is to see on a node whose machine is of this kind."""
+def on(machine: str, *changes: str, cmdline: str = "", later: str = "") -> dict[str, Any]:
+    """What there is to see on a node whose machine is of this kind; `later`: a setting made while it runs."""
     done = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--mount-proc", sys.executable, str(MACHINE), machine, *changes],
-        env={**os.environ, "MORE_CMDLINE": cmdline}, capture_output=True, text=True, check=False,
+        env={**os.environ, "MORE_CMDLINE": cmdline, "LATER": later}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -106,6 +106,10 @@ def test_two_machines_that_differ_in_everything_show_the_same_node(
     assert server["seen"]["ast"] is False
     assert server["seen"]["problems"] == state["problems"] == []
     assert "net" in server["seen"]["names"]["class"]
+
+
+def test_other_processors_are_seen_at_once_everywhere() -> None:
+    assert on("server", later="cpu=xeon") == on("server", "cpu=xeon")
 
 
 @pytest.mark.parametrize("machine", ["server", "guest"])
