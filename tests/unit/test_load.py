@@ -226,6 +226,12 @@ async def cut_in_an_event(client: Client) -> None:
     client.close()
 
 
+async def reset_in_an_event(client: Client) -> None:
+    await client.head(content_type=SSE, connection="close")
+    await client.raw("".join(WHOLE)[:-1])
+    client.reset()
+
+
 async def never(client: Client) -> None:
     await forever().wait()
 
@@ -281,6 +287,7 @@ ILL: dict[str, tuple[Way, str, dict[str, Any]]] = {
     "closed between [DONE] and the end of the body": (closes_after_done, CUT, {}),
     "content-length short": (short_of_content_length, CUT, {}),
     "cut in an event, body without a length": (cut_in_an_event, "no end", {}),
+    "reset in an event, body without a length": (reset_in_an_event, "no end", {}),
     # HTTP.
     "status line empty": (says("\r\n\r\n"), "cut before an answer", {}),
     "status line of blanks": (says(" \r\n\r\n"), "no HTTP", {}),
@@ -302,6 +309,9 @@ ILL: dict[str, tuple[Way, str, dict[str, Any]]] = {
     # Events.
     "an error": (stream(WHOLE[0], 'data: {"error": {"code": 500}}\n\n', DONE), "error in the stream", {}),
     "no JSON": (stream(WHOLE[0], "data: {truncated\n\n", *WHOLE[1:]), "event that is not JSON", {}),
+    "a number over two lines": (
+        stream('data: {"choices": [], "x": 1\ndata: 2}\n\n', *WHOLE), "event that is not JSON", {}
+    ),
     "no choices": (stream('data: {"x": 1}\n\n', *WHOLE), FORM, {}),
     "a list": (stream("data: [1]\n\n", *WHOLE), FORM, {}),
     "choices null": (stream('data: {"choices": null}\n\n', *WHOLE), FORM, {}),
@@ -553,6 +563,7 @@ def test_what_waits_at_the_end_is_waited_for() -> None:
         load = pushed(target(server.url), rate=1000)
         assert len(load.outcomes) == load.begun == server.requests
     assert all(item.seconds >= 0.3 for item in load.outcomes)
+    assert all(0 < item.stall < item.seconds for item in load.outcomes)  # not from the beginning to the end
     found = load.assert_nothing_lost()
     assert (found.stall, found.longest) == (
         max(item.stall for item in load.outcomes), max(item.seconds for item in load.outcomes),
