@@ -465,18 +465,6 @@ def test_a_request_that_is_cut_on_a_kept_connection_counts() -> None:
     assert len(load.outcomes) == server.requests
 
 
-def test_what_comes_after_the_message_spoils_no_other_answer() -> None:
-    """The client ends such a connection; what it was asked for has come whole."""
-
-    async def way(client: Client) -> None:
-        await client.stream(*WHOLE, end=False)
-        await client.raw("0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
-
-    load, server = met(way)
-    load.assert_nothing_lost(at_least=REQUESTS)
-    assert server.connections == server.requests
-
-
 # ---- the account itself ----------------------------------------------------------------------------------------------
 
 
