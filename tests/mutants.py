@@ -40,7 +40,7 @@ MARGIN = 20.0
 MEMORY = 8 << 30  # a mutant may ask for memory without end
 # Before those of a module's name, where imports do not tell (it runs in another process) or tell too much.
 TESTS = {
-    "fit": ["test_fit_vllm", "test_fit"],
+    "fit": ["test_fit_small", "test_fit_vllm", "test_fit"],
     "kvcache": ["test_kvcache", "test_fit_vllm", "test_fit"],
     "lock": ["test_lock", "test_software", "test_access"],
     "partition_modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],

@@ -650,6 +650,8 @@ def test_neither_there_nor_back() -> None:
     outcome = change(stubborn, replace(CPX4, servers=()), check=False)
     assert "is CPX, was SPX; the memory mode was NPS1. Run again" in str(outcome.error)
     assert "Still stopped" not in str(outcome.error)
+    assert outcome.changed  # nothing was stopped, and the modes are others
+    assert outcome.stopped == []
 
 
 def test_a_bug_is_undone_too_and_told() -> None:
@@ -731,6 +733,16 @@ def test_a_change_that_lacked_only_its_end_is_verified_and_nobody_is_stopped_for
     assert outcome.error is None, outcome
     assert world.operations[:2] == ["journal verify", "journal restore"]
     assert not any(text.startswith("stop") for text in outcome.actions)
+    ended_well(world, outcome)
+
+
+def test_a_change_that_was_cut_off_and_fails_later_is_undone_to_what_was_before_it() -> None:
+    world = crashed(operation_names().index("journal verify"))
+    assert modes(world) == NEW
+    world.faults = {"lost"}
+    outcome = change(world, CPX4, check=False)
+    assert "15 of 16 partitions are visible" in str(outcome.error)
+    assert "Set back to the earlier modes: SPX/NPS1. Started again: " in str(outcome.error)
     ended_well(world, outcome)
 
 
