@@ -11,7 +11,20 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from instinct.canary import OK, SLOWER, UNDECIDED, Rules, Speed, Window, judge, runs_of
+from instinct.canary import (
+    METRICS,
+    OK,
+    SLOWER,
+    UNDECIDED,
+    Comparison,
+    Metric,
+    Rules,
+    Speed,
+    Window,
+    judge,
+    referred,
+    runs_of,
+)
 from instinct.canary_stats import shift
 
 RULES = Rules()
@@ -43,6 +56,25 @@ def test_one_wild_run_moves_the_estimate_little() -> None:
     wild = shift(STEADY, [*STEADY[:4], 100.0])
     assert calm.estimate == 0
     assert abs(wild.estimate) < 10
+
+
+def test_an_interval_needs_runs_and_four_of_them_are_enough() -> None:
+    for old, new in (([], [1.0]), ([1.0], []), ([], [])):
+        with pytest.raises(ValueError, match=r"^a shift needs runs on both sides$"):
+            shift(old, new)
+    few = shift([1.0, 2.0, 3.0, 4.0], [11.0, 12.0, 13.0, 14.0])
+    assert (few.low, few.estimate, few.high) == (7.0, 10.0, 13.0)
+    lone = shift([1.0], [3.0])
+    assert (lone.low, lone.estimate, lone.high) == (-math.inf, 2.0, math.inf)
+    assert shift([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]).high == math.inf
+    assert shift([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0, 8.0]).low == 1.0  # one order of 56
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 6), (5, 7), (4, 10)])
+def test_intervals_are_the_same_both_ways(old: int, new: int) -> None:
+    first, second = [float(value) for value in range(old)], [50.0 + 1.7 * value for value in range(new)]
+    there, back = shift(first, second), shift(second, first)
+    assert (there.low, there.estimate, there.high) == pytest.approx((-back.high, -back.estimate, -back.low))
 
 
 # ---- rules -----------------------------------------------------------------------------------------
@@ -94,6 +126,132 @@ def test_judgements(
 def test_without_a_second_look_the_first_one_counts() -> None:
     found = judge(Window(runs()), [Window(runs(0.7))], Rules(max_runs=5))
     assert (found.state, found.more) == (SLOWER, 0)
+
+
+@pytest.mark.parametrize(("runs_", "most", "more"), [(5, 15, 10), (5, 9, 4), (5, 8, 0), (5, 5, 0), (4, 8, 4)])
+def test_how_many_runs_a_second_look_has(runs_: int, most: int, more: int) -> None:
+    assert Rules(runs=runs_, max_runs=most).more == more
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        (Rules(), []),
+        (Rules(runs=4, max_runs=4), []),
+        (Rules(runs=3), ["canary_runs"]),
+        (Rules(runs=5, max_runs=4), ["canary_max_runs"]),
+        (Rules(tolerance=0), ["canary_tolerance"]),
+        (Rules(tolerance=0.1, latency_tolerance=0.1), []),
+        (Rules(tolerance=99.9, latency_tolerance=999), []),
+        (Rules(tolerance=100, latency_tolerance=1000), ["canary_tolerance", "canary_latency_tolerance"]),
+        (Rules(runs=3, max_runs=2, latency_tolerance=-1),
+         ["canary_runs", "canary_max_runs", "canary_latency_tolerance"]),
+    ],
+)  # fmt: skip
+def test_rules_that_make_no_sense(rules: Rules, names: list[str]) -> None:
+    assert [name for name, _ in rules.wrong()] == names
+    assert all(text for _, text in rules.wrong())
+
+
+def test_a_window_is_plain_data() -> None:
+    window = Window(runs(), {"output_throughput": [1.0]})
+    assert Window.from_json(window.to_json()) == window
+    assert Window.from_json({"own": {}}) == Window({}, None)
+    assert (window.runs, Window({}).runs, Window({"a": [1.0], "b": [1.0, 2.0]}).runs) == (5, 0, 2)
+
+
+MORE, LESS = METRICS[0], METRICS[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "low", "high", "text"),
+    [
+        (MORE, -0.31, -0.33, -0.29, "31 % less output throughput (interval 29 to 33 %), tolerance 10 %"),
+        (MORE, 0.31, 0.29, 0.33, "31 % more output throughput (interval 29 to 33 %), tolerance 10 %"),
+        (MORE, 0.0, -0.02, 0.01, "0 % less output throughput (interval -1 to 2 %), tolerance 10 %"),
+        (LESS, 0.5, 0.4, 0.6, "50 % longer TTFT (interval 40 to 60 %), tolerance 10 %"),
+        (LESS, -0.5, -0.6, -0.4, "50 % shorter TTFT (interval 40 to 60 %), tolerance 10 %"),
+        (LESS, 0.5, -math.inf, 0.6, "50 % longer TTFT, tolerance 10 %"),
+        (LESS, 0.5, 0.4, math.inf, "50 % longer TTFT, tolerance 10 %"),
+    ],
+)
+def test_a_comparison_in_words(metric: Metric, change: float, low: float, high: float, text: str) -> None:
+    assert Comparison(metric, 1.0, 1.0, change, low, high, OK, 10.0).text() == text
+
+
+def test_nothing_can_be_judged_without_a_look() -> None:
+    with pytest.raises(ValueError, match="nothing to judge yet"):
+        judge(Window(runs()), [], RULES)
+    found = judge(Window({"x": [1.0]}), [Window(runs())], RULES)
+    assert (found.comparisons, found.warnings) == ((), ("no number of the runs can be compared",))
+
+
+def test_a_second_look_that_measured_nothing_leaves_the_first() -> None:
+    found = judge(Window(runs()), [Window(runs(0.7)), Window({})], RULES)
+    assert (found.state, found.more) == (SLOWER, 0)
+    found = judge(Window(runs()), [Window(runs(0.7)), Window(runs())], RULES)
+    assert found.warnings == (
+        "the first 5 runs were slower, the 5 after them were not: something disturbed them",
+    )
+    assert judge(Window(runs()), [Window(runs(of=NOISY)), Window(runs())], RULES).warnings == ()
+
+
+def few(*values: float) -> Window:
+    return Window({"output_throughput": list(values)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "state"),
+    [
+        # Too few runs for an interval: the median has to be beyond twice the tolerance.
+        ((100, 100, 100), (79, 79, 79), SLOWER),
+        ((100, 100, 100), (81, 81, 81), OK),
+        # All runs were slower by some: then the tolerance itself.
+        ((100, 100, 100, 100), (80, 85, 85, 98), SLOWER),
+        ((100, 100, 100, 100), (80, 92, 92, 98), OK),
+        ((100, 100, 100, 100), (80, 85, 85, 100), OK),
+    ],
+)
+def test_what_the_median_decides(old: tuple[float, ...], new: tuple[float, ...], state: str) -> None:
+    found = judge(few(*old), [few(*new)], Rules(runs=5, max_runs=5))
+    assert found.state == state
+    assert found.warnings[0].startswith("decided by the median")
+
+
+@pytest.mark.parametrize(
+    ("ttft", "state"),
+    [
+        ((100.0, 131.0), SLOWER),
+        ((100.0, 129.0), OK),
+        ((50.0, 71.0), SLOWER),
+        ((50.0, 70.0), SLOWER),
+        ((50.0, 69.0), OK),
+    ],
+)
+def test_a_latency_is_longer_by_share_and_by_milliseconds(ttft: tuple[float, float], state: str) -> None:
+    old, new = ({"median_ttft_ms": [value] * 5} for value in ttft)
+    assert judge(Window(old), [Window(new)] * 2, RULES).state == state
+    # What is uncertain of a latency alone stops nothing.
+    wild = {"median_ttft_ms": [10.0, 1000.0, 20.0, 500.0, 40.0]}
+    assert judge(Window(wild), [Window(wild)], RULES).state == OK
+
+
+def test_tolerances_are_told_with_what_they_are_of() -> None:
+    found = judge(Window(runs()), [Window(runs())], Rules(tolerance=12, latency_tolerance=34))
+    assert [(item.metric.key, item.tolerance) for item in found.comparisons] == [
+        ("output_throughput", 12), ("median_ttft_ms", 34), ("median_tpot_ms", 34),
+    ]  # fmt: skip
+    assert (found.comparisons[0].old, found.comparisons[0].new) == (1000.0, 1000.0)
+
+
+@pytest.mark.parametrize(("count", "counts"), [(3, False), (4, True)])
+def test_a_reference_needs_runs_in_both_windows(count: int, counts: bool) -> None:
+    full, short = Window(runs(), runs()), Window(runs(0.7), {"output_throughput": [700.0] * count})
+    assert referred(full, short) is counts
+    assert referred(short, full) is counts
+    assert not referred(full, Window(runs()))
+    requests = {"request_throughput": [1.0] * count}
+    assert referred(Window({}, requests), Window({}, requests)) is counts
 
 
 def test_what_is_decided_by_the_median_is_told() -> None:

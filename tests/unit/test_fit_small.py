@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from instinct.checkpoint import CheckpointSize
-from instinct.fit import Engine, fit, remedies, smallest_tp, stage_weights, stages
+from instinct.fit import Engine, fit, longest, remedies, smallest_tp, stage_weights, stages
 from instinct.modellayers import Cache, Layer
 from instinct.modelshape import ModelShape
 from instinct.weights import OUT, Matrix
@@ -96,6 +96,8 @@ def test_every_figure_of_an_answer() -> None:
         "reserve_bytes": GIB, "headroom_bytes": kv - 11 * BLOCK, "basis": "exact",
     }  # fmt: skip
     assert found.max_concurrency == blocks / 10
+    thirds = fit(shape(), engine(max_model_len=48, kv_cache_memory_bytes=11 * BLOCK))
+    assert (thirds.max_concurrency, thirds.to_json()["max_concurrency"]) == (11 / 3, 3.67)
     assert fit(shape(known=False), engine()).basis == "estimated"
     assert fit(shape(), engine(max_model_len=161)).headroom_bytes == kv - 12 * BLOCK
 
@@ -195,6 +197,8 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
     assert (found.weights_bytes_per_gpu, found.kv_bytes_per_token, found.kv_cache_tokens) == (files, 0, 0)
     assert (found.max_concurrency, found.max_model_len, found.reserve_bytes) == (0.0, 160, GIB)
     assert found.basis == "estimated"
+    assert longest(shape(missing=("x",)), engine()) == 0
+    assert longest(shape(), engine()) == 160
     assert found.notes[-1].startswith("config.json lacks hidden_size, vocab_size: only the weights' size")
 
 

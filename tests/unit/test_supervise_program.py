@@ -49,6 +49,7 @@ class World:
     child: Child | None = None
     memory: Memory | None = None
     clock: float = 0.0
+    waits: int = 0
 
     def run(self, *options: str, argv: Sequence[str] = ("vllm", "serve")) -> int:
         """Run the supervisor to its end."""
@@ -86,6 +87,8 @@ class World:
     # As Events.
 
     def get(self, seconds: float | None = None) -> Event | None:
+        self.waits += 1
+        assert self.waits < 10_000, "it waits for ever"
         limit = None if seconds is None else self.clock + max(0.0, seconds)
         end = self.child.end if self.child and self.child.code is None else None
         at, kind, value = min(
