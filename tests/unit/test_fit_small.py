@@ -54,6 +54,7 @@ def engine(version: str = "0.33.0", **changes: Any) -> Engine:
         ({"tied": True}, {}, (3 * LAYERS + EMBEDDING + 20,)),
         ({"tied": True}, {"pp": 3}, (LAYERS + EMBEDDING, LAYERS, LAYERS + EMBEDDING + 20)),
         ({"head_everywhere": True}, {"pp": 3}, (LAYERS + EMBEDDING + HEAD, LAYERS + HEAD, LAYERS + 20 + HEAD)),
+        ({"head": None, "head_everywhere": True}, {"pp": 3}, (LAYERS + EMBEDDING, LAYERS, LAYERS + 20)),
         ({"head_everywhere": True, "tied": True}, {"pp": 3}, (LAYERS + EMBEDDING, LAYERS, LAYERS + EMBEDDING + 20)),
         ({"embedding": None, "head": None, "final": ()}, {"pp": 3}, (LAYERS,) * 3),
         ({}, {"tp": 2}, (3 * LAYERS + EMBEDDING // 2 + 20 + HEAD // 2,)),
@@ -278,6 +279,20 @@ def told(model: ModelShape, given: Engine) -> list[str]:
         text.split(" to ")[0].split(" quantized")[0].split(":")[0]
         for text in remedies(model, given, fit(model, given))
     ]
+
+
+@pytest.mark.parametrize(("gib", "size"), [(10, 2), (20, 4), (40, 8)])
+def test_more_gpus_are_a_remedy(gib: int, size: int) -> None:
+    """Of sixteen GiB half may be used, of which 2.5 are set aside where there are several GPUs."""
+    heavy = shape(
+        layers=(Layer((Matrix("linear", gib << 20, 512, OUT),), LAYER.caches),), heads=8, kv_heads=8
+    )
+    given = engine(memory_bytes=16 * GIB)
+    found = remedies(heavy, given, fit(heavy, given))
+    assert f"Set tensor_parallel_size to {size}, the smallest that fits" in found
+    assert not any(
+        "tensor_parallel_size" in text for text in remedies(heavy, replace(given, tp=8), fit(heavy, given))
+    )
 
 
 LENGTH, EIGHT, TENSOR = "Set max_model_len", "Set kv_cache_dtype", "Set tensor_parallel_size"

@@ -653,6 +653,12 @@ def test_a_cluster_that_does_not_form(
     ]
 
 
+def test_a_cluster_has_its_time_and_no_more(world: World) -> None:
+    world.programs, world.events = [Program(None), STOP], [GO]
+    assert world.run(*HEAD, "--time=ray=2.5") == 1
+    assert world.failures[0].seconds == 2.5
+
+
 def test_a_stop_and_a_lost_rank_while_the_cluster_forms(world: World) -> None:
     world.programs, world.events = [Program(None), STOP], [GO, (5.0, "signal", 15)]
     assert world.run(*HEAD) == 0
