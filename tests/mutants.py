@@ -126,9 +126,13 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
         yield node.func, ast.Name(NAMES[node.func.id])
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """All mutants of a file that Python can read and that say something else."""
-    source = path.read_bytes()
+def path_of(module: str) -> Path:
+    """The module's file."""
+    return next(path for name in PRODUCT for path in (ROOT / name).rglob(f"{module}.py"))
+
+
+def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
+    """All mutants of a file's text."""
     starts = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
 
     def span(node: ast.AST) -> tuple[int, int]:
@@ -138,24 +142,22 @@ def mutants(path: Path) -> Iterator[Mutant]:
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     tree, names = ast.parse(source), Counter[str]()
-    same = ast.dump(tree)
     for owner, parent, node in walk(tree, tree):
         for old, new in changes(node):
+            if not isinstance(new, str) and ast.dump(old) == ast.dump(new):
+                continue
             (start, end), word = span(old), new if isinstance(new, str) else ast.unparse(new)
             put = f"({word})" if isinstance(old, ast.expr) else word
+            # A number or a name alone says little: what is around it is shown too.
+            whole = parent if isinstance(parent, ast.expr) and isinstance(old, ast.Constant) else old
+            left, right = span(whole)
+            shown = [source[left:right], source[left:start] + word.encode() + source[end:right]]
+            was, now = (re.sub(r"\s+", " ", part.decode()) for part in shown)
+            name = f"{path.stem}.{owner}: {was} -> {now}"
+            names[name] += 1
+            number = f" #{names[name]}" if names[name] > 1 else ""
             text = source[:start] + put.encode() + source[end:]
-            with contextlib.suppress(SyntaxError):
-                if ast.dump(ast.parse(text)) == same:
-                    continue
-                # A number or a name alone says little: what is around it is shown too.
-                whole = parent if isinstance(parent, ast.expr) and isinstance(old, ast.Constant) else old
-                left, right = span(whole)
-                shown = [source[left:right], source[left:start] + word.encode() + source[end:right]]
-                was, now = (re.sub(r"\s+", " ", part.decode()) for part in shown)
-                name = f"{path.stem}.{owner}: {was} -> {now}"
-                names[name] += 1
-                number = f" #{names[name]}" if names[name] > 1 else ""
-                yield Mutant(path.relative_to(ROOT), old.lineno, name + number, text)  # type: ignore[attr-defined]
+            yield Mutant(path, old.lineno, name + number, text)  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -249,7 +251,7 @@ def main() -> int:
             trees.put(private_copy(Path(place, str(number))))
         stamps = itertools.count(1)
         for module in given.modules:
-            path = next(path for name in PRODUCT for path in (ROOT / name).rglob(f"{module}.py"))
+            path = path_of(module)
             tests = given.tests or tests_of(module)
             tree = trees.get()
             begun = time.monotonic()
@@ -266,7 +268,7 @@ def main() -> int:
                 trees.put(tree)
                 return "SURVIVED" if alive else "killed"
 
-            every = list(mutants(path))
+            every = list(mutants(path.relative_to(ROOT), path.read_bytes()))
             sample = random.Random(f"{given.seed} {module}").sample(every, min(given.count, len(every)))
             counts = Counter[str]()
             for mutant, word in zip(sample, pool.map(outcome, sample), strict=True):

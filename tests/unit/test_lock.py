@@ -157,6 +157,7 @@ PATHS = [
     "original/params.json",
     "original/a/b.bin",
     "x.gguf",
+    "config.json.gz",
     "[1].txt",
 ]
 PATTERNS = ["*", "*.json", "original/*", "original/", "*.safetensors", "x.*", "[[]1].txt", "none"]
@@ -167,6 +168,7 @@ def test_selection_is_the_hubs(exclude: list[str], include: list[str]) -> None:
     pin = ModelPin(COMMIT, tuple((path, 1) for path in PATHS))
     expected = filter_repo_objects(PATHS, allow_patterns=include or None, ignore_patterns=exclude or None)
     assert list(pin.selection(exclude, include)) == list(expected)
+    assert ModelPin(COMMIT).selection(exclude, include) == {}
 
 
 HAVE_IMAGE = {"id": "i", "tags": [], "digests": [PULL]}
