@@ -406,6 +406,19 @@ def test_what_the_supervisor_tells_goes_to_all(ranks: Ranks) -> None:
     ranks.group.tell("serving")  # and after it nothing breaks
 
 
+def test_the_next_run_listens_at_once(ranks: Ranks) -> None:
+    """The kernel keeps the address of a connection that this side closed first for a minute."""
+    (peer,) = begun(ranks)
+    assert ranks.group
+    ranks.group.close()
+    assert peer.hear() == {}
+    peer.close()
+    ranks.closed.remove(peer)
+    (peer,) = begun(ranks)
+    peer.send(END)
+    assert ranks.hears() == ("lost", LOST)
+
+
 def test_a_rank_that_does_not_read_is_lost(ranks: Ranks) -> None:
     (peer,) = begun(ranks)
     assert ranks.group
