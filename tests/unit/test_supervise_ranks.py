@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,10 +66,11 @@ class Ranks:
         self.group: Group | None = None
         self.closed: list[Any] = []
         self.later = 0.0  # by so many seconds its clock is fast
+        self.pulse = PULSE
 
     def start(self, rank: int = 0, hosts: int = 2, gave_up: str = "") -> Group:
         member = Membership(self.address, rank, tuple(f"n{number}" for number in range(hosts)), "llama-0")
-        self.group = Group(member, self.events, self.said.append, PULSE, gave_up)
+        self.group = Group(member, self.events, self.said.append, self.pulse, gave_up)
         self.group.start()
         return self.group
 
@@ -459,6 +461,32 @@ def test_it_tries_until_the_first_rank_is_there(ranks: Ranks) -> None:
     assert [ranks.hears(), ranks.hears()] == [("waits", "for n2"), ("waits", "for n3")]  # each reason once
 
 
+def rounds(group: Group) -> None:
+    """Its loop goes round some times."""
+    for _ in range(4):
+        group.tell("serving")
+        wait_for("a round", group._commands.empty)
+
+
+def test_it_does_not_try_all_the_time(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def resolve(host: str, port: int) -> None:
+        tried.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(supervise_group, "resolve", resolve)
+    ranks.pulse = replace(PULSE, retry=30)
+    group = ranks.start(1)
+    assert ranks.hears()[1].endswith(": no such name")
+    rounds(group)
+    assert len(tried) == 1
+    ranks.later += 30
+    wait_for("another try", lambda: len(tried) > 1)
+    rounds(group)
+    assert len(tried) == 2
+
+
 def test_it_is_turned_away_and_comes_again(ranks: Ranks) -> None:
     listener = ranks.listen()
     ranks.start(1)
@@ -498,11 +526,8 @@ def test_the_first_rank_may_be_lost(ranks: Ranks) -> None:
     peer.leave()
     assert ranks.hears() == ("lost", {**PEER_LOST, "rank": 0, "host": "n0", "line": "connection closed"})
     ranks.later += 10
-    group = ranks.group
-    assert group
-    for _ in range(3):  # rounds of its loop
-        group.tell("serving")
-        wait_for("a round", group._commands.empty)
+    assert ranks.group
+    rounds(ranks.group)
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):  # a run has one connection
         listener.accept()
