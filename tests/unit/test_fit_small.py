@@ -290,6 +290,7 @@ def test_more_gpus_are_a_remedy(gib: int, size: int) -> None:
     given = engine(memory_bytes=16 * GIB)
     found = remedies(heavy, given, fit(heavy, given))
     assert f"Set tensor_parallel_size to {size}, the smallest that fits" in found
+    assert smallest_tp(heavy, given) == size
     assert not any(
         "tensor_parallel_size" in text for text in remedies(heavy, replace(given, tp=8), fit(heavy, given))
     )

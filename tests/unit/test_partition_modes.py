@@ -81,6 +81,11 @@ def test_what_is_as_wanted_is_not_touched() -> None:
         modes = made(world)
         modes.reach(target, ALL)
         assert (modes.backend, modes.actions, world.operations, world.given) == (None, [], [], [])
+    # Nor is it put into SPX for a memory mode that it has.
+    world = Tooled(mode="CPX")
+    modes = made(world)
+    modes.reach(Target("NPS1", {0: "CPX", 1: "CPX"}), ALL)
+    assert (modes.backend, world.given) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -337,8 +342,12 @@ def test_a_driver_that_does_not_load_is_tried_three_times() -> None:
         modes.ensure_loaded()
     assert "reboot the node" in str(failed.value)
     assert modes.actions == ["modprobe amdgpu"] * 3
-    assert world.pauses == [2.0, 4.0]
-    assert [seconds for _, seconds in world.given] == [200.0, 198.0, 194.0]
+    given = [seconds for _, seconds in world.given]
+    world.answer_of_modprobe = Ran(1, "x\nsaid elsewhere\n", "")
+    with pytest.raises(PartitionError, match=r"does not load \(said elsewhere\)"):
+        modes.ensure_loaded()
+    assert world.pauses == [2.0, 4.0] * 2
+    assert given == [200.0, 198.0, 194.0]
 
 
 @pytest.mark.parametrize("succeeds", [1, 2, 3])

@@ -374,6 +374,14 @@ def test_vram_in_use_by_a_process_is_not_stranded() -> None:
     assert not change(world, Request(clean=True), check=False).changed
 
 
+def test_vram_in_use_is_no_matter_of_a_change_that_was_not_to_free_it() -> None:
+    world = World()
+    world.stranded = 46 * GIB
+    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    assert outcome.error is None, outcome
+    assert (world.modes, world.stranded) == (["CPX", "CPX"], 46 * GIB)
+
+
 # --- refused early -----------------------------------------------------------------------------------------
 
 
