@@ -74,6 +74,7 @@ def test_methods(config: dict[str, Any], expected: Scheme | None) -> None:
          Scheme("int4 in groups of 128", 4, 2, (1, 128), 4)),
         ({"num_bits": 4, "type": "int", "strategy": "channel", "group_size": 128},
          Scheme("int4 per channel", 4, 2, (1, 0))),
+        ({"num_bits": 4, "type": "int", "strategy": "group"}, Scheme("int4 per channel", 4, 2, (1, 0))),
         ({"num_bits": 16, "type": "float"}, None),
         ({"type": "int"}, None),
         ({"num_bits": 4}, None),
