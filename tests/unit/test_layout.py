@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from instinct.errors import FleetError
-from instinct.layout import Layout, Slot, lay_out_fleet
+from instinct.layout import Layout, Slot, lay_out_fleet, ranges
 from instinct.placement import pack
 from instinct.topology import LogicalGpu
 
@@ -211,3 +211,101 @@ def test_equal_hosts_share_slots() -> None:
 def test_problems_name_every_host() -> None:
     text = refused([deployment(tensor_parallel_size=9)], {"n1": state(), "n2": state()})
     assert text[0].startswith("vllm_deployments[0].tensor_parallel_size (hosts n1, n2): ")
+
+
+# ---- edges -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"gpus": [7]}, []),
+        (
+            {"gpus": [0, 8, 9], "instances_per_host": 3},
+            [
+                "vllm_deployments[0].gpus[1] (host n1): GPU 8 does not exist: the host has 8 GPUs (0 to 7) in SPX.",
+                "vllm_deployments[0].gpus[2] (host n1): GPU 9 does not exist: the host has 8 GPUs (0 to 7) in SPX.",
+            ],
+        ),
+        ({"instances_per_host": "max", "port": 65528}, []),
+        (
+            {"instances_per_host": "max", "port": 65529},
+            [
+                "vllm_deployments[0].port (host n1): 8 instances from port 65529 go beyond 65535. Choose a lower port."
+            ],
+        ),
+        ({"instances_per_host": 1, "port": 65535}, []),
+    ],
+)
+def test_gpus_and_ports_up_to_the_last(wanted: dict[str, Any], expected: list[str]) -> None:
+    _, found = lay_out_fleet(fleet({"n1": state()}, [deployment(**wanted)]))
+    assert [problem.text() for problem in found] == expected
+
+
+def test_each_pair_of_deployments_is_told_once_at_the_later_one() -> None:
+    wanted = [
+        deployment(name="a", gpus=[0, 1], instances_per_host=2, port=8000),
+        deployment(name="b", gpus=[2, 3], instances_per_host=2, port=8001),
+        deployment(name="c", gpus=[3, 4], instances_per_host=2, port=9000),
+        deployment(name="d", gpus=[0, 1], instances_per_host=2, port=8000),
+    ]
+    assert refused(wanted) == [
+        "vllm_deployments[1].port (host n1): instances a-1 and b-0 would both listen on port 8001. Choose another "
+        "port; instance i of a deployment takes port + i.",
+        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name others in gpus; "
+        "free: 5-7.",
+        "vllm_deployments[3].port (host n1): instances a-0 and d-0 would both listen on port 8000. Choose another "
+        "port; instance i of a deployment takes port + i.",
+        "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name others in gpus; "
+        "free: 5-7.",
+    ]
+
+
+def test_no_gpu_is_left() -> None:
+    both = [
+        deployment(name="a", instances_per_host="max"),
+        deployment(name="b", gpus=[5], port=9000),
+    ]
+    assert refused(both) == [
+        "vllm_deployments[1].gpus (host n1): instances a-5 and b-0 would both use GPU 5. Name others in gpus; "
+        "none is free."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([4], "4"), ([2, 0, 1, 5], "0-2, 5"), ([0, 2, 4], "0, 2, 4"), ([3, 4, 7, 8, 9], "3-4, 7-9")],
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text
+
+
+def test_hosts_are_of_one_kind_by_all_that_their_layout_follows_from() -> None:
+    """A shared layout of hosts that differ would place instances on GPUs that are not there."""
+    wanted = [deployment(instances_per_host="max")]
+    states = {
+        "same": state(), "alike": state(), "fewer": state(gpus=gpus(count=4)), "partitions": state(gpus=gpus("DPX")),
+        "sockets": state(numa_nodes=[]),
+    }  # fmt: skip
+    found = layouts(states, wanted)
+    assert {name: len(layout.slots) for name, layout in found.items()} == {
+        "same": 8, "alike": 8, "fewer": 4, "partitions": 16, "sockets": 8,
+    }  # fmt: skip
+    assert found["same"] is found["alike"]
+    assert [found[name].slots[0].cpus for name in ("same", "sockets")] == ["0-95,192-287", ""]
+    own = {"n2": {"gpu_partition_compute": "CPX"}}
+    changed = layouts({"n1": state(), "n2": state()}, wanted, own=own)
+    assert [(len(changed[name].slots), changed[name].repartition) for name in ("n1", "n2")] == [
+        (8, False),
+        (64, True),
+    ]
+    offline = {"n1": None, "n2": None}
+    declared = {
+        "n1": {"instinct_gpus": {"model": "MI300X", "count": 8}},
+        "n2": {"instinct_gpus": {"model": "MI300X", "count": 4}},
+    }
+    wanted = [deployment(instances_per_host="max", vllm_version="0.11.1")]
+    assert [len(item.slots) for item in layouts(offline, wanted, offline=True, own=declared).values()] == [
+        8,
+        4,
+    ]

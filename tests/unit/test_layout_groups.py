@@ -97,6 +97,13 @@ def test_a_group_is_the_same_in_a_limited_run() -> None:
     )
 
 
+def test_a_limited_run_without_the_first_host_of_a_group() -> None:
+    known = {"instinct": list(NODES), "all": list(NODES)}
+    found = layouts(world("n2", "n10"), [two(hosts=["instinct"])], groups=known)
+    assert [(layout.slots, layout.left_out) for layout in found.values()] == [((), ("llama-0",))] * 2
+    assert "n1 (it is not in this run)" in found["n2"].warnings[0]
+
+
 def test_hosts_that_are_not_named_cannot_be_told_from_a_limited_run() -> None:
     known = {"instinct": list(NODES), "all": list(NODES)}
     found = layouts(world("n1", "n2"), [two()], groups=known)
@@ -128,6 +135,29 @@ def test_hosts_of_a_group_must_be_alike() -> None:
         "host n10: deployment llama runs over n3 with 8 MI300X and n10 with 8 MI325X. Hosts that run an engine "
         "together must be alike.",
     ]
+
+
+def test_hosts_of_a_group_that_are_only_declared_must_be_alike() -> None:
+    def declared(model: str, count: int = 8) -> dict[str, Any]:
+        return {"instinct_gpus": {"model": model, "count": count}}
+
+    bare: dict[str, Any] = {"n1": None, "n2": None}
+    wanted = [two(vllm_version="0.11.1")]
+    own = {"n1": declared("MI300X"), "n2": declared("MI325X")}
+    assert refused(wanted, bare, offline=True, own=own) == [
+        "host n2: deployment llama runs over n1 with 8 MI300X and n2 with 8 MI325X. Hosts that run an engine "
+        "together must be alike."
+    ]
+    layouts(bare, wanted, offline=True, own={"n1": declared("MI300X"), "n2": declared("MI300X")})
+
+
+def test_hosts_of_a_group_that_is_not_whole_may_differ() -> None:
+    """They do not run it together now; the run that has all of them says so."""
+    three = [deployment(nodes=3, pipeline_parallel_size=3, hosts=["instinct"])]
+    odd: dict[str, Any] = {"n1": state(), "n2": state(gpus=gpus("DPX")), "n3": None}
+    found = layouts(odd, three)
+    assert [found[name].left_out for name in ("n1", "n2")] == [("llama-0",)] * 2
+    assert len(refused(three, {**odd, "n3": state()})) == 1
 
 
 def test_a_deployment_that_two_hosts_define_differently() -> None:

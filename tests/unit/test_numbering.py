@@ -109,6 +109,19 @@ def test_every_host_from_what_it_runs_to_what_it_will(
     assert (told["choice"], told["before"], hosts(plan)) == (choice, before, expected)
 
 
+@pytest.mark.parametrize("wishes", [Wishes(), Wishes(RESTART)])
+def test_before_is_nothing_where_nothing_runs(wishes: Wishes) -> None:
+    states = run(two(), llama())
+    for found in states.values():
+        found["instances"] = []
+    told = turn_of(planned(states, llama(), wishes))
+    assert (told["before"], told["hosts"]["n1"]["from"]) == (None, None)
+    assert (turn_of(planned(two(), llama()))["before"], turn_of(planned(two(), llama()))["generation"]) == (
+        None,
+        1,
+    )
+
+
 def test_a_held_deployment_from_what_each_host_runs_to_what_is_held() -> None:
     states = bind(mixed(), "n1", "n2", "n3", held={**A_HOLD, "generation": 2})
     plan = planned(states, llama(64))
