@@ -127,9 +127,14 @@ class Places:
         values = {**vars(self)}
         found = {
             os.path.join(self.units, SERVICE): UNIT.format(**values),
-            os.path.join(self.units, AGENT_SERVICE): AGENT_UNIT.format(**values),
+            self.agent_unit: AGENT_UNIT.format(**values),
         }
         return {**found, self.router_unit: ROUTER_UNIT.format(**values)} if routers else found
+
+    @property
+    def agent_unit(self) -> str:
+        """The unit file of the agent's service."""
+        return os.path.join(self.units, AGENT_SERVICE)
 
     @property
     def router_unit(self) -> str:
@@ -173,12 +178,13 @@ class _Change:
         version = self.haproxy.version()
         services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
         files = [name for name, old in self.before.items() if old != self.texts.get(name)]
-        agent_runs = running(places.in_state("agent.pid"), "agent.py")
+        agent_stays = running(places.in_state("agent.pid"), "agent.py") and "agent.py" not in files
+        agent_stays = agent_stays and places.agent_unit not in services
         actions = [f"write {path}" for path in services]
         actions += [f"write {places.current}/{name}" for name in files if name in self.texts]
         if version != self.config["version"] or files or services:
             actions.append(f"{'reload' if version else 'start'} {SERVICE}")
-        if not agent_runs or "agent.py" in files or services:
+        if not agent_stays:
             actions.append(f"start {AGENT_SERVICE}")
         router_stays = self._router_stays(files, services)
         if not router_stays:
@@ -195,7 +201,7 @@ class _Change:
         if os.path.exists(places.haproxy):
             self._validate()
         if not check:
-            self._apply(version, services, agent_runs and "agent.py" not in files, router_stays, address)
+            self._apply(version, services, agent_stays, router_stays, address)
         return result
 
     def _service_files(self) -> dict[str, str]:
