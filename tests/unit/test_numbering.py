@@ -148,6 +148,31 @@ def test_what_a_generation_replaces_is_told_and_kept() -> None:
     assert needed == {"n1": [[1]], "n2": [[1]], "n3": [[3]], "n4": [[]]}
 
 
+@pytest.mark.parametrize(
+    ("reached", "wanted", "expected"),
+    [
+        # The hosts that a first change reached, what is wanted then, and (number, whether it is new, who records it).
+        (("n1",), llama(16), (2, False, ["n2", "n3"])),
+        (("n2", "n3"), llama(16), (2, False, ["n1"])),
+        (("n1", "n2", "n3"), llama(16), (2, False, [])),
+        (("n1",), llama(32), (3, True, ["n1", "n2", "n3"])),
+        (("n1",), llama(), (3, True, ["n1"])),
+        ((), llama(16), (2, True, ["n1", "n2", "n3"])),
+        (("n1",), [], (3, True, ["n1", "n2", "n3"])),
+    ],
+)
+def test_which_hosts_join_a_number(
+    reached: tuple[str, ...], wanted: Any, expected: tuple[int, bool, list[str]]
+) -> None:
+    """A run that was cut off, or that had a --limit, has left a number to some hosts: the others join it."""
+    states = run(two(("n1", "n2", "n3")), llama())
+    for name in reached:
+        states = {**states, **run(only(states, name), llama(16))}
+    told = turn_of(planned(states, wanted))
+    recording = [name for name, step in told["hosts"].items() if step["record"]]
+    assert (told["generation"], told["new"], recording) == expected
+
+
 def test_reasons_of_hosts() -> None:
     """A host's own reason is in its record; the deployment's is that of the first host that records one."""
     states = {"n1": state(hostname="n1"), **only(mixed(), "n2")}

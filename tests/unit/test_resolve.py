@@ -177,12 +177,16 @@ class Hub:
     first: list[int] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
+    moved: bool = False
 
     def answer(self, http: BaseHTTPRequestHandler) -> None:
         self.asked.append((http.path.partition("?")[0], http.headers.get("Authorization") or ""))
         status = self.first.pop(0) if self.first else 200
         data = self.config if "/resolve/" in http.path else json.dumps(self.info).encode()
+        if self.moved and "/resolve/" in http.path and not http.path.startswith("/moved/"):
+            status, data = 302, b""
         http.send_response(status)
+        http.send_header("Location", f"/moved{http.path}")
         http.send_header("ETag", '"1"')
         http.send_header("X-Repo-Commit", SHA)
         http.send_header("Content-Length", str(len(data)))
@@ -241,6 +245,12 @@ def test_a_model(token: str | None) -> None:
     ]
     # The operator's token or none: what lies in the home must not decide what a fleet can fetch.
     assert {sent for _, sent in hub.asked} == {f"Bearer {token}" if token else ""}
+
+
+def test_a_hub_that_keeps_files_elsewhere() -> None:
+    with serving(Hub(WHOLE, moved=True)) as hub:
+        assert model_pin("a/b", "main", MODEL, hub.url, None).config == CONFIG
+    assert hub.asked[-1][0] == f"/moved/a/b/resolve/{SHA}/config.json"
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from instinct.instance_key import NO_KEY, InstanceKey
 from instinct.lock import ImagePin, Lock, ModelPin, model_key
 from instinct.observed import Running
 from instinct.steps import (
+    build_tools,
     docker_engine,
     has_image,
     has_weights,
     images,
     instance_key,
     models,
+    partition,
     remove,
     server,
     size,
@@ -38,6 +40,7 @@ from .plan_world import (
     apply_to_state,
     deployment,
     fleet,
+    gpus,
     plan,
     state,
 )
@@ -116,6 +119,19 @@ VARY = "moving pages between sockets makes transfers between CPU, GPU and networ
             ("on now, off after a reboot", "on now and after a reboot", "host_prep_numa_balancing is true"),
         ),
         (state(numa_balancing={"runtime": 1, "persisted": 1, "file": None}), True, None),
+        (state(numa_balancing={"runtime": 2, "persisted": None, "file": None}), True, None),
+        (state(numa_balancing={"runtime": 0, "persisted": 0, "file": None}), False, None),
+        (state(numa_balancing={"runtime": None, "persisted": None, "file": None}), False, None),
+        (
+            state(numa_balancing={"runtime": 0, "persisted": 1, "file": None}),
+            False,
+            ("off now, on after a reboot", "off now and after a reboot", VARY),
+        ),
+        (
+            state(numa_balancing={"runtime": 1, "persisted": 0, "file": None}),
+            False,
+            ("on now, off after a reboot", "off now and after a reboot", VARY),
+        ),
         (state(), None, None),
     ],
 )
@@ -191,6 +207,77 @@ def test_what_is_stopped_for_a_change_of_modes() -> None:
     assert [
         (item["target"], item["before"]) for item in data["actions"] if item["role"] == "gpu_partition"
     ] == [("4 GPUs", "unknown")]
+
+
+GPUS = "ROCm/amdgpu-docs docs/gpu-partitioning"
+
+
+def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
+    """A node with a GPU in each of these modes."""
+    found = [gpus(compute, 1)[0] for compute, _ in modes]
+    for at, (gpu, (_, memory)) in enumerate(zip(found, modes, strict=True)):
+        gpu.update(index=at, bdf=f"0000:{at:02x}:00.0", memory_partition=memory,
+                   available_memory_partitions=["NPS1", "NPS4"])  # fmt: skip
+    return state(gpus=found)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "expected"),
+    [
+        (in_modes(("SPX", "NPS1"), ("SPX", "NPS1")), {}, []),
+        (in_modes(("CPX", "NPS4")), {"compute": "CPX", "memory": "NPS4"}, []),
+        (
+            in_modes(("SPX", "NPS1"), ("SPX", "NPS1")),
+            {"compute": "CPX", "memory": "NPS4"},
+            [
+                ("memory_partition", "2 GPUs", "NPS1", "NPS4, reloads the driver", "gpu_partition_memory is NPS4"),
+                ("compute_partition", "2 GPUs", "SPX", "CPX", "gpu_partition_compute is CPX"),
+            ],
+        ),
+        (
+            in_modes(("CPX", "NPS1"), ("CPX", "NPS4")),
+            {"compute": "CPX", "memory": "NPS4"},
+            [
+                (
+                    "memory_partition", "2 GPUs", "NPS1 on 1, NPS4 on 1", "NPS4, reloads the driver",
+                    "gpu_partition_memory is NPS4",
+                )
+            ],
+        ),
+        (
+            in_modes(("CPX", "NPS1"), ("SPX", "NPS1"), ("SPX", "NPS1")),
+            {"compute": "CPX"},
+            [("compute_partition", "3 GPUs", "CPX on 1, SPX on 2", "CPX", "gpu_partition_compute is CPX")],
+        ),
+        (
+            in_modes(("SPX", None)),
+            {"memory": "NPS1"},
+            [("memory_partition", "1 GPUs", "none", "NPS1, reloads the driver", "gpu_partition_memory is NPS1")],
+        ),
+        (None, {"compute": "CPX"}, [("compute_partition", "8 GPUs", "unknown", "CPX", "gpu_partition_compute is CPX")]),
+        (None, {"memory": "NPS4"}, []),
+        (
+            {**in_modes(("SPX", "NPS1")), "partition_change": "load"},
+            {"compute": "SPX"},
+            [
+                (
+                    "partition_change", "1 GPUs", "cut off at step load", "finished",
+                    "an earlier change of partition modes did not come to its end",
+                )
+            ],
+        ),
+        (
+            {**in_modes(("SPX", "NPS1")), "partition_change": "load"},
+            {"compute": "CPX"},
+            [("compute_partition", "1 GPUs", "SPX", "CPX", "gpu_partition_compute is CPX")],
+        ),
+    ],
+)  # fmt: skip
+def test_changes_of_modes(found: Any, wanted: dict[str, str], expected: list[Told]) -> None:
+    there = host(found, instinct_gpus={"model": "MI300X", "count": 8})
+    made = partition(replace(there, settings=replace(there.settings, **wanted)))
+    assert [(item.kind, *told(item)[:4]) for item in made] == expected
+    assert {(item.role, item.source) for item in made} <= {("gpu_partition", GPUS)}
 
 
 # ---- images ------------------------------------------------------------------------------------------
@@ -282,6 +369,32 @@ def test_an_image_is_had_by_digest_or_tag() -> None:
     assert (known, has_image(None, "a:1")) == ([True, True, False, False], False)
 
 
+BUILD = {"repo": "https://github.com/ROCm/vllm.git", "ref": "main", "tag": "local/vllm:1"}
+
+
+def test_what_a_host_lacks_to_build_an_image() -> None:
+    built = deployment(image=None, build=BUILD, vllm_version="0.11.1")
+    there = host(state(), built)
+    steps = [step for step, _ in images(there, LOCK)]
+    made = build_tools(there, steps)
+    assert made is not None
+    action, packages = made
+    assert packages[:2] == ("ca-certificates", "git")
+    names = ", ".join(packages)
+    assert told(action) == (
+        names, "absent", "installed", "an image is built on this host", "vLLM's docker/Dockerfile.rocm",
+    )  # fmt: skip
+    ((step, pull),) = images(there, LOCK)
+    assert step.build
+    after = f"built from {BUILD['repo']} at main, {step.build.dockerfile}"
+    assert told(pull) == (step.build.tag, "absent", after, RUNS, "the deployment")
+    pulled = host(state(), deployment())
+    assert build_tools(pulled, [step for step, _ in images(pulled, LOCK)]) is None
+    both = host(state(), built, deployment(name="b", port=9000, gpus=[1]))
+    assert build_tools(both, [step for step, _ in images(both, LOCK)]) == made
+    assert build_tools(there, []) is None
+
+
 # ---- weights -----------------------------------------------------------------------------------------
 
 FILES = (("config.json", 1), ("model.safetensors", 2), ("original/a.bin", 3), ("original/b.bin", 4))
@@ -359,6 +472,16 @@ def test_a_fetch(deployments: Any, lock: Lock, expected: tuple[str, str, str]) -
     assert told(action) == (target, "absent", after, reason, HUB)
     fetched_in = "image:2" if len(deployments) > 1 else "image:1"  # that of the first deployment
     assert (step.image, step.cache_dir, step.bytes) == (fetched_in, HF, sum(step.files.values()))
+
+
+def test_weights_that_one_of_two_deployments_lacks() -> None:
+    snapshot = {"cache_dir": HF, "repo": REPO, "commit": COMMIT, "complete": True, "files": 1, "bytes": 1}
+    found = state(models=[{**snapshot, "exclude": ["original/*"], "include": []}])
+    some, every = deployment(exclude=["original/*"]), deployment(name="b", port=9000, gpus=[1])
+    image_of = {"llama": "image:1", "b": "image:2"}
+    assert models(host(found, some), LOCK, image_of) == ()
+    ((step, action),) = models(host(found, some, every), LOCK, image_of)
+    assert (action.before, len(step.files)) == ("other files of this commit", 3)
 
 
 def test_names_with_signs_of_patterns_are_taken_as_they_are() -> None:
