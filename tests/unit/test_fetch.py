@@ -192,7 +192,7 @@ def test_a_docker_that_breaks_off_while_it_is_waited_for(
     docker.programs["instinct-fetch-"] = program
     with monkeypatch.context() as patch:
         if fault == STALLED:
-            patch.setattr(fetch_on_node.Engine.__init__, "__defaults__", ("", 0.5))
+            patch.setattr(fetch_on_node.Engine.__init__, "__defaults__", ("", 1.0))
         result, failed = run_module(hf_model.main, args)
     assert (failed, result["msg"]) == (True, text)
     docker.faults.clear()

@@ -39,7 +39,7 @@ __all__ = ["host"]  # a fixture
 def test_a_docker_that_breaks_off_is_told(
     host: Host, monkeypatch: pytest.MonkeyPatch, fault: str, text: str
 ) -> None:
-    monkeypatch.setattr(status_node.Engine.__init__, "__defaults__", (status_node.SOCKET, 0.3))
+    monkeypatch.setattr(status_node.Engine.__init__, "__defaults__", (status_node.SOCKET, 1.0))
     host.add("llama-0")
     host.docker.faults["GET /containers/json"] = fault
     found = read_node(host.node)

@@ -159,7 +159,7 @@ def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
     engine = engine_of_the_module.Engine
     with monkeypatch.context() as patch:
         if fault == STALLED:  # with less patience than the module's
-            patch.setattr(engine, "pull", functools.partialmethod(engine.pull, timeout=0.3))
+            patch.setattr(engine, "pull", functools.partialmethod(engine.pull, timeout=1))
         result, failed = run_module(vllm_image.main, pull_args(docker))
     assert failed
     assert result["msg"] == (
