@@ -262,6 +262,15 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
     # operation, what is wanted, changes of the balancer, of Wanted, of the inventory, starts of the problems
     "an upgrade": (UPGRADE, NEW, {}, {}, {}, []),
     "the balancer is down": (UPGRADE, NEW, {"running": False}, {}, {}, [NOT_RUNNING]),
+    "the balancer was never set up": (
+        UPGRADE,
+        NEW,
+        {"running": False, "config": None, "files": {}, "applied": None},
+        {},
+        {},
+        [NOT_RUNNING],
+    ),
+    "an upgrade of what is as wanted": (UPGRADE, ONE, {}, {"deployment": "llama"}, {}, []),
     "the balancer is down, and nothing changes": (UPGRADE, ONE, {"running": False}, {}, {}, []),
     "the balancer is down, and all is stopped": (STOP, ONE, {"running": False}, {}, {}, []),
     "a balancer is not in this run": (

@@ -12,7 +12,7 @@ from instinct.plan import FleetPlan, check_fleet, plan_fleet
 from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
 from instinct.rollout_text import explain_rollout
 
-from .plan_world import apply_to_state, deployment, fleet, state, workshop
+from .plan_world import COMMIT, PULL, REPO, apply_to_state, deployment, fleet, state, workshop
 
 States = dict[str, dict[str, Any]]
 
@@ -99,6 +99,28 @@ def test_every_instance_in_turn_with_the_way_back() -> None:
         }
     ]
     assert made.batches[0]["held"] == 1
+
+
+def test_what_the_canary_is_compared_with_comes_from_the_records() -> None:
+    states = deployed(OLD)
+    canary = rolled(states, NEW)[0].steps["n1"][0]["canary"]
+    (made,) = states["n1"]["generations"][0]["kept"]
+    for part, name, port in (("old", "llama-0", 8000), ("reference", "llama-1", 8001)):
+        told = canary[part]
+        assert {key: told[key] for key in told if key not in ("gpus", "server", "argv")} == {
+            "name": name, "deployment": "llama", "generation": 1, "model": REPO, "commit": COMMIT, "served_model": REPO,
+            "image": PULL, "vllm": made["vllm"], "port": port,
+        }  # fmt: skip
+        assert "serve" in told["argv"]
+        assert told["argv"][told["argv"].index("--max-num-seqs") + 1] == "64"
+        assert (told["server"]["name"], told["server"]["generation"], told["server"]["port"]) == (
+            name,
+            1,
+            port,
+        )
+    assert canary["old"]["gpus"] == canary["new"]["gpus"]
+    assert canary["old"]["gpus"]
+    assert (canary["id"], canary["new"]["host"], canary["new"]["name"]) == ("n1/llama-0", "n1", "llama-0")
 
 
 def test_nothing_to_do_is_no_batch() -> None:
