@@ -107,6 +107,7 @@ def test_every_host_from_what_it_runs_to_what_it_will(
     plan = planned(bare(mixed()), llama(32), wishes)
     told = turn_of(plan)
     assert (told["choice"], told["before"], hosts(plan)) == (choice, before, expected)
+    assert (told["new"], told["known"]) == (False, False)  # it has a number already, and not on every host
 
 
 @pytest.mark.parametrize("wishes", [Wishes(), Wishes(RESTART)])
