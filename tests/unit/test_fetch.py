@@ -75,6 +75,25 @@ def test_the_whole_container(docker: FakeDocker, args: Args, run_module: Any) ->
     assert not os.path.exists(secret)
 
 
+def test_a_second_token_goes_the_way_of_the_first(docker: FakeDocker, args: Args, run_module: Any) -> None:
+    """The directory for secrets is there by then, perhaps with other rights."""
+    seen: list[str] = []
+
+    def program(container: FakeContainer) -> int:
+        seen.append(container.name)
+        return download()(container)
+
+    docker.programs["instinct-fetch-"] = program
+    for _ in range(2):
+        result, failed = run_module(hf_model.main, {**args, "token": CANARY})
+        assert not failed, result
+        assert stat.S_IMODE(os.stat(fetch_on_node.SECRETS_DIR).st_mode) == 0o700
+        assert os.listdir(fetch_on_node.SECRETS_DIR) == []
+        os.chmod(fetch_on_node.SECRETS_DIR, 0o755)
+        shutil.rmtree(args["cache_dir"])
+    assert len(seen) == 2
+
+
 # ---- disks -------------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,21 @@ def test_units(case: str) -> None:
     assert [unit.name for unit in units_of(members)] == wanted
 
 
+def test_what_a_unit_takes_away() -> None:
+    """Engines that serve: one over hosts counts once, and what is only added not at all."""
+    for members, loses in (
+        ([member("n1", 0)], {"llama": 1}),
+        ([member("n1", 0, serves=False)], {}),
+        ([member("n1", 0, old=None)], {}),
+        ([member("n1", 0, old=None, known=False)], {"llama": 1}),
+        ([member("n1", 0, old_engine="e"), member("n2", 0, old_engine="e")], {"llama": 1}),
+        ([member("n1", 0, new=None), member("n1", 0, deployment="qwen", old=None)], {"llama": 1}),
+        ([member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001))], {"llama": 2}),
+    ):
+        (unit,) = units_of(members)
+        assert unit.loses == loses
+
+
 # ---- order and batches -------------------------------------------------------------------------------
 
 
