@@ -80,7 +80,10 @@ def cached_file(config: Config, name: str, key: str, make: Callable[[Path], None
         return path
     config.layers.mkdir(parents=True, exist_ok=True)
     for old in config.layers.glob(f"{name}-*"):
-        old.unlink()
+        if old.is_dir():  # of a run that was killed
+            shutil.rmtree(old)
+        else:
+            old.unlink()
     with tempfile.TemporaryDirectory(dir=config.layers, prefix=f"{name}-") as scratch:
         unfinished = Path(scratch) / "layer.tar"
         make(unfinished)
