@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lab.standin.knobs import Knobs
 
 from .conftest import Lab
 from .helpers import deployment, node_state
-
-# Half an hour is all that every run has.
-pytestmark = pytest.mark.deep
 
 
 def test_check_mode_predicts_the_run(fresh_lab: Lab) -> None:

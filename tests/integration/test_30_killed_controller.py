@@ -13,9 +13,6 @@ from .helpers import completion, deployment, node_state, wait_for
 
 VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
 
-# Upgrades that are killed are in test_87, and in every run.
-pytestmark = pytest.mark.deep
-
 FETCHING = "docker ps --format '{{.Names}}' | grep -q ^instinct-fetch-"
 STARTING = "docker ps --format '{{.Names}}' | grep -q ^instinct-llama-0"
 

@@ -14,9 +14,7 @@ from .leaks import Sampler, files_with, found_on, search_works
 OTHERS = ("gated model refused", "engine fails")
 
 
-@pytest.mark.parametrize(
-    "case", ["right token", *(pytest.param(name, marks=pytest.mark.deep) for name in OTHERS)]
-)
+@pytest.mark.parametrize("case", ["right token", *OTHERS])
 def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)

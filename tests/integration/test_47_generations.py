@@ -5,13 +5,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from .conftest import Lab
 from .helpers import deployment
-
-# Half an hour is all that every run has; there, generations are in test_87.
-pytestmark = pytest.mark.deep
 
 TOP = "/etc/instinct-fleet"
 

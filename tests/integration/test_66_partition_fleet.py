@@ -21,9 +21,6 @@ from tests.load import Load, Target
 from .conftest import BIN, ROOT, Lab, Run, copy_inventory
 from .helpers import completion, deployment, wait_for
 
-# Half an hour is all that every run has; there, partitioning is in test_65.
-pytestmark = pytest.mark.deep
-
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
 OLD, NEW = "NPS1 SPX", "CPX NPS4"
 CHECKED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff"
