@@ -384,7 +384,7 @@ def test_what_is_no_longer_there_is_no_longer_out(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("content", "word", "expected"),
-    [("{pid}\n", "python", True), ("{pid}\n", "haproxy", False), ("", "python", False), ("x", "python", False),
+    [("{pid}\n", "python", True), ("{pid}\n", "another-program", False), ("", "python", False), ("x", "python", False),
      (None, "python", False), ("999999999\n", "python", False)],
 )  # fmt: skip
 def test_whether_a_process_runs(tmp_path: Path, content: str | None, word: str, expected: bool) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,6 +179,7 @@ class Hub:
     asked: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
     moved: bool = False
+    code: str = ""  # of an error, as the hub names it
 
     def answer(self, http: BaseHTTPRequestHandler) -> None:
         self.asked.append((http.path.partition("?")[0], http.headers.get("Authorization") or ""))
@@ -187,6 +189,8 @@ class Hub:
             status, data = 302, b""
         http.send_response(status)
         http.send_header("Location", f"/moved{http.path}")
+        if status >= 400 and self.code:
+            http.send_header("X-Error-Code", self.code)
         http.send_header("ETag", '"1"')
         http.send_header("X-Repo-Commit", SHA)
         http.send_header("Content-Length", str(len(data)))
@@ -313,6 +317,31 @@ def test_only_a_limit_is_waited_for(answers: list[int], pauses: int, problem: st
             assert problem.format(hub=hub.url) in str(caught.value)
             assert caught.value.kind == kind
     assert slept == list(RETRY_PAUSES[:pauses])
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        (MODEL, "vllm_deployments[0].revision"),
+        (("vllm_deployments", 0, "tokenizer"), "vllm_deployments[0].tokenizer"),
+    ],
+)
+def test_a_revision_is_told_at_its_key(path: tuple[str | int, ...], key: str) -> None:
+    with (
+        serving(Hub(WHOLE, first=[404], code="RevisionNotFound")) as hub,
+        pytest.raises(ResolveError) as caught,
+    ):
+        model_pin("a/b", "v9", path, hub.url, None)
+    assert str(caught.value).startswith(f"{key}: model a/b has no revision v9 on {hub.url}.")
+    assert caught.value.kind == GONE
+
+
+def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub reads this when it is imported, and otherwise tells huggingface.co of its use."""
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    with serving(Hub(WHOLE)) as hub:
+        model_pin("a/b", "main", MODEL, hub.url, None)
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
 
 
 def test_access_to_a_pinned_model_waits_for_nobody() -> None:

@@ -597,6 +597,7 @@ def test_a_server(case: str) -> None:
     assert (told(made) if made else None) == (
         ("llama-0", *expected, "vllm_deployments") if expected else None
     )
+    assert not made or (made.kind, made.role) == ("server", "vllm_serve")
 
 
 # ---- words -------------------------------------------------------------------------------------------
