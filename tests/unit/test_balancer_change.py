@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Node:
         (tmp / "haproxy").touch()
         self.port = free_port()
         self.admin: Socket | None = None
-        self.refuses, self.deaf = "", False
+        self.refuses, self.deaf, self.late = "", False, 0.0
         self.running = {"agent.pid": False, "router.pid": False}
 
     def run(self, command: Sequence[str]) -> tuple[int, str]:
@@ -48,7 +49,7 @@ class Node:
                 return 1, said
         verb, name = command[1], command[-1]
         if name == SERVICE and verb in ("start", "reload") and not self.deaf:
-            self.say_version()
+            threading.Timer(self.late, self.say_version).start() if self.late else self.say_version()
         if name in (AGENT_SERVICE, ROUTER_SERVICE) and verb in ("start", "restart"):
             self.running["agent.pid" if name == AGENT_SERVICE else "router.pid"] = True
         return 0, ""
@@ -284,6 +285,16 @@ def test_a_change_that_fails_is_taken_back(node: Node, monkeypatch: pytest.Monke
     assert [call for call in node.calls if "haproxy" not in call] == [f"reload {SERVICE}"] * 2
     assert Path(node.path("haproxy.cfg")).read_text() == "v1"
     assert (node.tmp / "var/applied").read_text() == spec_hash(node.texts()) + "\n"
+
+
+def test_a_haproxy_that_takes_its_time_is_waited_for(node: Node) -> None:
+    """As it does with many certificates; nothing is taken back before the time is over."""
+    node.apply(node.texts())
+    node.calls.clear()
+    node.late = 0.3
+    converge(node.texts("v2"), False, node.places, node.run)
+    assert [call for call in node.calls if "haproxy" not in call] == [f"reload {SERVICE}"]
+    assert Path(node.path("haproxy.cfg")).read_text() == "v2"
 
 
 def test_a_first_start_that_fails_is_left_to_be_looked_at(node: Node) -> None:
