@@ -403,3 +403,16 @@ def test_whether_a_process_runs(tmp_path: Path, content: str | None, word: str, 
     if content is not None:
         (tmp_path / "pid").write_text(content.format(pid=os.getpid()))
     assert running(str(tmp_path / "pid"), word) is expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo out; echo err >&2; exit 3", (3, "out\nerr\n")),
+        ("cat", (0, "")),
+        (r"printf 'a\377b'", (0, "a\ufffdb")),
+    ],
+)
+def test_a_program_is_heard_to_its_end(script: str, expected: tuple[int, str]) -> None:
+    """Both of its streams, without an input that it could wait for, and whatever its exit code."""
+    assert balancer_node.run(["sh", "-c", script]) == expected
