@@ -43,6 +43,7 @@ TESTS = {
     "fit": ["test_fit_small", "test_fit_vllm", "test_fit"],
     "kvcache": ["test_kvcache", "test_fit_vllm", "test_fit"],
     "lock": ["test_lock", "test_software", "test_access"],
+    "numbering": ["test_numbering", "test_generations_plan"],
     "partition_modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
     "partition_transaction": ["test_partition_transaction"],
     "quantized": ["test_quantized", "test_fit"],
