@@ -45,12 +45,19 @@ def env_assignments(text: str) -> dict[str, str]:
         match = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", line)
         if not match:
             continue
-        try:
-            words = shlex.split(match.group(2), comments=True)
-        except ValueError:  # an unclosed quote: take the text as it stands
-            words = [match.group(2)]
-        found[match.group(1)] = words[0] if words else ""
+        found[match.group(1)] = _first_word(match.group(2))
     return found
+
+
+def _first_word(text: str) -> str:
+    """What a shell takes of the text after NAME=; a # begins a comment only after a blank."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.commenters = True, ""
+    try:
+        word = words.get_token() or ""
+    except ValueError:  # an unclosed quote: take the text as it stands
+        return text
+    return "" if text[:1].isspace() and word.startswith("#") else word
 
 
 def env_secrets(text: str) -> list[str]:

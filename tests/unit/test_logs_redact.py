@@ -111,6 +111,27 @@ EMPTY=
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", ""),
+        ("a b", "a"),
+        ("a # note", "a"),
+        ("a # don't", "a"),
+        (" # note", ""),
+        ("# no note", "#"),
+        ("key#with-one", "key#with-one"),
+        ("'a # b' # note", "a # b"),
+        ("'a'\"b\"c", "abc"),
+        ("'open", "'open"),
+        ("back\\ slash", "back slash"),
+    ],
+)
+def test_what_a_shell_takes_of_an_assignment(text: str, value: str) -> None:
+    assert env_assignments(f"  export A_KEY={text}\nB=1") == {"A_KEY": value, "B": "1"}
+    assert env_secrets(f"A_KEY={text}") == ([value] if value else [])
+
+
 def test_environment_files() -> None:
     assert env_assignments(ENV) == {
         "A": "b c",

@@ -46,6 +46,7 @@ class World:
     did: list[tuple[Any, ...]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     environments: list[Mapping[str, str] | None] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
     child: Child | None = None
     memory: Memory | None = None
     clock: float = 0.0
@@ -123,6 +124,7 @@ class Child:
         world.child = self
         world.environments.append(env)
         world.did.append(("run", *argv))
+        world.started.append(world.clock)
 
     def heard(self) -> str:
         return self.program.says if self.world.clock >= self.begun + self.program.says_at else ""
@@ -621,6 +623,7 @@ def test_a_worker_joins_when_the_head_is_there(world: World) -> None:
     ]
     assert world.run(*WORKER) == 0
     assert runs(world) == ["ray start --address=10.0.0.1:6379", "ray stop"]
+    assert world.started == [4.0, 11.0]
     assert world.environments[0] is not None
     assert "RAY_ADDRESS" not in world.environments[0]
     assert world.names("waiting", "starting") == [

@@ -72,6 +72,7 @@ def expert(outputs: int, inputs: int, split: str = OUT, **more: Any) -> Matrix:
         (expert(300, 100, scheme=EIGHT), Share(expert_padding=256), 512 * 256 * 6),
         (expert(3, 2, scheme=EIGHT), Share(expert_padding=2), 4 * 2 * 6),
         (expert(300, 100, scheme=EIGHT), ALL, 300 * 100 * 6),
+        (expert(3, 3, scheme=EIGHT), Share(tp=4), 3 * 3 * 6),
         (expert(300, 100), Share(expert_padding=256), 300 * 100 * 2 * 6),
         (expert(300, 1, scheme=EIGHT), Share(expert_padding=256), 300 * 6),
         (Matrix("dense", 300, 100, OUT, scheme=EIGHT), Share(expert_padding=256), 300 * 100),
