@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from instinct.checkpoint import CheckpointSize
 from instinct.fit import Engine, fit, longest, remedies, smallest_tp, stage_weights, stages
-from instinct.modellayers import Cache, Layer
+from instinct.modellayers import Cache, Layer, State
 from instinct.modelshape import ModelShape
 from instinct.weights import OUT, Matrix
 
@@ -123,6 +123,9 @@ def test_tokens_of_several_groups() -> None:
     mixed = shape(layers=(LAYER, Layer(LAYER.matrices, (Cache(2, 25, 25, window=32),))))
     for version, expected in (("0.12.0", 100 // 2 * 16), ("0.9.0.1", 50 * 16)):
         assert fit(mixed, engine(version, kv_cache_memory_bytes=100 * 16 * 200)).kv_cache_tokens == expected
+    states = shape(layers=(LAYER, Layer(LAYER.matrices, (State(10, 2, 0, 0),))))
+    for version, expected in (("0.12.0", 100 // 2 * 16), ("0.9.0.1", 100 * 16)):
+        assert fit(states, engine(version, kv_cache_memory_bytes=100 * 16 * 200)).kv_cache_tokens == expected
     empty = shape(layers=(Layer(LAYER.matrices),))
     assert fit(empty, engine("0.12.0")).kv_cache_tokens == 0
 

@@ -60,6 +60,7 @@ def test_modes_are_set_again_and_a_second_time_nothing_is() -> None:
     assert world.modes == ["SPX", "SPX"]
     good, told = restore(world, CPX)
     assert (good, told[-1], world.modes) == (True, "GPUs are CPX, memory NPS1.", ["CPX", "CPX"])
+    assert world.clock == 0.0  # it does not wait for what is there
     world.again()
     assert restore(world, CPX) == (True, ["GPUs are CPX, memory NPS1, as they were."])
     assert world.operations == []
