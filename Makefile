@@ -55,11 +55,13 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint types unit lab-test deep parsers docs bench mutants
-test: venv-dev ## everything but make deep
-	@# The lab comes up meanwhile.
-	@$(LAB) up > /dev/null 2>&1 & up=$$!; $(MAKE) lint types unit; result=$$?; wait $$up; exit $$result
-	$(MAKE) lab-test
+.PHONY: test packages lint types unit coverage labs lab-test deep parsers docs bench mutants nightly
+test: packages venv-dev ## lint, types, unit tests, lab tests; what it leaves to make nightly is marked deep
+	@# The labs come up meanwhile.
+	@$(MAKE) labs & up=$$!; $(MAKE) lint types && wait $$up || { result=$$?; wait $$up; exit $$result; }
+	@# Lab tests wait more than they compute: the unit tests take what time they leave, and are slow meanwhile.
+	@nice $(MAKE) unit UNIT_ARGS=--timeout=1500 > $(UNIT_LOG) 2>&1 & unit=$$!; \
+	    $(MAKE) lab-test; lab=$$?; wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
 
 # Before the lab, which may install Docker: two at a time, apt-get does not do.
 packages: ## what unit tests hold configurations against, where it is missing: haproxy, keepalived
@@ -119,3 +121,10 @@ bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 
 mutants: venv-dev ## which small faults the unit tests miss (MODULES="fit lock" SEED=1 COUNT=15 JOBS=2)
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),1) --count $(or $(COUNT),15) --jobs $(or $(JOBS),2)
+
+# What runs at night, and how long each may take; all run, whatever fails.
+NIGHTLY := 60m:test 90m:deep 60m:bench 40m:parsers 90m:mutants
+nightly: ## make test, and all that is too long for it: deep, bench, parsers, mutants
+	@failed=; for job in $(NIGHTLY); do \
+	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
+	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }

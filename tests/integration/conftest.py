@@ -151,7 +151,7 @@ def lab_command(*args: str, check: bool = True) -> str:
 def lab_up() -> list[str]:
     """Bring the lab up (again); returns its hosts' names."""
     print(lab_command("up"))
-    inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))
+    inventory = yaml.safe_load(LAB.inventory.read_text(encoding="utf-8"))
     hosts = sorted(inventory["instinct"]["hosts"])
     assert len(hosts) >= 2  # tests say what holds for each of them
     return hosts

@@ -186,7 +186,7 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(standin: Endpoint) -
     assert "where the other hosts reach this one; eth0 has it" in explained.out
     drained = lab.play("drain", "-e", "deployment=llama")
     assert drained.rc == 0, drained.out
-    subprocess.run(["docker", "kill", OTHER], check=True, capture_output=True)
+    subprocess.run(["docker", "kill", container(OTHER)], check=True, capture_output=True)
     wait_for("the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)")
     run = lab.play("deploy")
     assert f"of these are missing: {OTHER}" in run.out
@@ -208,7 +208,8 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
     image = f"registry.lab:5000/{STANDIN_REPOSITORY}:{RAY_TAG}"
     deploy(endpoint, over_two(image=image, settings={"executor": "ray"}))
     wait_for("tokens", lambda: answers(endpoint))
-    nodes = "docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='172.30.77.11:28000'); "
+    head = f"{node_address(1)}:28000"
+    nodes = f"docker exec instinct-llama-0 python3 -c \"import ray; ray.init(address='{head}'); "
     nodes += "print([(n['NodeManagerAddress'], n['Resources']['GPU']) for n in ray.nodes() if n['Alive']])\""
     found = lab.on(HEAD, f"{nodes} 2> /dev/null")
     assert all(f"('{address}', 1.0)" in found for address in map(node_address, (1, 2))), found

@@ -8,10 +8,8 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 import yaml
@@ -19,7 +17,7 @@ import yaml
 from tests.load import Load, Target
 
 from .conftest import BIN, ROOT, Lab, Run, copy_inventory
-from .helpers import completion, deployment, wait_for
+from .helpers import MODEL, completion, deployment, wait_for
 
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
 OLD, NEW = "NPS1 SPX", "CPX NPS4"
@@ -39,7 +37,9 @@ COMMANDS = re.findall(r"^[$#] .+$", BLOCKS, re.MULTILINE)
 RAN: set[str] = set()  # by the present test
 COMMANDS_OF: dict[str, set[str]] = {}  # by test
 Test = TypeVar("Test", bound=Callable[..., None])
-SERVED = {"vllm_deployments": [deployment(instances_per_host=2)]}
+RATE = 10  # requests per second
+# There is no load balancer: clients come to the instances.
+SERVED = {"vllm_deployments": [deployment(instances_per_host=2, listen="0.0.0.0")]}
 
 
 def load(lab: Lab, host: str) -> Load:

@@ -105,7 +105,6 @@ def test_it_leaves_a_dead_haproxy_and_stays_where_it_went(shared: Endpoint) -> N
         stays(lab, other)
     failed = [item for item in load.outcomes if item.problem]
     print(f"away for {seconds:.1f} s; {load.assert_accounted()}")
-    assert seconds < MOVED_SECONDS
     assert failed
     # What was on its way through the dead one, or came before the other had the address.
     assert all(item.begun < back and item.begun + item.seconds > asked for item in failed)

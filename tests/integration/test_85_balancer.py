@@ -17,12 +17,12 @@ import pytest
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
+from .conftest import ROOT, Lab, Run, copy_inventory, lab_command, node_address
 from .helpers import MODEL, deployment, wait_for
 
 RATE = 60  # requests per second
 HOST = "lab-n1"  # the balancer's, and a GPU host too
-URL = "https://172.30.77.11:8443"
+URL = f"https://{node_address(1)}:8443"
 AGENT = "instinct-balancer-agent"
 BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
 
@@ -124,7 +124,7 @@ def test_the_endpoint_is_made_and_then_costs_nothing(endpoint: Endpoint) -> None
     lab, run = endpoint.lab, endpoint.run
     assert endpoint.checked.rc == 0, endpoint.checked.out
     assert not endpoint.secrets_of_check
-    assert "Load balancer lab-n1, https://172.30.77.11:8443" in run.out
+    assert f"Load balancer lab-n1, {URL}" in run.out
     private = (endpoint.secrets / "endpoint.pem").read_text().partition("PRIVATE KEY-----")[2].split()[0]
     assert endpoint.key not in run.out
     assert endpoint.instance_key not in run.out + json.dumps(run.records)
@@ -297,7 +297,7 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     assert f"take in {name}: out → in" in run.out
     before = endpoint.requests()["lab-n2.llama-0:8000"]
     with endpoint.load() as load:
-        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before, 20)
+        wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
     load.assert_nothing_lost()
 
 

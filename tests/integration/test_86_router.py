@@ -121,7 +121,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(routed: tuple[Endpoin
     endpoint, wheels = routed
     lab = endpoint.lab
     with endpoint.load(RATE) as load:
-        time.sleep(2)
+        wait_for("the load", lambda: len(load.outcomes) > 100)
         out = lab.play("drain", "--limit", "lab-n2")
         assert out.rc == 0, out.out
         before = served(endpoint)
@@ -154,7 +154,7 @@ def test_without_its_router_haproxy_goes_on(routed: tuple[Endpoint, Path]) -> No
     assert lab.play("site", "--skip-tags", "benchmark").changed() == []
 
     with endpoint.load(RATE) as load:
-        time.sleep(1)
+        wait_for("the load", lambda: len(load.outcomes) > 60)
         deploy(lab, wheels, second=2_000_000, routing="least-requests")
         run = lab.play("site", "--skip-tags", "benchmark")
         assert run.rc == 0, run.out[-3000:]

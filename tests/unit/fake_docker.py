@@ -12,6 +12,7 @@ import json
 import socket
 import socketserver
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -346,7 +347,11 @@ class FakeDocker:
         )
 
         def run() -> None:
-            container.exit_code = program(container)
+            container.exit_code = 1
+            try:
+                container.exit_code = program(container)
+            except Exception:  # whoever waits for it is to see the test fail, and not to wait for ever
+                container.log += traceback.format_exc()
             if container.status == "running":
                 container.status = "exited"
             container.ended.set()
