@@ -7,6 +7,7 @@ Where nothing can be mounted these are skipped; the same logic is tested without
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -261,7 +262,10 @@ def test_the_driver_stays_busy_for_a_moment(node: Served) -> None:
     assert node.run("fault", "busy-after-exit=3").returncode == 0
     with open(node.dev / "kfd") as kfd:
         user = subprocess.Popen(["sleep", "60"], stdin=kfd)
-    eventually("its use", lambda: str(user.pid) in os.listdir(node.sys / "class/kfd/kfd/proc"))
+    # The simulation looks for users five times a second: one that came and went in between it does not see.
+    state = node.root / "var/lib/gpusim/state.json"
+    eventually("its use to be seen", lambda: json.loads(state.read_text())["driver"]["lingers"])
+    assert str(user.pid) in os.listdir(node.sys / "class/kfd/kfd/proc")
     user.kill()
     user.wait()
     assert error_of(lambda: node.gpu("current_compute_partition").write_text("CPX")) == errno.EBUSY
