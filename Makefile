@@ -57,11 +57,12 @@ lab-down: ## stop the lab's containers; images and weights stay
 # ---- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test packages lint types unit coverage labs lab-test deep parsers docs bench mutants nightly
 test: packages venv-dev ## lint, types, unit tests, lab tests; what it leaves to make nightly is marked deep
-	@# The labs come up meanwhile.
-	@$(MAKE) labs & up=$$!; $(MAKE) lint types && wait $$up || { result=$$?; wait $$up; exit $$result; }
-	@# Lab tests wait more than they compute: the unit tests take what time they leave, and are slow meanwhile.
-	@nice $(MAKE) unit UNIT_ARGS=--timeout=1500 > $(UNIT_LOG) 2>&1 & unit=$$!; \
-	    $(MAKE) lab-test; lab=$$?; wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
+	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
+	@$(MAKE) labs & labs=$$!; \
+	    $(MAKE) lint types || { wait $$labs; exit 1; }; \
+	    nice $(MAKE) unit UNIT_ARGS=--timeout=1500 > $(UNIT_LOG) 2>&1 & unit=$$!; \
+	    wait $$labs && $(MAKE) lab-test; lab=$$?; \
+	    wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
 
 # Before the lab, which may install Docker: two at a time, apt-get does not do.
 packages: ## what unit tests hold configurations against, where it is missing: haproxy, keepalived
