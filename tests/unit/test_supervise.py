@@ -141,9 +141,9 @@ os._exit(0)
 
 def test_workers_that_outlive_vllm_are_asked_and_then_killed(made: Supervised) -> None:
     begun = time.monotonic()
-    made.times["grace"] = 0.5
+    made.times["grace"] = 4  # as long as a busy machine may take to let a worker say that it ends
     assert made.start(sys.executable, "-c", WORKERS).end() == 1
-    assert time.monotonic() - begun > 0.8
+    assert time.monotonic() - begun > 4
     pids = [
         int(line.split()[1])
         for line in made.output.splitlines()
