@@ -101,7 +101,8 @@ labs: venv
 lab-test: venv-dev ## tests on the lab, two labs side by side (starts them)
 	$(LAB_PYTEST)
 
-deep: venv-dev ## the rest of the lab tests
+deep: packages venv-dev ## the rest of the unit and lab tests
+	$(BIN)/pytest tests/unit -q -n auto -m deep
 	$(LAB_PYTEST) -m deep
 
 # The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.

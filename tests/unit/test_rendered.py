@@ -10,10 +10,12 @@ from instinct.flags import FlagTable
 
 from tests.rendered import documented, example, recommended, settled
 from tests.unit.catalogue import knowledge
-from tests.unit.test_recipes import DOZEN, MODELS
+from tests.unit.test_recipes import ERAS, MODELS, OTHERS
 
 
-@pytest.mark.parametrize("version", DOZEN)
+@pytest.mark.parametrize(
+    "version", [*ERAS, *(pytest.param(version, marks=pytest.mark.deep) for version in OTHERS)]
+)
 def test_no_rendered_command_is_refused(version: str) -> None:
     table = knowledge().flags(version)
     parts = [part(version) for part in (recommended, settled, documented, example)]
