@@ -92,7 +92,7 @@ coverage: packages venv-dev ## what unit tests run of each file, their subproces
 	    $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$result
 
 # Each worker has a lab of its own; a file's tests stay together.
-LAB_PYTEST := $(BIN)/pytest tests/integration -v -n 2 --dist loadfile --durations=25
+LAB_PYTEST := $(BIN)/pytest tests/integration -v -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 
 labs: venv
 	LAB_NUMBER=1 $(LAB) up

@@ -29,11 +29,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 
+# The files that take longest, longest first: so that in the end no lab waits for the other.
+LONG = ("91", "87", "66", "55", "67", "30", "89", "88", "85", "10", "40", "45")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A lab test may take longer than a unit test; its fixtures' time counts, too."""
+    """A lab test may take longer than a unit test, its fixtures' time included. Long files come first."""
     for item in items:
         if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(2400))
+    number = {item: item.path.name.split("_")[1] for item in items}
+    items.sort(key=lambda item: LONG.index(number[item]) if number[item] in LONG else len(LONG))
 
 
 @dataclass
