@@ -71,6 +71,7 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     lab_command("reset")
 
 
+@pytest.mark.deep  # six minutes; in every run, test_87 proves as much of the stand-in
 def test_an_upgrade_and_a_rollback_of_the_real_vllm_lose_no_request(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     first = containers(lab)
