@@ -270,3 +270,18 @@ def test_the_text() -> None:
         "30 s under watch; so 120 s and 4 starts",
     ):
         assert part in text, text
+
+
+def test_a_restart_ends_no_trial() -> None:
+    states, _ = record(deployed(OLD), NEW)
+    made, _ = rolled(states, NEW, RESTART)
+    assert made.batches
+    assert made.finish == {}
+
+
+def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
+    made, _ = rolled(deployed(OLD), NEW)
+    shared = {"operation": UPGRADE, "batches": list(made.batches), "soak": made.terms.soak}
+    assert made.host("n2") == {**shared, "steps": made.steps["n2"], "finish": made.finish["n2"]}
+    assert made.steps["n2"]
+    assert made.host("n3") == {**shared, "steps": [], "finish": None}
