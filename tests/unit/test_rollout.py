@@ -14,6 +14,7 @@ from instinct.rollout import (
     Rollout,
     Terms,
     Trial,
+    Unit,
     parse_count,
     parse_terms,
     plan_rollout,
@@ -52,6 +53,22 @@ def sound(members: list[Member], terms: Terms = DEFAULTS, trials: dict[str, Tria
 
 
 # ---- units -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "rank"),
+    [
+        ((member("n1", 0), member("n1", 1, new=None)), 0),
+        ((member("n1", 0, old=None), member("n1", 1, new=None)), 1),
+        ((member("n1", 0, new=None), member("n1", 1, new=None)), 2),
+    ],
+    ids=["changed", "added", "only gone"],
+)
+def test_what_changes_is_before_what_is_added_and_what_only_goes_is_last(
+    members: tuple[Member, ...], rank: int
+) -> None:
+    assert Unit(members).rank == rank
+
 
 TOGETHER = {
     "each for itself": (fleet(1, 3), ["n1 llama-0", "n1 llama-1", "n1 llama-2"]),
