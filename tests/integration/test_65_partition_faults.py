@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, lab_command
+from .conftest import ROOT, container, lab_command
 from .helpers import STANDIN
 
 HERE = "/opt/partition-test"
@@ -43,7 +43,7 @@ class Bench:
 
     def sh(self, command: str) -> str:
         done = subprocess.run(
-            ["docker", "exec", self.host, "bash", "-c", command], text=True, check=False,
+            ["docker", "exec", container(self.host), "bash", "-c", command], text=True, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         return done.stdout
@@ -52,7 +52,7 @@ class Bench:
         """One change of modes; its result."""
         if self.driver is None:
             environment = ("-w", HERE, "-e", "PYTHONPATH=.")
-            command = ["docker", "exec", "-i", *environment, self.host, "python3", "driver.py"]
+            command = ["docker", "exec", "-i", *environment, container(self.host), "python3", "driver.py"]
             self.driver = subprocess.Popen(
                 command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr
             )
@@ -91,7 +91,7 @@ def node(lab_up: list[str]) -> Iterator[Bench]:
         (ROOT / "module_utils/instinct", f"{HERE}/instinct"),
         (ROOT / "tests/partition_driver.py", f"{HERE}/driver.py"),
     ):
-        command = ["docker", "cp", str(source), f"{bench.host}:{target}"]
+        command = ["docker", "cp", str(source), f"{container(bench.host)}:{target}"]
         subprocess.run(command, check=True, capture_output=True)
     yield bench
     bench.close()
