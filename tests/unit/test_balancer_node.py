@@ -131,6 +131,13 @@ class Host:
     def name(self, number: int) -> str:
         return f"m/n1.m-{number}:{self.engines[number].server_port}"
 
+    def answers(self) -> bool:
+        """Whether a request is answered by now; refused connections are no answer."""
+        try:
+            return bool(self.post())
+        except OSError:
+            return False
+
     def post(self) -> str:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         link.request("POST", "/", b"x")
@@ -215,14 +222,7 @@ def test_what_haproxy_refuses_is_never_in_use(host: Host) -> None:
         host.apply(host.texts("v2", "    nonsense"))
     assert host.balancer.haproxy.version() == "v1"
     assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
-
-    def answers() -> bool:
-        try:
-            return bool(host.post())
-        except OSError:
-            return False
-
-    eventually("an answer", answers)  # the reload that takes it back is not waited for
+    eventually("an answer", host.answers)  # the reload that takes it back is not waited for
 
 
 def test_a_configuration_that_does_not_come_up_is_taken_back(
@@ -234,14 +234,7 @@ def test_a_configuration_that_does_not_come_up_is_taken_back(
     with pytest.raises(NodeError, match="does not run with the new configuration"):
         host.apply(host.texts("v2", busy))
     assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
-
-    def answers() -> bool:
-        try:
-            return bool(host.post())
-        except OSError:
-            return False
-
-    eventually("an answer", answers)  # the reload that takes it back is not waited for
+    eventually("an answer", host.answers)  # the reload that takes it back is not waited for
 
 
 def test_a_port_that_is_taken(host: Host) -> None:
