@@ -67,7 +67,7 @@ def up(config: Config) -> None:
             fleet.forget_old_pins(config, digests)
     with step(f"{config.nodes} nodes"):
         names = fleet.bring_up(client, config, node_image)
-    print(f"lab: up: {', '.join(names)}; {config.inventory.parent} is ready", flush=True)
+    print(f"lab: up: {', '.join(names)}; inventory: {config.inventory}", flush=True)
 
 
 @contextmanager
