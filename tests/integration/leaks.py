@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -90,6 +91,46 @@ def search_works(lab: Lab, host: str) -> None:
     with planted(lab, host) as canary:
         found = found_on(lab, host, [canary])
     assert found >= PLANTED, PLANTED - found
+
+
+# The same for somebody without rights, who gets the patterns as standard input.
+AS_NOBODY = f"""
+grep -rlsaF -f - {" ".join(PLACES)} /proc/[0-9]*/cmdline /proc/[0-9]*/environ | sed -E 's|^/proc/[0-9]+/|process |'
+"""
+PLANT_READABLE = """
+install -m 644 <(echo "$canary") /tmp/canary
+su -s /bin/bash nobody -c 'CANARY=$(cat) setsid sleep 901 > /dev/null 2>&1 < /dev/null &' <<< "$canary"
+"""
+OURS = ("/etc/instinct-fleet", "/var/lib/instinct-fleet")
+
+
+def as_nobody(command: str) -> str:
+    """The command as a user without rights runs it."""
+    return f"su -s /bin/bash nobody -c {shlex.quote(command)}"
+
+
+def found_by_nobody(lab: Lab, host: str, patterns: Sequence[str]) -> set[str]:
+    """Where somebody without rights finds one of these: "/etc/x", "process environ"."""
+    text = base64.b64encode("\n".join(patterns).encode()).decode()
+    lab.on(host, f"umask 077; echo {text} | base64 -d > {PATTERNS}")
+    try:
+        # What nobody may not read is a matter of course: only what was found counts.
+        return set(lab.on(host, f"{as_nobody(AS_NOBODY)} < {PATTERNS}", check=False).splitlines())
+    finally:
+        lab.on(host, f"rm -f {PATTERNS}")
+
+
+def search_by_nobody_works(lab: Lab, host: str) -> None:
+    """Somebody without rights finds a canary in a file and in a process that he may read."""
+    with planted(lab, host, PLANT_PROCESSES + PLANT_READABLE) as canary:
+        found = found_by_nobody(lab, host, [canary])
+    assert found == {"/tmp/canary", "process cmdline", "process environ"}
+
+
+def readable_by_nobody(lab: Lab, host: str) -> set[str]:
+    """Our files that somebody without rights may read."""
+    command = f"find {' '.join(OURS)} -type f -readable 2> /dev/null; true"
+    return set(lab.on(host, as_nobody(command)).splitlines())
 
 
 class Sampler(threading.Thread):
