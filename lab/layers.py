@@ -21,9 +21,14 @@ from .config import ROOT, VLLM_VERSION, Config, LabError
 from .standin.knobs import Knobs
 
 SUITE = "bookworm"
-BASE_PACKAGES = ("ca-certificates", "python3")
+BASE_PACKAGES = ("ca-certificates", "python3", "usr-is-merged")
 # For vLLM alone: torch.compile compiles on first use. In a layer of their own, for they are three times the base.
 COMPILER_PACKAGES = ("g++", "libnuma1", "libpython3.11-dev")
+# Every node unpacks the base again whenever it is made anew: what nobody reads there stays out.
+WASTE = (
+    "share/doc", "share/man", "share/locale", "share/info", "share/zoneinfo", "share/lintian", "share/bash-completion",
+    "lib/x86_64-linux-gnu/gconv",
+)  # fmt: skip
 DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 REQUIREMENTS = ROOT / "lab/vllm-requirements.lock"
 STANDIN_REQUIREMENTS = ROOT / "lab/standin-requirements.lock"
@@ -93,7 +98,7 @@ def cached_file(config: Config, name: str, key: str, make: Callable[[Path], None
 
 def base(config: Config) -> list[Path]:
     """Debian with Python: what vLLM's image, the stand-in's and the nodes share."""
-    return [cached(config, "base", content_key(SUITE, *BASE_PACKAGES), _debootstrap)]
+    return [cached(config, "base", content_key(SUITE, *BASE_PACKAGES, *WASTE), _debootstrap)]
 
 
 def _debootstrap(root: Path) -> None:
@@ -101,7 +106,9 @@ def _debootstrap(root: Path) -> None:
     own = _own_sources()
     _run([
         "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}",
-        *(f"--dpkgopt=path-exclude=/usr/share/{waste}/*" for waste in ("doc", "man", "locale")),
+        # Without these hooks the package usrmerge would do it, and bring all of Perl.
+        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+        *(f"--dpkgopt=path-exclude=/usr/{waste}/*" for waste in WASTE),
         SUITE, str(root), *map(str, own),
     ])  # fmt: skip
     for place in own:

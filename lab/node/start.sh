@@ -23,7 +23,8 @@ mkdir -p /run/systemd/timesync && touch /run/systemd/timesync/synchronized
 
 PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 &
 
-ssh-keygen -A > /dev/null
+# One kind of key: RSA's takes a second of a core.
+test -e /etc/ssh/ssh_host_ed25519_key || ssh-keygen -q -t ed25519 -N "" -f /etc/ssh/ssh_host_ed25519_key
 /usr/sbin/sshd
 
 # Settings and services of the operator's, once the devices are there; some are to run before Docker starts containers.

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import Lab, copy_inventory, reset_lab
 from .helpers import completion, deployment, node_state, wait_for
 
 VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
@@ -20,7 +20,7 @@ STARTING = "docker ps --format '{{.Names}}' | grep -q ^instinct-llama-0"
 @pytest.fixture(scope="module")
 def undisturbed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The state of the nodes after a run that nothing disturbed."""
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("undisturbed"))
     lab.write_vars(**VARIABLES)
     run = lab.play("site", "--skip-tags", "benchmark")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
+from .conftest import ROOT, Lab, Run, copy_inventory, reset_lab
 from .helpers import MODEL, completion, deployment, wait_for
 
 HOST = "lab-n1"
@@ -69,7 +69,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("crash"))
     lab.write_vars(
         vllm_deployments=[
@@ -83,7 +83,7 @@ def node(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterato
     run = lab.play("site", "--limit", HOST, "--skip-tags", "benchmark")
     assert run.rc == 0, run.out[-3000:]
     yield Node(lab)
-    lab_command("reset")
+    reset_lab()
 
 
 def test_an_engine_that_is_killed_comes_back(node: Node) -> None:

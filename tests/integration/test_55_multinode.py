@@ -17,7 +17,7 @@ import pytest
 
 from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
 
-from .conftest import ROOT, Lab, container, copy_inventory, lab_command, node_address
+from .conftest import ROOT, Lab, container, copy_inventory, lab_command, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 
@@ -34,11 +34,11 @@ BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("multinode"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     yield Endpoint(lab)
-    lab_command("reset")
+    reset_lab()
 
 
 def over_two(**keys: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
 from lab.standin.knobs import Knobs
 
-from .conftest import Lab, Run, lab_command
+from .conftest import Lab, Run, reset_lab
 from .helpers import STANDIN, completion, deployment, node_state
 
 VLLM = f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}"
@@ -149,7 +149,7 @@ def without_docker(fresh_lab: Lab) -> Iterator[Lab]:
     """The first node has no Docker engine. Made anew afterwards: it cannot be used any more."""
     fresh_lab.on(fresh_lab.hosts[0], NO_DOCKER)
     yield fresh_lab
-    lab_command("reset")
+    reset_lab()
 
 
 @pytest.mark.deep

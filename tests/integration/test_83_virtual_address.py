@@ -12,7 +12,7 @@ import pytest
 
 from tests.load import Load, Target
 
-from .conftest import Lab, copy_inventory, lab_command, node_address
+from .conftest import Lab, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import Endpoint
 
@@ -51,7 +51,7 @@ def stays(lab: Lab, host: str) -> None:
 
 @pytest.fixture(scope="module")
 def shared(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("virtual"))
     hosts = "".join(f"    {host}:\n" for host in HOSTS)
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n{hosts}")
@@ -62,7 +62,7 @@ def shared(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     endpoint = Endpoint(lab)
     endpoint.trust()
     yield endpoint
-    lab_command("reset")
+    reset_lab()
 
 
 def answers(endpoint: Endpoint) -> bool:

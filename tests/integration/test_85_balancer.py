@@ -17,7 +17,7 @@ import pytest
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command, node_address
+from .conftest import ROOT, Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_on, search_works
 
@@ -93,7 +93,7 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("balancer"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     deploy(lab)
@@ -104,7 +104,7 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     assert made.run.rc == 0, made.run.out[-3000:]
     made.trust()
     yield made
-    lab_command("reset")
+    reset_lab()
 
 
 def deploy(lab: Lab, second: int = 1 << 20, **variables: Any) -> None:

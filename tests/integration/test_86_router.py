@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Lab, copy_inventory, lab_command, node_address
+from .conftest import Lab, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 
@@ -52,7 +52,7 @@ def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     )  # fmt: skip
     if done.returncode:
         pytest.fail(f"vllm-router could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("router"))
     deploy(lab, wheels)
     run = lab.play("site", "--skip-tags", "benchmark")
@@ -60,7 +60,7 @@ def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     endpoint = Endpoint(lab)
     endpoint.trust()
     yield endpoint, wheels
-    lab_command("reset")
+    reset_lab()
 
 
 def router_up(endpoint: Endpoint) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.load import Summary
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command
+from .conftest import ROOT, Lab, Run, copy_inventory, reset_lab
 from .helpers import deployment
 from .test_85_balancer import Endpoint
 
@@ -93,7 +93,7 @@ def answers(lab: Lab, host: str, port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("rollout"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     serve(lab, 101)
@@ -102,7 +102,7 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     made = Endpoint(lab)
     made.trust()
     yield made
-    lab_command("reset")
+    reset_lab()
 
 
 def test_an_upgrade_loses_no_request(endpoint: Endpoint) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import Lab, copy_inventory, reset_lab
 from .helpers import completion, deployment
 
 # Runs of a third of a second: what is proven is the judgement, not the benchmark.
@@ -40,7 +40,7 @@ def canary(place: Place) -> Lab:
     lab = place.lab
     lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)])
     if not place.specs or specs(lab) != place.specs:
-        lab_command("reset")
+        reset_lab()
         run = lab.play("site", "--skip-tags", "benchmark")
         assert run.rc == 0, run.out[-3000:]
         place.specs = specs(lab)
@@ -144,7 +144,7 @@ def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) 
 
 @pytest.mark.deep
 def test_real_vllm_is_compared_with_itself(lab_up: list[str], tmp_path: Path) -> None:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path)  # its own deployment is the real vLLM
     run = lab.play("site", "--skip-tags", "benchmark", "--limit", "lab-n1")
     assert run.rc == 0, run.out[-3000:]

@@ -14,7 +14,7 @@ import yaml
 
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, lab_command, node_address
+from .conftest import ROOT, Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_by_nobody, found_on, readable_by_nobody, search_by_nobody_works, search_works
 
@@ -42,14 +42,14 @@ def table(run: Run) -> list[str]:
 @pytest.fixture(scope="module")
 def fleet(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two stand-in instances on each node, behind a load balancer."""
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("status"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})])
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out[-3000:]
     yield lab
-    lab_command("reset")
+    reset_lab()
 
 
 def load(lab: Lab, rate: float) -> Load:

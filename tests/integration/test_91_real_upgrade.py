@@ -14,7 +14,7 @@ import pytest
 
 from lab.config import VLLM_VERSION
 
-from .conftest import Lab, copy_inventory, lab_command
+from .conftest import Lab, copy_inventory, reset_lab
 from .helpers import deployment
 from .test_85_balancer import HOST, Endpoint
 
@@ -59,7 +59,7 @@ def containers(lab: Lab) -> set[str]:
 
 @pytest.fixture(scope="module")
 def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    lab_command("reset")
+    reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("real"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     serve(lab, 32)
@@ -68,7 +68,7 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     made = Endpoint(lab)
     made.trust()
     yield made
-    lab_command("reset")
+    reset_lab()
 
 
 @pytest.mark.deep  # six minutes; in every run, test_87 proves as much of the stand-in
