@@ -37,7 +37,10 @@ def test_what_is_compared_is_all_there(undisturbed: dict[str, str]) -> None:
         assert "registry.lab:5000/lab/standin sha256:" in state
 
 
-@pytest.mark.parametrize(("moment", "condition"), [("fetch", FETCHING), ("deploy", STARTING)])
+@pytest.mark.parametrize(
+    ("moment", "condition"),
+    [pytest.param("fetch", FETCHING, marks=pytest.mark.deep), ("deploy", STARTING)],
+)
 def test_the_next_run_finishes_the_job(
     undisturbed: dict[str, str], fresh_lab: Lab, moment: str, condition: str
 ) -> None:

@@ -11,10 +11,10 @@ from .conftest import Lab
 from .helpers import GATED, TOKEN, deployment
 from .leaks import Sampler, files_with, found_on, search_works
 
-OTHERS = ("gated model refused", "engine fails")
+CASES = ("right token", "engine fails", pytest.param("gated model refused", marks=pytest.mark.deep))
 
 
-@pytest.mark.parametrize("case", ["right token", *OTHERS])
+@pytest.mark.parametrize("case", CASES)
 def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)

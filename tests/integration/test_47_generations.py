@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from .conftest import Lab
 from .helpers import deployment
 
 TOP = "/etc/instinct-fleet"
 
 
+@pytest.mark.deep
 def test_generations_and_journal_by_hand(fresh_lab: Lab) -> None:
     """With no more than a shell on the node, as at three in the morning."""
     lab = fresh_lab

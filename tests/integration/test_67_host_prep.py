@@ -186,6 +186,7 @@ def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     assert book.ran == set(COMMANDS), "commands of the runbook that no test runs"
 
 
+@pytest.mark.deep
 def test_a_host_that_does_not_come_back_ends_the_reboots(fresh_lab: Lab) -> None:
     lab = fresh_lab
     lab.write_vars(vllm_deployments=[])

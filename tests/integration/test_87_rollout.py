@@ -248,6 +248,7 @@ def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
     assert refused.changed() == []
 
 
+@pytest.mark.deep
 def test_the_rest_of_the_runbook(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     number = int(next(iter(runs(lab))))

@@ -86,14 +86,11 @@ def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("tries", "reference"),
-    [
-        (2, True),
-        pytest.param(20, False, marks=pytest.mark.deep),
-        pytest.param(20, True, marks=pytest.mark.deep),
-    ],
-)
+MORE = pytest.mark.deep
+
+
+@MORE
+@pytest.mark.parametrize(("tries", "reference"), [(20, False), (20, True)])
 def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bool) -> None:
     found = compare(canary, tries, reference)
     assert [item["verdict"] for item in found] == ["ok"] * tries
@@ -108,16 +105,14 @@ BAD = {
     "never_starts": ({"STANDIN_FAIL": "oom"}, "broken", "HIP out of memory"),
     "dies_under_load": ({"STANDIN_CRASH_AFTER": "20"}, "broken", "it could not be measured"),
 }
-MORE = pytest.mark.deep
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "slow",
-        "garbage",
         "dies_at_first_request",
-        *(pytest.param(name, marks=MORE) for name in ("never_starts", "dies_under_load")),
+        *(pytest.param(name, marks=MORE) for name in ("garbage", "never_starts", "dies_under_load")),
     ],
 )
 def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) -> None:
