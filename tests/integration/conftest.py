@@ -181,8 +181,9 @@ def lab_command(*args: str, check: bool = True) -> str:
 
 @pytest.fixture(scope="session")
 def lab_up() -> list[str]:
-    """Bring the lab up (again); returns its hosts' names."""
+    """Bring the lab up, with nodes on which nothing of an earlier run is left; returns its hosts' names."""
     print(lab_command("up"))
+    reset_lab()
     inventory = yaml.safe_load(LAB.inventory.read_text(encoding="utf-8"))
     hosts = sorted(inventory["instinct"]["hosts"])
     assert len(hosts) >= 2  # tests say what holds for each of them
