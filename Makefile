@@ -71,17 +71,17 @@ packages: ## what unit tests hold configurations against, where it is missing: h
 	test -z "$$missing" || { export DEBIAN_FRONTEND=noninteractive; \
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install $$missing; }
 
-lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes)
+lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes), import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
-	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- $$($(BIN)/python -m tests.node_code)
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- plugins/module_utils plugins/modules
+	PYTHONPATH=.collections $(BIN)/lint-imports --no-cache
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
-	$(BIN)/mypy -p instinct
+	$(BIN)/mypy -p ansible_collections.instinct.fleet.plugins
 	$(BIN)/mypy -p lab
-	$(BIN)/mypy plugins/action plugins/callback
 
 unit: packages venv-dev ## fast tests, no Docker
 	$(BIN)/pytest tests/unit -q -n auto $(UNIT_ARGS)
@@ -122,9 +122,11 @@ bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
-MODULES := balancer_node balancer_plan canary canary_stats fetch fit kvcache layout lock numbering partition_modes \
-    partition_transaction redact resolve rollout rollout_plan servers steps supervise_group supervise_program weights
-mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="fit lock" SEED=1 COUNT=15 JOBS=2)
+MODULES := canary.statistics canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \
+    generations.numbering partition.modes partition.transaction placement.layout plan.actions plan.registry \
+    programs.supervisor.group programs.supervisor.main rollout.batches rollout.plan serving.converge sizing.fit \
+    sizing.kv_cache sizing.weights weights.download
+mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="sizing.fit plan.pins" SEED=1 COUNT=15 JOBS=2)
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \
 	    --jobs $(or $(JOBS),2) --at-least 92
 

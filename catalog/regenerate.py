@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "module_utils")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 

@@ -1,1 +1,1 @@
-../module_utils/instinct/observe.py
+../plugins/modules/node_state.py

@@ -25,19 +25,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+
+from tests.integration.conftest import BIN, LAB, copy_inventory
+from tests.integration.helpers import deployment
+from tests.unit import plan_world, test_fit
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "module_utils")]
-
-import yaml  # noqa: E402
-from instinct.fleet import HostInput, build_fleet  # noqa: E402
-from instinct.knowledge import Knowledge  # noqa: E402
-from instinct.plan import check_fleet, plan_fleet  # noqa: E402
-from instinct.workshop import Workshop  # noqa: E402
-
-from tests.integration.conftest import BIN, LAB, copy_inventory  # noqa: E402
-from tests.integration.helpers import deployment  # noqa: E402
-from tests.unit import plan_world, test_fit  # noqa: E402
-
 ROUNDS = 7
 # What each figure may be at most.
 TARGETS = {

@@ -11,29 +11,39 @@ import functools
 import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
+    check_args,
+    command,
+    parse_target,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import Finding, errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
+
+from tests.oracles.vllm_parser import check_argv
+from tests.unit.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(path) for path in (ROOT, ROOT / "module_utils") if str(path) not in sys.path]
-
-from instinct.argv import check_argv  # noqa: E402
-from instinct.bench import check_args, command, parse_target  # noqa: E402
-from instinct.benchargs import bench_table  # noqa: E402
-from instinct.envvars import check_env  # noqa: E402
-from instinct.findings import Finding, errors  # noqa: E402
-from instinct.flags import FlagTable  # noqa: E402
-from instinct.fleet import HostInput, build_fleet  # noqa: E402
-from instinct.lock import ImagePin, ImageSoftware, Lock, ModelPin, model_key  # noqa: E402
-from instinct.plan import FleetPlan, check_fleet, plan_fleet  # noqa: E402
-
-from tests.unit.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop  # noqa: E402
-
 DATA = Path(__file__).with_name("data") / "commands"
 Items = dict[str, Any]
 """What a command sets: flags ("--name"), variables, options of docker ("docker --name") by name."""

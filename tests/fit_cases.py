@@ -13,9 +13,9 @@ import random
 import sys
 from typing import Any
 
-from instinct.fit import Engine, Fit, fit
-from instinct.modelshape import model_shape
-from instinct.versions import Timeline
+from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import Timeline
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import Engine, Fit, fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
 
 Config = dict[str, Any]
 

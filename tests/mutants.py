@@ -35,22 +35,52 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = ROOT / "tests/data/mutants_equivalent.txt"
-PRODUCT = ("module_utils", "library", "plugins")
+PRODUCT = ("plugins",)
+COLLECTION = "ansible_collections.instinct.fleet."
+TREES = ("plugins/module_utils", "plugins/plugin_utils")
 MARGIN = 20.0
 MEMORY = 8 << 30  # a mutant may ask for memory without end
-# Before those of a module's name, where imports do not tell (it runs in another process) or tell too much.
+# For other modules the imports tell.
 TESTS = {
-    "fit": ["test_fit_small", "test_fit_vllm", "test_fit"],
-    "kvcache": ["test_kvcache", "test_fit_vllm", "test_fit"],
-    "lock": ["test_lock", "test_software", "test_access"],
-    "numbering": ["test_numbering", "test_generations_plan"],
-    "partition_modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
-    "partition_transaction": ["test_partition_transaction"],
-    "quantized": ["test_quantized", "test_fit"],
-    "redact": ["test_logs_redact"],
-    "supervise_group": ["test_supervise_ranks"],
-    "supervise_program": ["test_supervise_program", "test_supervise", "test_supervise_group"],
-    "weights": ["test_weights", "test_fit_vllm", "test_fit"],
+    "canary.statistics": ["test_canary"],
+    "canary.verdict": ["test_canary", "test_canary_verdict"],
+    "common.redact": ["test_logs_redact"],
+    "desired.lockfile": ["test_lock", "test_software", "test_access", "test_lock_resolve"],
+    "endpoint.converge": [
+        "test_balancer_node",
+        "test_balancer_change",
+        "test_haproxy",
+        "test_virtual_address",
+    ],
+    "endpoint.plan": [
+        "test_balancer_plan",
+        "test_balancer",
+        "test_balancer_material",
+        "test_rollout_balancer",
+        "test_virtual_address",
+    ],
+    "generations.numbering": ["test_numbering", "test_generations_plan"],
+    "partition.modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
+    "partition.transaction": ["test_partition_transaction"],
+    "placement.layout": ["test_layout", "test_layout_groups", "test_network"],
+    "plan.actions": ["test_steps"],
+    "plan.registry": ["test_resolve", "test_lock_resolve"],
+    "programs.supervisor.group": ["test_supervise_ranks", "test_supervise_group"],
+    "programs.supervisor.main": ["test_supervise_program", "test_supervise", "test_supervise_group"],
+    "rollout.batches": [
+        "test_rollout",
+        "test_rollout_balancer",
+        "test_rollout_plan",
+        "test_rollout_playbook",
+        "test_rollout_text",
+    ],
+    "rollout.plan": ["test_rollout_plan", "test_misspelt", "test_rollout_balancer"],
+    "serving.converge": ["test_servers", "test_vllm_server"],
+    "sizing.fit": ["test_fit_small", "test_fit_vllm", "test_fit"],
+    "sizing.kv_cache": ["test_kvcache", "test_fit_vllm", "test_fit"],
+    "sizing.quantized": ["test_quantized", "test_fit"],
+    "sizing.weights": ["test_weights", "test_fit_vllm", "test_fit"],
+    "weights.download": ["test_fetch", "test_hf_model"],
 }
 SWAPS: dict[type[ast.AST], Any] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -128,8 +158,17 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
 
 
 def path_of(module: str) -> Path:
-    """The module's file."""
-    return next(path for name in PRODUCT for path in (ROOT / name).rglob(f"{module}.py"))
+    """The file of a module, such as sizing.fit."""
+    name = f"{module.replace('.', '/')}.py"
+    return next(path for tree in TREES if (path := ROOT / tree / name).is_file())
+
+
+def module_of(path: Path) -> str:
+    """The module of a file: its name below its tree; the file's own name for any other."""
+    for tree in map(Path, TREES):
+        if tree in path.parents:
+            return ".".join(path.relative_to(tree).with_suffix("").parts)
+    return path.stem
 
 
 def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
@@ -154,7 +193,7 @@ def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
             left, right = span(whole)
             shown = [source[left:right], source[left:start] + word.encode() + source[end:right]]
             was, now = (re.sub(r"\s+", " ", part.decode()) for part in shown)
-            name = f"{path.stem}.{owner}: {was} -> {now}"
+            name = f"{module_of(path)}.{owner}: {was} -> {now}"
             names[name] += 1
             number = f" #{names[name]}" if names[name] > 1 else ""
             text = source[:start] + put.encode() + source[end:]
@@ -163,32 +202,31 @@ def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
 
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
-    """Last names of what a file imports."""
+    """Modules of ours that a file imports."""
     found: set[str] = set()
+    here = path.relative_to(ROOT).with_suffix("").parts
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom):
-            found |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.rpartition(".")[2] for alias in node.names}
-    return frozenset(found)
+            base = here[: -node.level] if node.level else ()
+            name = "/".join([*base, *(node.module or "").removeprefix(COLLECTION).split(".")])
+            found |= {name, *(f"{name}/{alias.name}" for alias in node.names)}
+    return frozenset(module_of(Path(name)) for name in found if name.startswith(TREES))
 
 
 def tests_of(module: str) -> list[str]:
-    """The unit tests of a module: those named after it, and those nearest to it by imports."""
+    """The unit tests of a module: those listed for it, or else those nearest to it by imports."""
     unit = ROOT / "tests/unit"
-    own = sorted(unit.glob(f"test_{module}.py")) + sorted(unit.glob(f"test_{module}_*.py"))
     if module in TESTS:
-        listed = [unit / f"{name}.py" for name in TESTS[module]]
-        return [str(path.relative_to(ROOT)) for path in dict.fromkeys([*listed, *own])]
+        return [f"tests/unit/{name}.py" for name in TESTS[module]]
     files = [path for place in (*PRODUCT, "tests") for path in (ROOT / place).rglob("*.py")]
     names, found = {module}, set[Path]()
     for _ in range(4):
         users = {path for path in files if names & imported(path)}
         found = {path for path in users if path.parent == unit and path.stem.startswith("test_")}
-        if found or own:
+        if found:
             break
-        names |= {path.stem for path in users}
-    return [str(path.relative_to(ROOT)) for path in [*own, *sorted(found - set(own))]]
+        names |= {module_of(path.relative_to(ROOT)) for path in users}
+    return [str(path.relative_to(ROOT)) for path in sorted(found)]
 
 
 def private_copy(place: Path) -> Path:
@@ -196,9 +234,9 @@ def private_copy(place: Path) -> Path:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     for name in done.stdout.split("\0"):
-        if name and (ROOT / name).is_file():
+        if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink()):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, place / name)
+            shutil.copy2(ROOT / name, place / name, follow_symlinks=False)
     return place
 
 
@@ -235,7 +273,7 @@ def main() -> int:
     """The program; 1 when too many mutants survive."""
     assert __doc__
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("modules", nargs="+", metavar="MODULE", help="by its file's name, such as fit")
+    parser.add_argument("modules", nargs="+", metavar="MODULE", help="such as sizing.fit")
     parser.add_argument("--count", type=int, default=15, help="mutants of each module")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--jobs", type=int, default=1)

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from instinct.nodemodule import NodeError
-from instinct.partition import change, services_of
-from instinct.partition_backends import Command
-from instinct.partition_journal import Journal
-from instinct.partition_modes import Ran
-from instinct.partition_node import Node
-from instinct.partition_plan import Request
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
 
 SPEED = 10.0
 

@@ -22,20 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_args, bench_table
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import Flag, FlagTable
+
+from tests.oracles.vllm_parser import check_argv
+from tests.real_parsers_runner import MARKER
+from tests.rendered import rendered
+from tests.unit.catalogue import knowledge, matrix
+from tests.unit.test_flags_bench import ENGINE, LATENCY, OFFLINE, SERVE
+from tests.vllm_wheels import VERSIONS, fetch, libraries
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "module_utils")]
-
-from instinct.argv import check_argv  # noqa: E402
-from instinct.benchargs import bench_args, bench_table  # noqa: E402
-from instinct.findings import errors  # noqa: E402
-from instinct.flags import Flag, FlagTable  # noqa: E402
-
-from tests.real_parsers_runner import MARKER  # noqa: E402
-from tests.rendered import rendered  # noqa: E402
-from tests.unit.catalogue import knowledge, matrix  # noqa: E402
-from tests.unit.test_flags_bench import ENGINE, LATENCY, OFFLINE, SERVE  # noqa: E402
-from tests.vllm_wheels import VERSIONS, fetch, libraries  # noqa: E402
-
 PROBE = ROOT / "catalog/tools/probe.py"
 RUNNER = Path(__file__).with_name("real_parsers_runner.py")
 MADE_UP = 3000

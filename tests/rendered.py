@@ -9,22 +9,29 @@ from itertools import product
 from typing import Any
 
 import yaml
-from instinct.companion_args import with_pins
-from instinct.deployment import Deployment, parse_deployments
-from instinct.envvars import check_env
-from instinct.feasible import Verdict
-from instinct.images import ImageFacts
-from instinct.knownmodels import known_config
-from instinct.layout import Slot
-from instinct.lock import Lock
-from instinct.modelfacts import ModelFacts, model_facts
-from instinct.parallel import problems
-from instinct.plan import plan_fleet
-from instinct.ranks import HostGroup, rank_of, servers_per_host
-from instinct.recipes import OBJECTIVES
-from instinct.serve import compose
-from instinct.topology import LogicalGpu
-from instinct.tune import Machine, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import known_config
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import OBJECTIVES
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+    Deployment,
+    parse_deployments,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import compose
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Slot
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import (
+    HostGroup,
+    rank_of,
+    servers_per_host,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import Verdict
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, tune
 
 from tests.commands import entries, instances
 from tests.unit.catalogue import knowledge

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from instinct.versions import Timeline, timeline, version_key
+from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import (
+    Timeline,
+    timeline,
+    version_key,
+)
 
 from .compare import Difference, differences
 from .packing import (

@@ -7,23 +7,18 @@ Documentation: library/bench_report.py (`ansible-doc -t module bench_report`).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
 import yaml
 from ansible.errors import AnsibleError
-from instinct.catalog import parse_gpus
-from instinct.controller import ControllerAction
-from instinct.masks import mask_data
-from instinct.redact import MIN_LENGTH, Redactor
-from instinct.results_files import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MIN_LENGTH, Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.masks import mask_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
     csv_text,
@@ -32,9 +27,16 @@ from instinct.results_files import (
     raw_names,
     write_run,
 )
-from instinct.results_text import text_summary
-from instinct.summary import REGISTERED, STATES, Measured, build_summary, collect
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
+    REGISTERED,
+    STATES,
+    Measured,
+    build_summary,
+    collect,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
+ROOT = Path(__file__).resolve().parents[2]
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
     "results_dir": {"type": "path", "default": "results"},
@@ -79,7 +81,7 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     if plan:
         files["plan.json"] = json_text(redact.data(mask_data(_plain(plan))))
     if options["report"]:
-        from instinct.report import render_report  # matplotlib and Jinja: a second, spent only when wanted
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 
         files["report.html"] = render_report(summary)
     directory = write_run(results_dir, run, files)

@@ -7,22 +7,30 @@ Documentation: library/canary_verdict.py (`ansible-doc -t module canary_verdict`
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
-from instinct.canary import OK, Rules
-from instinct.canary_evidence import BROKEN, Baseline, Verdict, baseline, client, conclude
-from instinct.canary_report import Case, text, to_json
-from instinct.controller import ControllerAction
-from instinct.redact import Redactor
-from instinct.results_files import ResultsError, check_run, free_run, json_text, write_run
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
+    BROKEN,
+    Baseline,
+    Verdict,
+    baseline,
+    client,
+    conclude,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.report import Case, text, to_json
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK, Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+    ResultsError,
+    check_run,
+    free_run,
+    json_text,
+    write_run,
+)
 
 IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
 

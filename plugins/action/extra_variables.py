@@ -6,16 +6,10 @@ Documentation: library/extra_variables.py (`ansible-doc -t module extra_variable
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
-from instinct.controller import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 
 
 class ActionModule(ControllerAction):

@@ -8,41 +8,71 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
 from ansible.errors import AnsibleError
-from instinct.balancer_material import instance_key, materials
-from instinct.balancer_plan import BalancerPlan, Endpoint, Kit
-from instinct.canary import Rules
-from instinct.catalog import GpuCatalog, parse_gpus
-from instinct.choices import select
-from instinct.controller import ControllerAction, known_variables
-from instinct.errors import FleetError, Problem, natural
-from instinct.explain import explain
-from instinct.fleet import Fleet, build_fleet
-from instinct.generations import DEPLOY, OPERATIONS, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
-from instinct.instance_key import NO_KEY
-from instinct.knowledge import Knowledge, read_yaml
-from instinct.lock import Lock, model_key, parse_lock
-from instinct.misspelt import misspelt
-from instinct.pins import absent_images, absent_models, missing_pins
-from instinct.plan import FleetPlan, check_fleet, plan_fleet
-from instinct.reader import GROUP, Reader, plain
-from instinct.render import FILES, Render, drawer, renderer
-from instinct.rollout import parse_terms
-from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
-from instinct.rollout_text import explain_rollout
-from instinct.software import learned
-from instinct.workshop import ModelSource, Workshop
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem, natural
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    OPERATIONS,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import (
+    ControllerAction,
+    known_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import GpuCatalog, parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge, read_yaml
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    Lock,
+    model_key,
+    parse_lock,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import misspelt
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, Reader, plain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerPlan, Endpoint, Kit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import instance_key, materials
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource, Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
+    FILES,
+    Render,
+    drawer,
+    renderer,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import (
+    absent_images,
+    absent_models,
+    missing_pins,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import parse_terms
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+    RolloutPlan,
+    Wanted,
+    plan_steps,
+    replaced,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import learned
 
+ROOT = Path(__file__).resolve().parents[2]
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "again": {"type": "list", "elements": "str"},
@@ -169,12 +199,12 @@ class ActionModule(ControllerAction):
         make = not offline and not self._task.check_mode
         kit = Kit(
             drawer((ROOT / "templates" / "haproxy.cfg.j2").read_text(encoding="utf-8")),
-            (ROOT / "module_utils" / "instinct" / "balancer_agent.py").read_text(encoding="utf-8"),
+            script("haproxy_agent"),
             materials(hosts, base, make, load, parse),
             instance_key(hosts, base, make, load),
-            (ROOT / "module_utils" / "instinct" / "balancer_router.py").read_text(encoding="utf-8"),
+            script("router"),
             drawer((ROOT / "templates" / "keepalived.conf.j2").read_text(encoding="utf-8")),
-            (ROOT / "module_utils" / "instinct" / "balancer_alive.py").read_text(encoding="utf-8"),
+            script("keepalived_check"),
         )
         return Endpoint(hosts, frozenset(reader.groups().get(GROUP, ())), kit)
 
@@ -389,7 +419,11 @@ def resolve(fleet: Fleet, lock: Lock, refresh: bool, reader: Reader) -> Lock:
     images, models = missing_pins(fleet, lock, refresh)
     if not images and not models:
         return Lock()
-    from instinct.resolve import ResolveError, image_pin, model_pin
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
+        ResolveError,
+        image_pin,
+        model_pin,
+    )
 
     problems: list[Problem] = []
     found_images = {}
@@ -428,7 +462,7 @@ def access(fleet: Fleet, lock: Lock, fresh: Lock, reader: Reader) -> tuple[str, 
     ]
     if not images and not models:
         return ()
-    from instinct.access import check_access
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.access import check_access
 
     return check_access(images, models, lock, reader.token)
 

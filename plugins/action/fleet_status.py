@@ -7,19 +7,14 @@ Documentation: library/fleet_status.py (`ansible-doc -t module fleet_status`).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
 from ansible.errors import AnsibleActionFail
-from instinct.controller import ControllerAction
-from instinct.status import status
-from instinct.status_text import text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import status
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import text
 
 
 class ActionModule(ControllerAction):

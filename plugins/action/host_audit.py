@@ -7,29 +7,30 @@ Documentation: library/host_audit.py (`ansible-doc -t module host_audit`).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "module_utils") not in sys.path:
-    sys.path.insert(0, str(ROOT / "module_utils"))
-
 from ansible.errors import AnsibleActionFail, AnsibleError
-from instinct.audit import audit, counted, differences, todo
-from instinct.audit_text import Audited, Report, listed, text
-from instinct.catalog import parse_gpus
-from instinct.controller import ControllerAction
-from instinct.drift import Drift
-from instinct.errors import suggest
-from instinct.hostchecks_serving import RECORDS, drifts
-from instinct.hostitems import REQUIRED, View, parse_items
-from instinct.images import look_up
-from instinct.knowledge import read_yaml
-from instinct.places import container_name
-from instinct.steps import ALIVE
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import suggest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import REQUIRED, View, parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import (
+    audit,
+    counted,
+    differences,
+    todo,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import RECORDS, drifts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Audited, Report, listed, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import look_up
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import read_yaml
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import ALIVE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.drift import Drift
 
+ROOT = Path(__file__).resolve().parents[2]
 GROUP = "instinct"
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},

@@ -6,17 +6,11 @@ Documentation: library/rollout_verdict.py (`ansible-doc -t module rollout_verdic
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
-MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
-if MODULE_UTILS not in sys.path:
-    sys.path.insert(0, MODULE_UTILS)
-
-from instinct.controller import ControllerAction
-from instinct.rollout_text import judge, message_of, report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import judge, message_of, report
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "rollout": {"type": "dict", "required": True},

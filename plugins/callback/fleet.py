@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-MODULE_UTILS = str(Path(__file__).resolve().parents[2] / "module_utils")
-if MODULE_UTILS not in sys.path:
-    sys.path.insert(0, MODULE_UTILS)
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
-from instinct.errors import natural
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
 
 DOCUMENTATION = """
 name: fleet
@@ -31,7 +25,7 @@ extends_documentation_fragment:
   - result_format_callback
 """
 
-PLAN = "fleet_plan"
+PLAN = "instinct.fleet.fleet_plan"
 LINES = 6
 WIDTH = 400
 

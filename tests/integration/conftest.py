@@ -97,8 +97,8 @@ class Lab:
         return {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT / 'plugins/callback'}:{ROOT / 'tests/integration/callback'}",
-            "ANSIBLE_CALLBACKS_ENABLED": "fleet,recorder",
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/integration/callback"),
+            "ANSIBLE_CALLBACKS_ENABLED": "recorder",
             "ANSIBLE_NOCOLOR": "1",
             "FLEET_RECORD": str(record),
             **self.env,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.knowledge import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 
 from lab.config import VLLM_VERSION
 from tests.fit_cases import case, planned

@@ -20,6 +20,7 @@ from .conftest import ROOT, container, lab_command
 from .helpers import STANDIN
 
 HERE = "/opt/partition-test"
+PLUGINS = "ansible_collections/instinct/fleet/plugins"
 CPX4 = {"compute": "CPX", "memory": "NPS4"}
 NEW4, OLD = "CPX/NPS4 64", "SPX/NPS1 8"
 SHOW = r"""
@@ -86,9 +87,9 @@ class Bench:
 def node(lab_up: list[str]) -> Iterator[Bench]:
     """A node with nothing on it but an exporter that holds the GPUs."""
     bench = Bench(lab_up[0])
-    bench.sh(f"rm -rf {HERE}; mkdir -p {HERE}; {UNIT}")
+    bench.sh(f"rm -rf {HERE}; mkdir -p {HERE}/{PLUGINS}; {UNIT}")
     for source, target in (
-        (ROOT / "module_utils/instinct", f"{HERE}/instinct"),
+        (ROOT / "plugins/module_utils", f"{HERE}/{PLUGINS}/module_utils"),
         (ROOT / "tests/partition_driver.py", f"{HERE}/driver.py"),
     ):
         command = ["docker", "cp", str(source), f"{container(bench.host)}:{target}"]

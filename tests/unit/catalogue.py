@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from instinct.knowledge import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "catalog"

@@ -10,18 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import ansible.module_utils._internal
-import ansible.modules
 import pytest
 from ansible.module_utils.common import warnings
 from ansible.module_utils.testing import patch_module_args
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[2]
-# The modules import ..module_utils.instinct, as they do from library/ and in a collection.
-ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
-ansible.modules.__path__.append(str(ROOT / "library"))
 
 # How long an example takes, or its data takes to be drawn, is the machine's affair. CI draws anew each time as well.
 settings.register_profile(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from instinct import ask_program
+from ansible_collections.instinct.fleet.plugins.module_utils.common.container_answers import MARK
 
 
 @dataclass
@@ -80,7 +80,7 @@ ANSWER = {
 
 def answer_what_is_in_it(container: FakeContainer) -> int:
     """The program of a container that asks its image."""
-    container.log = f"a warning\n{ask_program.MARK}{json.dumps(ANSWER)}\n"
+    container.log = f"a warning\n{MARK}{json.dumps(ANSWER)}\n"
     return 0
 
 

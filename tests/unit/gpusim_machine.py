@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT)]
+sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
 CMDLINE = "BOOT_IMAGE=/boot/vmlinuz ro pci=realloc=off pci=bfsort iommu=pt"
 ACS_ON = (
@@ -121,13 +121,17 @@ def become(files: Files) -> None:
 
 def seen() -> dict[str, Any]:
     """What the toolkit and Docker's engine read, and what is left of the machine."""
-    from instinct import hostfacts
-    from instinct.observe import Source, check_args, node_state
+    from ansible_collections.instinct.fleet.plugins.module_utils.observe import audit_facts
+    from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
+        Source,
+        check_args,
+        node_state,
+    )
 
     state = node_state(check_args({"sysfs_root": "/", "docker_socket": "/none"}))
     del state["disk"]  # of the machine's disks, which are not simulated
     source = Source("/")
-    facts = hostfacts.read_host(source, lambda _: "")
+    facts = audit_facts.read_host(source, lambda _: "")
     del facts["clock_synchronized"]  # the kernel's own clock
     names = {
         top: sorted(os.listdir(f"/sys/{top}")) for top in ("class", "bus/pci/devices", "bus/pci/drivers")

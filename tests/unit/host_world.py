@@ -8,10 +8,15 @@ from functools import cache
 from typing import Any
 
 import yaml
-from instinct.audit import audit
-from instinct.catalog import parse_gpus
-from instinct.hostchecks_serving import RECORDS
-from instinct.hostitems import Finding, Item, View, parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
+    Finding,
+    Item,
+    View,
+    parse_items,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import RECORDS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
 
 from tests.unit.catalogue import CATALOG
 

@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from instinct.partition_backends import Command, Write
-from instinct.partition_gpus import AUTO, Gpu, PartitionError
-from instinct.partition_holders import Holder, Service
-from instinct.partition_journal import Journal, parse_journal
-from instinct.partition_modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import AUTO, Gpu, PartitionError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal, parse_journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
 
 GIB = 1 << 30
 VRAM = 192 * GIB

@@ -10,14 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from instinct.catalog import GpuCatalog, parse_gpus
-from instinct.errors import FleetError
-from instinct.fleet import Fleet, HostInput, build_fleet
-from instinct.knowledge import Knowledge
-from instinct.lock import ImagePin, ImageSoftware, Lock, ModelPin, model_key
-from instinct.plan import FleetPlan, check_fleet, plan_fleet
-from instinct.render import FILES, Render, renderer
-from instinct.workshop import ModelSource, Workshop
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import GpuCatalog, parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import (
+    Fleet,
+    HostInput,
+    build_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource, Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import FILES, Render, renderer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.lab:5000/lab/vllm:1"

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from instinct.supervisor import lib_files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
+
+SUPERVISOR = bundle("supervisor")
 
 SERVES = "echo 'INFO:     Application startup complete.'; exec sleep 60"
 QUICK = {
@@ -32,7 +34,7 @@ QUICK = {
 
 def write_lib(place: Path) -> Path:
     """The program's files as vllm_server writes them; supervise.py."""
-    for name, text in lib_files().items():
+    for name, text in SUPERVISOR.files.items():
         path = place / "lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -10,11 +10,16 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from instinct.access import REFRESH, check_access
-from instinct.errors import FleetError, Problem
-from instinct.fleet import Fleet
-from instinct.lock import ImagePin, Lock, ModelPin, model_key
-from instinct.pins import absent_images, absent_models
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.access import REFRESH, check_access
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_images, absent_models
 
 from lab.hub import make, server
 

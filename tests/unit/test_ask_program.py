@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import glob
-import inspect
 import json
 import subprocess
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import ask_program
-from instinct.ask import SCRIPT, parse_answer
-from instinct.lock import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import SCRIPT, parse_answer
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import inspect_image
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 
 VERSIONS = f"{sys.version_info.major}.{sys.version_info.minor}."
 
@@ -54,7 +54,7 @@ class FakeImage:
     def ask(self, *places: str, **env: str) -> ImageSoftware:
         path = ":".join(str(self.root / place) for place in (*places, "bin"))
         done = subprocess.run(
-            ["/bin/sh", "-c", SCRIPT, "ask", inspect.getsource(ask_program)],
+            ["/bin/sh", "-c", SCRIPT, "ask", script("inspect_image")],
             env={"PATH": path, **env}, capture_output=True, text=True, check=False, cwd="/",
         )  # fmt: skip
         return parse_answer(done.stdout + done.stderr)
@@ -142,7 +142,7 @@ HIP, CUDA = "cuda: Optional[str] = None\nhip: Optional[str] = '6.4.4'\n", "cuda 
     ],
 )
 def test_platforms(vllm: str, torch: str, text: str, kind: str) -> None:
-    assert ask_program.kind(vllm, torch, text) == kind
+    assert inspect_image.kind(vllm, torch, text) == kind
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_rocm(
         path.write_text(text)
     find = glob.glob
     monkeypatch.setattr(glob, "glob", lambda pattern: find(f"{tmp_path}{pattern}"))
-    monkeypatch.setattr(ask_program, "version", lambda package: packages.get(package, ""))
-    assert ask_program.rocm(torch) == rocm
+    monkeypatch.setattr(inspect_image, "version", lambda package: packages.get(package, ""))
+    assert inspect_image.rocm(torch) == rocm
 
 
 def test_the_answer_is_the_last_line_with_the_mark() -> None:
     answer: dict[str, Any] = ImageSoftware("1.2.3", "rocm", None, None, "3.12.1", ("gfx942",)).to_json()
-    log = f"warning\n{ask_program.MARK}{json.dumps(answer)}\n9.9.9\n"
+    log = f"warning\n{inspect_image.MARK}{json.dumps(answer)}\n9.9.9\n"
     assert parse_answer(log) == ImageSoftware("1.2.3", "rocm", None, None, "3.12.1", ("gfx942",))
     assert parse_answer("") == parse_answer("command not found") == ImageSoftware("")

@@ -8,10 +8,26 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct import observe
-from instinct.audit import CHECKS, FAILS, FINE, IMPROVABLE, audit, differences, result, todo
-from instinct.hostfacts import SYSCTLS, read_host
-from instinct.hostitems import ELSEWHERE, OK, SETTINGS, SKIPPED, UNKNOWN, WRONG
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import SYSCTLS, read_host
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
+    ELSEWHERE,
+    OK,
+    SETTINGS,
+    SKIPPED,
+    UNKNOWN,
+    WRONG,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import (
+    CHECKS,
+    FAILS,
+    FINE,
+    IMPROVABLE,
+    audit,
+    differences,
+    result,
+    todo,
+)
 
 from tests.unit.host_world import facts, gpu, items, judged, state, view
 from tests.unit.some import some
@@ -244,6 +260,6 @@ def test_differences_between_hosts() -> None:
 
 
 def test_the_world_of_these_tests_is_that_of_the_node() -> None:
-    returned = yaml.safe_load(observe.RETURN)["node_state"]["contains"]
+    returned = yaml.safe_load(node_state.RETURN)["node_state"]["contains"]
     assert set(state()) <= set(returned)
-    assert set(facts()) == {*read_host(observe.Source("/nonexistent"), lambda command: ""), "problems"}
+    assert set(facts()) == {*read_host(node_state.Source("/nonexistent"), lambda command: ""), "problems"}

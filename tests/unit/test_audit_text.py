@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from instinct.audit import audit, differences
-from instinct.audit_text import WIDTH, Audited, Report, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit, differences
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import WIDTH, Audited, Report, text
 
 from tests.unit.host_world import catalogue, items, view
 

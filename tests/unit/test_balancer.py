@@ -9,18 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import observe
-from instinct.balancer import Backend, Member, before_it_goes
-from instinct.balancer_keys import keys_map
-from instinct.balancer_material import self_signed
-from instinct.balancer_plan import BalancerPlan, Endpoint, Kit, Material, wanted_files
-from instinct.balancer_settings import BalancerHost, balancer_host, parse_balancer
-from instinct.errors import FleetError
-from instinct.explain import explain
-from instinct.hashing import spec_hash, text_hash
-from instinct.instance_key import NO_KEY, UNMADE, InstanceKey, header_map, mark, node_key
-from instinct.plan import FleetPlan, plan_fleet
-from instinct.render import drawer, haproxy_word
+from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+    NO_KEY,
+    UNMADE,
+    InstanceKey,
+    header_map,
+    mark,
+    node_key,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    BalancerHost,
+    balancer_host,
+    parse_balancer,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+    Backend,
+    Member,
+    before_it_goes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    BalancerPlan,
+    Endpoint,
+    Kit,
+    Material,
+    wanted_files,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer, haproxy_word
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
 from .programs import program
@@ -456,9 +477,9 @@ def test_haproxy_takes_the_configuration(
 
 
 def test_what_node_state_finds(tmp_path: Path) -> None:
-    source = observe.Source(str(tmp_path))
+    source = node_state.Source(str(tmp_path))
     etc, var = tmp_path / "etc/balancer", tmp_path / "var/balancer"
-    assert observe.read_balancer(source, str(etc.parent), str(var.parent)) == NEVER
+    assert node_state.read_balancer(source, str(etc.parent), str(var.parent)) == NEVER
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/haproxy").touch()
     (etc / "abc").mkdir(parents=True)
@@ -472,15 +493,15 @@ def test_what_node_state_finds(tmp_path: Path) -> None:
     (var / "applied").write_text(spec_hash(texts) + "\n")
     (var / "out.json").write_text('{"a/b": {"by": "run"}}')
     (var / "haproxy.pid").write_text("1\n")  # not HAProxy
-    seen = observe.read_balancer(source, str(etc.parent), str(var.parent))
+    seen = node_state.read_balancer(source, str(etc.parent), str(var.parent))
     assert seen == applied(plan, running=False, out={"a/b": {"by": "run"}})
 
 
 def test_node_state_knows_the_key_by_its_mark(tmp_path: Path) -> None:
-    assert observe.read_instance_key(str(tmp_path)) is None
+    assert node_state.read_instance_key(str(tmp_path)) is None
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys/instances").write_text(f"VLLM_API_KEY={SECRET}\n")
-    assert observe.read_instance_key(str(tmp_path)) == mark(SECRET)
+    assert node_state.read_instance_key(str(tmp_path)) == mark(SECRET)
     assert node_key(str(tmp_path / "keys")) == SECRET
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import balancer_agent
-from instinct.balancer_agent import Agent, Instance
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import Agent, Instance
 
 
 class Engine:
@@ -109,7 +109,7 @@ def test_an_engine_that_says_it_is_dead() -> None:
 
 
 def test_a_busy_engine_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balancer_agent, "HEALTH_SECONDS", 0.1)
+    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.1)
 
     async def scenario() -> None:
         async with engine() as (server, instance):
@@ -129,7 +129,7 @@ def config(*ports: int) -> dict[str, Any]:
 def test_answers_by_name_and_a_configuration_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balancer_agent, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
     path = tmp_path / "balancer.json"
 
     async def ask(agent: Agent, name: str) -> str:

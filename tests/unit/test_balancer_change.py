@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import alone, balancer_node
-from instinct.balancer_node import AGENT_SERVICE, KEPT, ROUTER_SERVICE, SERVICE, Places, converge, running
-from instinct.hashing import spec_hash
-from instinct.nodemodule import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import (
+    AGENT_SERVICE,
+    KEPT,
+    ROUTER_SERVICE,
+    SERVICE,
+    Places,
+    converge,
+    running,
+)
 
 from .fake_vllm import free_port
 from .test_haproxy import HEAD, ROW, Socket
@@ -104,7 +113,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     monkeypatch.setattr(balancer_node, "busy", lambda port: False)
     made = Node(tmp_path)
     monkeypatch.setattr(

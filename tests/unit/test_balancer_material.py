@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct.balancer_material import instance_key, materials, self_signed
-from instinct.balancer_plan import Material
-from instinct.balancer_settings import BalancerHost, BalancerSettings
-from instinct.errors import FleetError
-from instinct.instance_key import UNMADE, InstanceKey, mark
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+    UNMADE,
+    InstanceKey,
+    mark,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    BalancerHost,
+    BalancerSettings,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import Material
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
+    instance_key,
+    materials,
+    self_signed,
+)
 
 
 def made(base: Path, make: bool = True, **settings: Any) -> Material:

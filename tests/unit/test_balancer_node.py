@@ -18,11 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from instinct import alone, balancer_node, balancer_out, keepalived
-from instinct.balancer_node import Places, converge
-from instinct.balancer_out import Balancer, Wish, put, select
-from instinct.haproxy import Haproxy, state_file
-from instinct.nodemodule import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain, keepalived
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import Places, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer, Wish, put, select
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    Haproxy,
+    state_file,
+)
 
 from tests.unit.eventually import GENEROUS, eventually
 from tests.unit.fake_vllm import free_port
@@ -167,7 +172,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     monkeypatch.setattr(Engine, "busy", 0)
     Engine.may_go_on.set()
     made = Host(tmp_path)
@@ -314,7 +319,7 @@ def test_out_waits_for_running_requests(host: Host, monkeypatch: pytest.MonkeyPa
         Engine.may_go_on.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(balancer_out, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
+    monkeypatch.setattr(drain, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
     done = put(host.balancer, Wish((host.name(0),), "drain", "run", GENEROUS), False)
     assert seen[0] == ("drain", 2)  # half of them, with which it is not done
     assert done["servers"][0]["requests"] == 0

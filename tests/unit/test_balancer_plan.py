@@ -7,12 +7,24 @@ import json
 from typing import Any
 
 import pytest
-from instinct.balancer import Offer
-from instinct.balancer_plan import BalancerPlan, Endpoint, Kit, Material, plan_balancers, wanted_files
-from instinct.balancer_settings import BalancerHost, BalancerSettings, SeenBalancer, VirtualAddress
-from instinct.generations import Offered
-from instinct.hashing import spec_hash, text_hash
-from instinct.instance_key import NO_KEY, InstanceKey
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Offered
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    BalancerHost,
+    BalancerSettings,
+    SeenBalancer,
+    VirtualAddress,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Offer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    BalancerPlan,
+    Endpoint,
+    Kit,
+    Material,
+    plan_balancers,
+    wanted_files,
+)
 
 MATERIAL = Material("keys\n", "pem\n", "keys.yml", "endpoint.pem", ("the certificate ends soon",))
 KEY = InstanceKey("instance-key", "mark", True, "key Bearer x\n")

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.balancer import Backend, Member, config_data
-from instinct.balancer_settings import BalancerSettings
-from instinct.haproxy import Haproxy, NoHaproxy
-from instinct.instance_key import header_map
-from instinct.render import drawer
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy, NoHaproxy
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerSettings
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+    Backend,
+    Member,
+    config_data,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_vllm import free_port

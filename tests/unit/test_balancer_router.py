@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import balancer_router
-from instinct.balancer_router import Routers, wanted_routers
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import router
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.router import Routers, wanted_routers
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_vllm import free_port
@@ -108,13 +108,13 @@ def test_a_running_router_is_told_and_one_that_died_is_started_again(world: Worl
 def test_routers_end_with_their_deployment_and_move_with_their_port(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balancer_router, "LEAVE_SECONDS", GENEROUS)
+    monkeypatch.setattr(router, "LEAVE_SECONDS", GENEROUS)
     port, other = free_port(), free_port()
     world.look(config({"a": port}, a=["x"]))
     process = world.routers.running["a"].process
     world.look(config({"a": other}, a=["x"]))
     assert process.poll() is None  # HAProxy may not know yet
-    monkeypatch.setattr(balancer_router, "LEAVE_SECONDS", -1.0)  # they are over
+    monkeypatch.setattr(router, "LEAVE_SECONDS", -1.0)  # they are over
     world.routers.look()
     assert process.poll() is not None
     eventually(lambda: world.workers("a") == ["x"])

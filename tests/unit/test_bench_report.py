@@ -18,6 +18,7 @@ from ansible.errors import AnsibleError
 from .bench_samples import entry, small_fleet, variables
 
 ROOT = Path(__file__).resolve().parents[2]
+REPORT = "ansible_collections.instinct.fleet.plugins.plugin_utils.report"
 TOKEN = "t0ken-of-the-inventory"
 Run = Callable[..., dict[str, Any]]
 
@@ -25,7 +26,7 @@ Run = Callable[..., dict[str, Any]]
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run the plugin in tmp_path on a fleet's variables; its printed lines are in result["printed"]."""
-    from plugins.action.bench_report import ActionModule
+    from ansible_collections.instinct.fleet.plugins.action.bench_report import ActionModule
 
     monkeypatch.chdir(tmp_path)
 
@@ -74,14 +75,14 @@ def test_writes_every_file_and_says_where(report: Run, tmp_path: Path) -> None:
 
 def test_without_report_no_plot_is_drawn(report: Run, tmp_path: Path) -> None:
     for name in [
-        name for name in sys.modules if name.startswith("instinct.report") or name == "instinct.plots"
+        name for name in sys.modules if name.startswith(f"{REPORT}.report") or name == f"{REPORT}.plots"
     ]:
         sys.modules.pop(name)
     report(small_fleet(), run="r1", report=False)
     assert not (tmp_path / "results/r1/report.html").exists()
     assert (tmp_path / "results/r1/summary.json").exists()
-    assert "instinct.report" not in sys.modules
-    assert "instinct.plots" not in sys.modules
+    assert f"{REPORT}.report" not in sys.modules
+    assert f"{REPORT}.plots" not in sys.modules
 
 
 def test_a_run_is_never_overwritten_and_gets_a_name_of_its_own(report: Run, tmp_path: Path) -> None:
@@ -181,7 +182,10 @@ def test_in_a_real_play(tmp_path: Path) -> None:
         "benchmark_results": "{{ payload.__benchmark_serve.benchmarks }}",
         "node_state_result": "{{ payload.node_state_result }}",
     }
-    report_task = {"bench_report": {"run": "", "results_dir": str(tmp_path / "results")}, "run_once": True}
+    report_task = {
+        "instinct.fleet.bench_report": {"run": "", "results_dir": str(tmp_path / "results")},
+        "run_once": True,
+    }
     tasks = [{"ansible.builtin.set_fact": facts}, report_task]
     play = [{"hosts": "instinct", "gather_facts": False, "tasks": tasks}]
     (tmp_path / "hosts.json").write_text(json.dumps(inventory))
@@ -210,7 +214,7 @@ def test_the_last_plan_is_kept() -> None:
     first, last = {"partial": ["r:1"], "hosts": {}}, {"partial": [], "hosts": {"n1": {}}}
     results = [{"plan": first}, None, {"plan": last}, {"plan": first}]
     hosts = [{"fleet_plan_result": result} for result in results]
-    from plugins.action.bench_report import _plan
+    from ansible_collections.instinct.fleet.plugins.action.bench_report import _plan
 
     assert _plan(hosts) == last
     assert _plan([{}]) is None

@@ -11,7 +11,8 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from instinct.canary import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.statistics import shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
     METRICS,
     OK,
     SLOWER,
@@ -25,7 +26,6 @@ from instinct.canary import (
     referred,
     runs_of,
 )
-from instinct.canary_stats import shift
 
 RULES = Rules()
 STEADY = (1000.0, 1005.0, 995.0, 1002.0, 998.0)

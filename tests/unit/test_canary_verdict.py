@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.modules import canary_verdict as documented
-from instinct.canary import Rules
-from instinct.canary_evidence import Baseline, baseline, client, conclude
+from ansible_collections.instinct.fleet.plugins.modules import canary_verdict as documented
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
+    Baseline,
+    baseline,
+    client,
+    conclude,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
 
 from .test_canary import runs
 from .test_smoke import BANGS, DEAD, GOOD
@@ -132,7 +137,7 @@ def test_the_old_client_measures_the_same_model() -> None:
 @pytest.fixture
 def verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Run the plugin in tmp_path; what it prints and warns of is in result["printed"]."""
-    from plugins.action.canary_verdict import ActionModule
+    from ansible_collections.instinct.fleet.plugins.action.canary_verdict import ActionModule
 
     monkeypatch.chdir(tmp_path)
 
@@ -222,7 +227,7 @@ def test_wrong_settings(verdict: Run, args: dict[str, Any], words: str) -> None:
 
 
 def test_the_documentation_is_the_argument_spec() -> None:
-    from plugins.action.canary_verdict import ActionModule
+    from ansible_collections.instinct.fleet.plugins.action.canary_verdict import ActionModule
 
     options = yaml.safe_load(documented.DOCUMENTATION)["options"]
     told = {

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.backends import DENSE, MLA, Backends, check_named
-from instinct.modelfacts import ModelFacts
-from instinct.recipes import Context, select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
+    DENSE,
+    MLA,
+    Backends,
+    check_named,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Context, select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
 
 from tests.unit.catalogue import CATALOG, knowledge
 from tests.unit.some import some

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct.knowledge import Knowledge
-from instinct.versions import timeline, version_key
+from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import timeline, version_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 
 from catalog import regenerate
 from catalog.tools.packing import ENV_DEFAULTS, FIELD_DEFAULTS, FLAG_DEFAULTS, pack, read_json, unpack

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 
 from tests.commands import ROOT, Entry, compare, documents, entries, instances, own, plan
 from tests.commands_table import page

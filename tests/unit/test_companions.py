@@ -7,14 +7,20 @@ import json
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv
-from instinct.companion_args import with_pins
-from instinct.companions import WEIGHTS, companions, repositories, unmounted
-from instinct.errors import dotted
-from instinct.fleet import Fleet
-from instinct.lock import Lock, ModelPin, model_key
-from instinct.pins import absent_models, missing_pins
-from instinct.settings import to_argv
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import dotted
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import to_argv
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, ModelPin, model_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_models, missing_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import (
+    WEIGHTS,
+    companions,
+    repositories,
+    unmounted,
+)
+
+from tests.oracles.vllm_parser import check_argv
 
 from .catalogue import knowledge
 from .plan_world import COMMIT, CONFIG, GIB, LOCK, REPO, actions, apply_to_state, fleet, plan, state

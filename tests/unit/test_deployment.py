@@ -10,8 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from instinct.deployment import Deployment, parse_deployments
-from instinct.deployment_parts import Build, Runtime
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+    Deployment,
+    parse_deployments,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import Build, Runtime
 
 from .plan_world import IMAGE, REPO, deployment, problems, state
 from .some import some
@@ -446,8 +449,11 @@ def test_schema_and_planner_agree(value: dict[str, Any]) -> None:
 
 
 def test_schema_knows_every_key() -> None:
-    from instinct.deployment import KEYS
-    from instinct.deployment_parts import BUILD_KEYS, RUNTIME_KEYS
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import KEYS
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import (
+        BUILD_KEYS,
+        RUNTIME_KEYS,
+    )
 
     properties = SCHEMA["properties"]
     assert set(properties) == set(KEYS)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.engine import (
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import (
     Conflict,
     Engine,
     EngineError,
@@ -285,7 +285,9 @@ def test_progress_is_told_until_a_pull_breaks_off(docker: FakeDocker, engine: En
 def test_a_log_is_read_up_to_its_limit(
     docker: FakeDocker, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instinct.engine._LOG_LIMIT", 1008)  # a frame of the fake engine, with its head
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._LOG_LIMIT", 1008
+    )  # a frame of the fake engine, with its head
     docker.add_container("c", {}, "exited").log = "x" * 999 + "\n" + "rest\n" * 500
     assert engine.logs("c") == "x" * 999 + "\n"
     # The rest of that answer is not taken for the next one.
@@ -296,7 +298,9 @@ def test_a_connection_that_was_idle_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change is sent only once: it must not go where a daemon that restarted does not listen any more."""
-    monkeypatch.setattr("instinct.engine._IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._IDLE_SECONDS", -1.0
+    )
     Script(tmp_path / "d.sock", [answer(b"OK") + b"KEEP", answer(b"")])
     Engine(str(tmp_path / "d.sock"), timeout=2).start("c")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.instinct import alone as on_node
-from ansible.modules import vllm_bench, vllm_server
-from instinct import alone as lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as on_node
+from ansible_collections.instinct.fleet.plugins.modules import vllm_bench, vllm_server
 
 from tests.unit import test_vllm_bench, test_vllm_server
 from tests.unit.eventually import GENEROUS
@@ -74,7 +74,7 @@ def test_a_process_without_a_reader_leaves(root: Path) -> None:
     program = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from instinct.alone import ControllerGone, leave_if_abandoned
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import ControllerGone, leave_if_abandoned
 leave_if_abandoned()
 print("ready", flush=True)
 for _ in range(60_000):
@@ -85,7 +85,7 @@ for _ in range(60_000):
     time.sleep(0.01)
 """
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(root / "module_utils")], stdout=subprocess.PIPE
+        [sys.executable, "-c", program, str(root / ".collections")], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -102,8 +102,8 @@ def abandoned() -> None:
 def test_an_abandoned_deploy_leaves_its_servers_starting(
     tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_vllm_server.places, "STATE_DIR", str(tmp_path / "etc"))
-    monkeypatch.setattr(test_vllm_server.places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(test_vllm_server.paths, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(test_vllm_server.paths, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as docker:
         docker.add_image(test_vllm_server.IMAGE)
@@ -111,7 +111,7 @@ def test_an_abandoned_deploy_leaves_its_servers_starting(
         docker.programs["instinct-"] = vllm(server["port"], delay=0.5)
         args = test_vllm_server.args(docker, server)
         with monkeypatch.context() as patch:
-            patch.setattr(test_vllm_server.ready, "leave_if_abandoned", abandoned)
+            patch.setattr(test_vllm_server.readiness, "leave_if_abandoned", abandoned)
             result, failed = run_module(vllm_server.main, args)
         assert failed
         assert result["msg"] == "gone"
@@ -125,7 +125,7 @@ def test_an_abandoned_deploy_leaves_its_servers_starting(
 def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
     tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_vllm_bench.places, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(test_vllm_bench.paths, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(test_vllm_bench.benches, "_LEAVE_SECONDS", 0.3)
     with FakeDocker(tmp_path) as docker:

@@ -8,8 +8,14 @@ import re
 from typing import Any
 
 import pytest
-from instinct.lock import ImagePin, ImageSoftware, Lock, ModelPin, model_key
-from instinct.plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan
 
 from .plan_world import (
     COMMIT,

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct.explain import explain
-from instinct.lock import ImagePin, ImageSoftware, Lock
-from instinct.texts import gpus_text
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.text import gpus_text
 
 from .plan_world import DIGEST, LOCK, deployment, plan, state
 from .test_network import ethernet, node

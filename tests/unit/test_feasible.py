@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.errors import Problem
-from instinct.feasible import Verdict, engine_of, judge
-from instinct.images import ImageFacts
-from instinct.modelfacts import model_facts
-from instinct.tune import Machine, tune
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
+    Verdict,
+    engine_of,
+    judge,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, tune
 
 from tests.unit.catalogue import knowledge
 from tests.unit.test_tune import MI300X, deployment

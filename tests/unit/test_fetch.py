@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.instinct import fetch as fetch_on_node
-from ansible.modules import hf_model
+from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
+from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
 from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
 from tests.unit.test_hf_model import (

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from instinct.checkpoint import weight_files
-from instinct.fit import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import statement
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import weight_files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     CATALOGUE,
     Engine,
     fit,
@@ -23,8 +22,9 @@ from instinct.fit import (
     smallest_tp,
     stages,
 )
-from instinct.modelshape import ModelShape, model_shape
-from instinct.recipes import statement
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fit_cases import MODELS, case, planned
 from tests.unit.catalogue import knowledge

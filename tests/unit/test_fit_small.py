@@ -7,11 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.checkpoint import CheckpointSize
-from instinct.fit import Engine, fit, longest, remedies, smallest_tp, stage_weights, stages
-from instinct.modellayers import Cache, Layer, State
-from instinct.modelshape import ModelShape
-from instinct.weights import OUT, Matrix
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import CheckpointSize
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
+    Engine,
+    fit,
+    longest,
+    remedies,
+    smallest_tp,
+    stage_weights,
+    stages,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import OUT, Matrix
 
 from tests.unit.catalogue import knowledge
 

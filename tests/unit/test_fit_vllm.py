@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.fit import Engine, fit
-from instinct.modelshape import ModelShape, model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import Engine, fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
 
 from tests.fit_cases import planned
 from tests.unit.catalogue import knowledge

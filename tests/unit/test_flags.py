@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv, parse_argv
-from instinct.findings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import (
     ABBREVIATED,
     AMBIGUOUS,
     BAD_CHOICE,
@@ -21,9 +20,10 @@ from instinct.findings import (
     UNKNOWN,
     errors,
 )
-from instinct.flags import check
-from instinct.flagvalues import convert, size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flag_values import convert, size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import check
 
+from tests.oracles.vllm_parser import check_argv, parse_argv
 from tests.unit.catalogue import knowledge, matrix
 from tests.unit.some import some
 

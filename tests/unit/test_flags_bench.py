@@ -7,10 +7,15 @@ import json
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv
-from instinct.benchargs import BenchCommand, bench_args, bench_table, canonical_result
-from instinct.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import (
+    BenchCommand,
+    bench_args,
+    bench_table,
+    canonical_result,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
 
+from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import DATA, knowledge
 from tests.unit.some import some
 

@@ -4,8 +4,16 @@
 from __future__ import annotations
 
 import pytest
-from instinct.envvars import check_env
-from instinct.findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import (
+    BAD_CHOICE,
+    BAD_VALUE,
+    GONE,
+    NO_EFFECT,
+    NOT_YET,
+    OK,
+    UNKNOWN,
+)
 
 from tests.unit.catalogue import knowledge
 

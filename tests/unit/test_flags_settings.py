@@ -6,12 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv
-from instinct.envvars import check_env
-from instinct.findings import errors
-from instinct.flags import check
-from instinct.settings import Rendered, render_setting, render_settings, to_argv
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import check
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
+    Rendered,
+    render_setting,
+    render_settings,
+    to_argv,
+)
 
+from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import knowledge
 
 RELEASES = knowledge().line.releases

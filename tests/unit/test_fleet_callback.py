@@ -64,7 +64,9 @@ def test_an_error_is_told_where_it_happens(fleet: Any) -> None:
     fleet.v2_runner_on_failed(result("n2", "Run", msg="non-zero return code", stderr="a\nb\n"))
     fleet.v2_runner_item_on_failed(result("n3", "Loop", item="x", msg="gone"))
     fleet.v2_runner_on_unreachable(result("n4", "Look", msg="Connection refused"))
-    fleet.v2_runner_on_failed(result("n5", "Plan", action="fleet_plan", msg="2 problems\n* one\n* two"))
+    fleet.v2_runner_on_failed(
+        result("n5", "Plan", action="instinct.fleet.fleet_plan", msg="2 problems\n* one\n* two")
+    )
     assert fleet.shown == [
         "failed: [n1]: no space left",
         "failed: [n2]:\n  non-zero return code\n  a\n  b",
@@ -104,7 +106,9 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
 
 def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
     problems = "\n".join(f"* {number} {'x' * 500}" for number in range(30))
-    fleet.v2_runner_on_failed(result("n1", "Plan", action="fleet_plan", msg=f"30 problems\n{problems}"))
+    fleet.v2_runner_on_failed(
+        result("n1", "Plan", action="instinct.fleet.fleet_plan", msg=f"30 problems\n{problems}")
+    )
     assert ended(fleet, {"n1": 1}) == [
         "Failed: n1, at: Plan\n  30 problems\n  "
         + problems.replace("\n", "\n  ")

@@ -16,7 +16,7 @@ import huggingface_hub.constants
 import jsonschema
 import pytest
 import yaml
-from instinct.lock import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 
 from lab.hub import make, server
 
@@ -36,7 +36,7 @@ PLAYBOOK = """
         node_state_result: "{{ lookup('ansible.builtin.file', observed_file) | from_json }}"
       when: observed_file is defined
     - name: Plan what is missing
-      fleet_plan:
+      instinct.fleet.fleet_plan:
         plan_file: "{{ plan_file | default(omit) }}"
         offline: "{{ offline | default(omit) }}"
         explain: "{{ explain | default(omit) }}"
@@ -65,7 +65,7 @@ AGAIN = """
     - ansible.builtin.set_fact:
         node_state_result: "{{ lookup('ansible.builtin.file', asked_file) | from_json }}"
     - name: Plan again
-      fleet_plan:
+      instinct.fleet.fleet_plan:
         hosts: "{{ fleet_plan_result.plan.hosts | list }}"
         again: "{{ ansible_play_hosts }}"
         refresh: true
@@ -380,8 +380,7 @@ def test_other_problems(fleet: Fleet, variables: dict[str, Any], lock: str | Non
 
 
 def test_the_documentation_is_the_argument_spec() -> None:
-    sys.path.insert(0, str(ROOT))
-    from plugins.action.fleet_plan import OPTIONS
+    from ansible_collections.instinct.fleet.plugins.action.fleet_plan import OPTIONS
 
     source = (ROOT / "library/fleet_plan.py").read_text(encoding="utf-8")
     documented = yaml.safe_load(source.split('DOCUMENTATION = r"""')[1].split('"""')[0])["options"]
@@ -412,8 +411,7 @@ def test_the_documentation_is_the_argument_spec() -> None:
 )
 def test_terms_of_upgrades_are_judged_before_anything_else(given: dict[str, Any], names: list[str]) -> None:
     """A canary with a tolerance that makes no sense would be turned back, and its deployment held."""
-    sys.path.insert(0, str(ROOT))
-    from plugins.action.fleet_plan import bad_terms
+    from ansible_collections.instinct.fleet.plugins.action.fleet_plan import bad_terms
 
     nothing = {"serial": None, "min_in": None, "soak": None, "canary_terms": {}}
     assert [problem.path[0] for problem in bad_terms({**nothing, **given})] == names
@@ -422,8 +420,9 @@ def test_terms_of_upgrades_are_judged_before_anything_else(given: dict[str, Any]
 def test_hub_library_is_not_loaded_without_need() -> None:
     """A run with nothing to resolve must not pay for huggingface_hub and requests."""
     program = (
-        "import sys; sys.path[:0] = ['module_utils', '.'];import plugins.action.fleet_plan;print([name "
-        "for name in ('huggingface_hub', 'dxf', 'requests', 'yaml.cyaml') if name in sys.modules])"
+        "import sys; sys.path[:0] = ['.collections']; "
+        "import ansible_collections.instinct.fleet.plugins.action.fleet_plan; "
+        "print([name for name in ('huggingface_hub', 'dxf', 'requests', 'yaml.cyaml') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

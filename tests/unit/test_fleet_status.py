@@ -25,7 +25,11 @@ def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
         "n4": {},
     }}}  # fmt: skip
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    task = {"name": "Tell", "fleet_status": {"status_file": str(tmp_path / "status.json")}, "run_once": True}
+    task = {
+        "name": "Tell",
+        "instinct.fleet.fleet_status": {"status_file": str(tmp_path / "status.json")},
+        "run_once": True,
+    }
     plays = [{"name": "Status", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
     done = subprocess.run(

@@ -7,8 +7,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from instinct.differences import difference
-from instinct.generations import Generation, History, Hold, Member, Trial
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    Generation,
+    History,
+    Hold,
+    Member,
+    Trial,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.diff import difference
 
 MEMBERS = tuple(
     Member(

@@ -7,8 +7,8 @@ import copy
 from typing import Any
 
 import pytest
-from instinct.drift import drift
-from instinct.observed import NodeState
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.drift import drift
 
 from tests.unit.plan_world import apply_to_state, deployment, plan, state
 

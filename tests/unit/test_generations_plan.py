@@ -11,11 +11,21 @@ from typing import Any
 
 import jsonschema
 import pytest
-from instinct.choices import select
-from instinct.errors import FleetError
-from instinct.explain import explain
-from instinct.generations import DEPLOY, RESTART, ROLLBACK, UPGRADE, Wishes
-from instinct.plan import FleetPlan, check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    UPGRADE,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
 
 from tests.unit.plan_world import (
     COMMIT,

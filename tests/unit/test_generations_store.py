@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.instinct import genstore, places
-from ansible.module_utils.instinct.nodemodule import NodeError
-from ansible.modules import serving_generation
-from instinct.generations import History
-from instinct.observe import Source, read_generations
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import History
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
+    Source,
+    read_generations,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import store
+from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 
 from tests.unit.plan_world import deployment, plan, state
 
@@ -26,7 +30,7 @@ HELD = {"generation": 1, "why": "generation 2 is slower"}
 @pytest.fixture
 def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The node's state directory."""
-    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path / "etc"))
     return tmp_path / "etc"
 
 
@@ -211,9 +215,9 @@ def test_a_killed_write_leaves_what_was_there(
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        genstore.Store().put("llama", "2.json", {"schema": 1})
+        store.Store().put("llama", "2.json", {"schema": 1})
     monkeypatch.undo()
-    monkeypatch.setattr(places, "STATE_DIR", str(top))
+    monkeypatch.setattr(paths, "STATE_DIR", str(top))
     assert observed(top) == before
 
 
@@ -227,7 +231,7 @@ def test_a_stored_server_is_what_was_planned(top: Path, run_module: Any) -> None
     record = history.kept[0]
     servers = [record.server(member) for member in record.members]
     plain = {"name": "x-0", "stop_timeout": 3, "generation": None}
-    found = genstore.resolved([*servers, plain])
+    found = store.resolved([*servers, plain])
     assert found == [*(item["server"] for item in given["instances"]), {"name": "x-0", "stop_timeout": 3}]
 
 
@@ -246,4 +250,4 @@ def test_a_stored_server_that_is_not_there(
     run_module(serving_generation.main, args())
     record = History.from_json(observed(top)).kept[0]
     with pytest.raises(NodeError, match=re.escape(message)):
-        genstore.resolved([{**record.server(record.members[0]), **change}])
+        store.resolved([{**record.server(record.members[0]), **change}])

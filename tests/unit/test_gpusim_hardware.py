@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.audit import audit
-from instinct.catalog import parse_gpus
-from instinct.hostitems import ELSEWHERE, OK, WRONG, View
-from instinct.observe import Source, pairs, read_cpu, read_numa_nodes
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
+    Source,
+    pairs,
+    read_cpu,
+    read_numa_nodes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import ELSEWHERE, OK, WRONG, View
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
 
 from lab.gpusim import runc, settings, sysfs
 from lab.gpusim.entries import Dir, File

@@ -11,11 +11,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from instinct.balancer_node import Places, converge
-from instinct.balancer_out import Balancer, Out, Wish, put, select
-from instinct.haproxy import Haproxy, Load, NoHaproxy, ServerState, rows
-from instinct.nodemodule import NodeError
-from instinct.status_node import Node, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import Places, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
+    Balancer,
+    Out,
+    Wish,
+    put,
+    select,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    Haproxy,
+    Load,
+    NoHaproxy,
+    ServerState,
+    rows,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import Node, read_node
 
 HEAD = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state …\n"
 ROW = "3 llama 1 {name} 10.0.0.1 {up} {admin} 1 1 0 15 3 2 6 22 0 0 - 8000 - 0 0 - 127.0.0.1 8406"
@@ -214,7 +226,10 @@ def test_status_of_one_that_hangs(
 def test_nothing_is_noted_as_out_when_nobody_answers(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instinct.alone.LOCK_DIR", f"{balancer.state}/lock")
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        f"{balancer.state}/lock",
+    )
     with pytest.raises(NoHaproxy):
         put(balancer, Wish((NAME,), "drain", "run", 0), False)
     assert balancer.out.read() == {}
@@ -225,7 +240,10 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
     tmp_path: Path, balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First the record, then HAProxy: a run that is cut off between them is found."""
-    monkeypatch.setattr("instinct.alone.LOCK_DIR", f"{balancer.state}/lock")
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        f"{balancer.state}/lock",
+    )
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
     path = tmp_path / "var/balancer/admin.sock"
     with admin(path, show_servers=f"{HEAD}{row}\n", set_server="Require 'admin' level.\n"):
@@ -247,7 +265,10 @@ def test_one_that_hangs_up_while_requests_end(
     tmp_path: Path, balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HAProxy is stopped between two looks: that is told as such."""
-    monkeypatch.setattr("instinct.alone.LOCK_DIR", f"{balancer.state}/lock")
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        f"{balancer.state}/lock",
+    )
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
     path = tmp_path / "var/balancer/admin.sock"
     with (
@@ -274,7 +295,10 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its word on which servers are out, a reload would take them all in."""
-    monkeypatch.setattr("instinct.alone.LOCK_DIR", str(tmp_path / "lock"))
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        str(tmp_path / "lock"),
+    )
     places = Places(
         str(tmp_path / "etc"), str(tmp_path / "var"), str(tmp_path / "units"), str(tmp_path / "none")
     )

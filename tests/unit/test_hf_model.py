@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import alone
-from ansible.module_utils.instinct import fetch as fetch_on_node
-from ansible.module_utils.instinct import files as files_on_node
-from ansible.modules import hf_model
-from instinct.observe import read_model
-from instinct.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.common import files as files_on_node
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import read_model
+from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
+from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
 
@@ -30,7 +30,7 @@ CANARY = "hf-canary-Zq81-secret"
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
     monkeypatch.setattr(fetch_on_node, "SECRETS_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "lock"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         fake.programs["instinct-fetch-"] = download()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import fetch_program
-from instinct.fetch_errors import parse_report
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import download
+from ansible_collections.instinct.fleet.plugins.module_utils.weights.download_errors import parse_report
 
 CONFIG = {
     "repo": "lab/tiny-llama",
@@ -68,8 +68,8 @@ def run(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **config: Any
 ) -> tuple[int, dict[str, Any]]:
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    monkeypatch.setattr(fetch_program.time, "sleep", lambda _seconds: None)
-    code = fetch_program.main(["-c", json.dumps({**CONFIG, **config})])
+    monkeypatch.setattr(download.time, "sleep", lambda _seconds: None)
+    code = download.main(["-c", json.dumps({**CONFIG, **config})])
     report = parse_report("noise\n" + capsys.readouterr().out)
     assert report is not None
     return code, report
@@ -162,7 +162,7 @@ def test_an_image_without_the_client(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert fetch_program.main(["-c", json.dumps(CONFIG)]) == 1
+    assert download.main(["-c", json.dumps(CONFIG)]) == 1
     report = parse_report(capsys.readouterr().out)
     assert report is not None
     assert "ImportError" in report["causes"][0]["types"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.action.host_audit import spans, stops
 
-from plugins.action.host_audit import spans, stops
 from tests.unit.host_world import facts, spoiled, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,11 @@ def play(
         "vars": variables,
     }}  # fmt: skip
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    task = {"name": "Judge", "host_audit": {"audit_file": str(tmp_path / "audit.json")}, "run_once": True}
+    task = {
+        "name": "Judge",
+        "instinct.fleet.host_audit": {"audit_file": str(tmp_path / "audit.json")},
+        "run_once": True,
+    }
     plays = [{"name": "Audit", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
     done = subprocess.run(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import bootline, hostfiles
+from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline as bootline
 
 GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
 PATTERN = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
@@ -30,7 +31,7 @@ def tree(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
-    from ansible.modules import host_settings
+    from ansible_collections.instinct.fleet.plugins.modules import host_settings
 
     monkeypatch.setattr(host_settings, "ROOT", str(tmp_path))
     monkeypatch.setattr(host_settings.os, "geteuid", lambda: 0)
@@ -57,9 +58,9 @@ def test_sysfs_now_and_at_boot(tmp_path: Path, settings: Run) -> None:
     assert done["actions"][-1] == f"write performance > {PATTERN}"
     after = tree(tmp_path)
     assert after[GOVERNOR.format(0)] == "performance\n"
-    assert f"w {PATTERN} - - - - performance\n" in after[hostfiles.TMPFILES[1:]]
-    assert hostfiles.TMPFILES in after[hostfiles.UNIT[1:]]
-    assert (tmp_path / hostfiles.WANTED_BY[1:]).readlink() == Path(hostfiles.UNIT)
+    assert f"w {PATTERN} - - - - performance\n" in after[persistent_files.TMPFILES[1:]]
+    assert persistent_files.TMPFILES in after[persistent_files.UNIT[1:]]
+    assert (tmp_path / persistent_files.WANTED_BY[1:]).readlink() == Path(persistent_files.UNIT)
     assert settings(**wanted)[0]["changed"] is False
     assert tree(tmp_path) == after
 
@@ -104,10 +105,10 @@ def test_a_package_that_would_win_is_an_error(tmp_path: Path, settings: Run) -> 
 
 
 def test_limits(tmp_path: Path, settings: Run) -> None:
-    write(tmp_path, {hostfiles.LIMITS[1:]: "# mine\n* - nofile 1024\n* - nproc 1\n"})
+    write(tmp_path, {persistent_files.LIMITS[1:]: "# mine\n* - nofile 1024\n* - nproc 1\n"})
     result, failed = settings(limits={"memlock": "unlimited", "nofile": "1048576"})
     assert not failed, result
-    assert tree(tmp_path)[hostfiles.LIMITS[1:]] == (
+    assert tree(tmp_path)[persistent_files.LIMITS[1:]] == (
         "# mine\n* - nofile 1048576\n* - nproc 1\n"
         "* - memlock unlimited\nroot - memlock unlimited\nroot - nofile 1048576\n"
     )
@@ -133,7 +134,7 @@ def test_refusals(tmp_path: Path, settings: Run, args: dict[str, Any], message: 
 def test_what_does_not_read_back_is_an_error(
     tmp_path: Path, settings: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ansible.modules import host_settings
+    from ansible_collections.instinct.fleet.plugins.modules import host_settings
 
     write(tmp_path, {FILTER: "1\n"})
     monkeypatch.setattr(host_settings, "apply", lambda *_: None)
@@ -158,7 +159,7 @@ for entry in {root}/boot/loader/entries/*.conf; do sed -i "s|^options .*|& ${{2#
 
 @pytest.fixture
 def cmdline(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
-    from ansible.modules import kernel_cmdline
+    from ansible_collections.instinct.fleet.plugins.modules import kernel_cmdline
 
     monkeypatch.setattr(kernel_cmdline, "ROOT", str(tmp_path / "root"))
     monkeypatch.setattr(kernel_cmdline.os, "geteuid", lambda: 0)

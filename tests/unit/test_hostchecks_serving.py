@@ -6,11 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.audit import audit
-from instinct.audit_text import Audited, Report, text
-from instinct.generations import Generation, Hold, Member
-from instinct.hostchecks_serving import drifts
-from instinct.hostitems import OK, WRONG
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    Generation,
+    Hold,
+    Member,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import OK, WRONG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Audited, Report, text
 
 from tests.unit.host_world import items, judged, state, view
 

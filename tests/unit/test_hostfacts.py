@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import bootline
-from instinct.hostfacts import acs_control, chosen, next_boot, read_host
-from instinct.observe import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import (
+    acs_control,
+    chosen,
+    next_boot,
+    read_host,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
 
 GPU = "sys/bus/pci/devices/0000:05:00.0"
 CPU = "sys/devices/system/cpu/cpu"
@@ -128,7 +133,7 @@ def test_acs(tmp_path: Path, space: bytes, expected: int | None) -> None:
     "dmesg", ["#!/bin/sh\necho 'amdgpu: probe failed'\n", "#!/bin/sh\necho no >&2; exit 1\n", None]
 )
 def test_module(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch, dmesg: str | None) -> None:
-    from ansible.modules import host_facts
+    from ansible_collections.instinct.fleet.plugins.modules import host_facts
 
     monkeypatch.setattr(host_facts, "ROOT", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -158,7 +163,7 @@ menuentry 'Debian' { linux /vmlinuz-6.1 root=UUID=1 ro  pci=bfsort iommu=pt quie
 def test_next_boot_of_grub(tmp_path: Path) -> None:
     source = write(tmp_path, {"boot/grub/grub.cfg": GRUB})
     expected = ("root=UUID=1", "ro", "pci=bfsort", "iommu=pt", "quiet")
-    assert next_boot(source) == (bootline.GRUB_CFG, expected)
+    assert next_boot(source) == (kernel_cmdline.GRUB_CFG, expected)
 
 
 def test_next_boot_of_boot_loader_specification(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_next_boot_of_boot_loader_specification(tmp_path: Path) -> None:
         "boot/grub2/grubenv": "# GRUB Environment Block\nkernelopts=ro pci=bfsort\n",
     })  # fmt: skip
     expected = ("root=/dev/a", "ro", "pci=bfsort", "iommu=pt")
-    assert next_boot(source) == (bootline.BLS_DIR, expected)
+    assert next_boot(source) == (kernel_cmdline.BLS_DIR, expected)
 
 
 def test_no_known_boot_loader(tmp_path: Path) -> None:
@@ -183,5 +188,5 @@ def test_chosen(text: str | None, expected: str | None) -> None:
 
 @pytest.mark.parametrize("words", [("pci=bfsort",), ("pci=realloc=off", "iommu=pt")])
 def test_drop_in(words: tuple[str, ...]) -> None:
-    assert bootline.drop_in_words(bootline.drop_in(words)) == words
-    assert bootline.drop_in_words('GRUB_CMDLINE_LINUX="something else"') == ()
+    assert kernel_cmdline.drop_in_words(kernel_cmdline.drop_in(words)) == words
+    assert kernel_cmdline.drop_in_words('GRUB_CMDLINE_LINUX="something else"') == ()

@@ -4,7 +4,13 @@
 from __future__ import annotations
 
 import pytest
-from instinct.images import check_driver, check_image, look_up, needed_driver, split_reference
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import (
+    check_driver,
+    check_image,
+    look_up,
+    needed_driver,
+    split_reference,
+)
 
 from tests.unit.catalogue import knowledge
 

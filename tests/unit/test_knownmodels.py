@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from instinct.knownmodels import known_config
-from instinct.modelfacts import model_facts
-from instinct.modelshape import model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import known_config
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
 
 from tests.unit.catalogue import knowledge
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from instinct.kvcache import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import (
     CHUNKED,
     FULL,
     SLIDING,
@@ -22,7 +22,7 @@ from instinct.kvcache import (
     state_bytes,
     token_bytes,
 )
-from instinct.modellayers import Cache, Layer, State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
 
 from tests.unit.catalogue import knowledge
 

@@ -6,10 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.errors import FleetError
-from instinct.layout import Layout, Slot, lay_out_fleet, ranges
-from instinct.placement import pack
-from instinct.topology import LogicalGpu
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import pack
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
+    Layout,
+    Slot,
+    lay_out_fleet,
+    ranges,
+)
 
 from .plan_world import deployment, fleet, gpus, state
 

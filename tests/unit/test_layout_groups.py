@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.fleet import HostInput, build_fleet
-from instinct.layout import Layout, lay_out_fleet
-from instinct.ranks import group_port, meeting_port
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Layout, lay_out_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import group_port, meeting_port
 
 from .plan_world import catalog, deployment, fleet, gpus, state
 from .test_layout import layouts, refused

@@ -6,11 +6,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import (
+    ImageRef,
+    ImageSoftware,
+    parse_ref,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+    parse_lock,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import missing_pins
 from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
 from hypothesis import strategies as st
-from instinct.lock import ImagePin, ImageRef, ImageSoftware, Lock, ModelPin, model_key, parse_lock, parse_ref
-from instinct.pins import missing_pins
 
 from .plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, REPO, deployment, fleet, state
 

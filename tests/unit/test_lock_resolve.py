@@ -14,9 +14,14 @@ import dxf
 import dxf.exceptions
 import huggingface_hub.constants
 import pytest
-from instinct.inventory import Registry
-from instinct.lock import ImagePin, ModelPin
-from instinct.resolve import RETRY_PAUSES, ResolveError, image_pin, model_pin
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
+    RETRY_PAUSES,
+    ResolveError,
+    image_pin,
+    model_pin,
+)
 
 from lab.hub import make, server
 from lab.hub.faults import Fault

@@ -5,7 +5,12 @@
 from __future__ import annotations
 
 import pytest
-from instinct.logs import SIGNATURES, classify, clean, tail
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import (
+    SIGNATURES,
+    classify,
+    clean,
+    tail,
+)
 
 API = "(APIServer pid=1) "
 CORE = "(EngineCore_DP0 pid=272) "

@@ -8,8 +8,20 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from instinct.nodemodule import NodeError, finish, internal_error, refuse_short_secrets
-from instinct.redact import MASK, Redactor, env_assignments, env_secrets, is_secret_name, mask_env
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
+    NodeError,
+    finish,
+    internal_error,
+    refuse_short_secrets,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import (
+    MASK,
+    Redactor,
+    env_assignments,
+    env_secrets,
+    is_secret_name,
+    mask_env,
+)
 
 CANARY = 'can"ary/Zq8 é-secret'
 

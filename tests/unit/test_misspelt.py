@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from instinct.controller import known_variables
-from instinct.misspelt import PLAYBOOKS, misspelt, mistaken
-from instinct.rollout_plan import VARIABLES
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import known_variables
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
+    PLAYBOOKS,
+    misspelt,
+    mistaken,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import VARIABLES
 
 KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "offline", "hf_model_token")
 

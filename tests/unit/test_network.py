@@ -6,9 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.layout import lay_out_fleet
-from instinct.network import choose_hcas, gid_index, network_of, place_of
-from instinct.observed import Hca
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import Hca
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import lay_out_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.network import (
+    choose_hcas,
+    gid_index,
+    network_of,
+    place_of,
+)
 
 from .catalogue import knowledge
 from .plan_world import deployment, fleet, gpus, state

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import numa
-from instinct.sysctl import with_setting
+from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import with_setting
 
 RUNTIME = "proc/sys/kernel/numa_balancing"
 OURS = "etc/sysctl.d/60-instinct-fleet.conf"
@@ -23,7 +23,7 @@ Run = Callable[..., tuple[dict[str, Any], bool]]
 @pytest.fixture
 def module(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Make the files, then run the module on them. It is run as root, whoever runs the tests."""
-    from ansible.modules import numa_balancing
+    from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
 
     monkeypatch.setattr(numa_balancing, "ROOT", str(tmp_path))
     monkeypatch.setattr(numa_balancing.os, "geteuid", lambda: 0)
@@ -184,7 +184,7 @@ def test_a_file_that_no_boot_reads_is_refused(module: Run, tmp_path: Path, path:
 
 
 def test_not_root(module: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ansible.modules import numa_balancing
+    from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
 
     monkeypatch.setattr(numa_balancing.os, "geteuid", lambda: 1000)
     result, failed = module({RUNTIME: "1\n"})
@@ -194,7 +194,7 @@ def test_not_root(module: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_a_kernel_that_does_not_take_the_value(module: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.modules import numa_balancing
+    from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
 
     monkeypatch.setattr(numa_balancing, "apply", lambda *_: None)
     result, failed = module({RUNTIME: "1\n"})

@@ -8,12 +8,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.choices import HELD, INVENTORY, ROLLED_BACK, RUNNING, TRIAL, Choice
-from instinct.generations import DEPLOY, RESTART, ROLLBACK, UPGRADE, Hold, Wishes
-from instinct.generations import Trial as OpenTrial
-from instinct.lock import Lock
-from instinct.numbering import Turn, bound, refused
-from instinct.plan import FleetPlan, plan_fleet
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    UPGRADE,
+    Hold,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Trial as OpenTrial
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.numbering import Turn, bound, refused
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+    HELD,
+    INVENTORY,
+    ROLLED_BACK,
+    RUNNING,
+    TRIAL,
+    Choice,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
 
 from .plan_world import IMAGE, LOCK, actions, apply_to_state, deployment, fleet, state, workshop
 from .test_generations_plan import (

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import observe
-from instinct.hashing import spec_hash, text_hash
-from instinct.lock import ImageSoftware
-from instinct.observed import NodeState
-from instinct.supervised import forget
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import forget
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import SAMPLES, VRAM, Tree, write
@@ -52,7 +52,7 @@ class Engine(FakeDocker):
         return self.send(http, 200, entries)
 
 
-SCRIPT = Path(observe.__file__)
+SCRIPT = Path(node_state.__file__).resolve()
 MARKER = "<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"
 
 
@@ -109,11 +109,11 @@ def put(root: Path, path: str, text: str) -> Path:
 def test_is_a_single_light_file() -> None:
     text = SCRIPT.read_text()
     assert text.count(MARKER) == 1
-    assert "module_utils.instinct" not in text.replace("module_utils/instinct", "")
-    code = "import sys; from instinct import observe; print(*sorted(sys.modules))"
+    assert "ansible_collections" not in text
+    code = "import sys, node_state; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(SCRIPT.parents[1])},
+        env={"PYTHONPATH": str(SCRIPT.parent)},
     )  # fmt: skip
     heavy = {"typing", "dataclasses", "subprocess", "socket", "http.client", "urllib", "hashlib", "platform"}
     assert not heavy & set(done.stdout.split())
@@ -253,7 +253,7 @@ def test_partition_numbers_in_the_high_bits(tree: Tree) -> None:
     [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100"), (None, None)],
 )  # fmt: skip
 def test_gfx_name(version: int | None, name: str | None) -> None:
-    assert observe.gfx_name(version) == name
+    assert node_state.gfx_name(version) == name
 
 
 def test_inbox_driver_has_no_version_and_may_lack_modes(tree: Tree) -> None:
@@ -272,7 +272,7 @@ def test_inbox_driver_has_no_version_and_may_lack_modes(tree: Tree) -> None:
 
 
 def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = observe.Source(str(tree.root))
+    source = node_state.Source(str(tree.root))
     path = "/sys/class/drm/renderD136/device/"
     errors = {
         f"{tree.root}{path}current_compute_partition": PermissionError(1, "Operation not permitted"),
@@ -286,8 +286,8 @@ def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch:
         return real_open(name, *rest)
 
     (tree.device(0) / "numa_node").write_text("many\n")
-    monkeypatch.setattr(observe.os, "open", open_)
-    gpus = observe.read_gpus(source)
+    monkeypatch.setattr(node_state.os, "open", open_)
+    gpus = node_state.read_gpus(source)
     assert len(gpus) == 8
     assert gpus[1]["compute_partition"] is None
     assert gpus[1]["vram_used"] is None
@@ -456,7 +456,7 @@ PEER = {"rank": 1, "host": "n2", "kind": "killed", "line": "Killed", "next_step"
 
 def test_what_a_supervisor_says(tmp_path: Path) -> None:
     put(tmp_path, "cache/supervise/state.json", json.dumps(SAID))
-    found = observe.read_supervisor(str(tmp_path / "cache"))
+    found = node_state.read_supervisor(str(tmp_path / "cache"))
     assert found is not None
     line = found["first"].pop("line")
     assert line.startswith("a  [31mlinexxx")
@@ -466,7 +466,7 @@ def test_what_a_supervisor_says(tmp_path: Path) -> None:
         "first": {"kind": "out_of_memory", "next_step": "Do."},
     }  # fmt: skip
     put(tmp_path, "cache/supervise/state.json", json.dumps({**SAID, "failures": [], "peer": PEER}))
-    found = observe.read_supervisor(str(tmp_path / "cache"))
+    found = node_state.read_supervisor(str(tmp_path / "cache"))
     assert found is not None
     assert found["peer"] == {
         "kind": "peer_failed",
@@ -488,9 +488,9 @@ def test_what_a_supervisor_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_supervisor_that_says_nonsense_says_nothing(tmp_path: Path, text: str) -> None:
-    assert observe.read_supervisor(str(tmp_path / "cache")) is None
+    assert node_state.read_supervisor(str(tmp_path / "cache")) is None
     put(tmp_path, "cache/supervise/state.json", text)
-    assert observe.read_supervisor(str(tmp_path / "cache")) is None
+    assert node_state.read_supervisor(str(tmp_path / "cache")) is None
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "cache", "pipe"])
@@ -509,7 +509,7 @@ def test_nothing_leads_out_of_what_a_container_writes(tmp_path: Path, what: str)
             os.mkfifo(cache / "supervise/state.json")
         else:
             (cache / "supervise/state.json").symlink_to(tmp_path / "other/supervise/state.json")
-    assert observe.read_supervisor(str(cache)) is None
+    assert node_state.read_supervisor(str(cache)) is None
     forget(str(cache))
     assert (tmp_path / "other/supervise/state.json").exists()
 
@@ -649,24 +649,24 @@ def test_addresses_of_the_kernels_answer() -> None:
         + message(10, link, 2, address=bytes([0xFE, 0x80, *[0] * 13, 1]))
     )
     wanted = [("2", "10.0.0.1"), ("2", "fd00::7")]
-    assert observe.parse_addresses(data) == (wanted, False)
-    assert observe.parse_addresses(data + DONE) == (wanted, True)
+    assert node_state.parse_addresses(data) == (wanted, False)
+    assert node_state.parse_addresses(data + DONE) == (wanted, True)
 
 
 def test_interfaces_of_this_machine_are_what_the_kernel_says() -> None:
-    found = {item["name"]: item for item in observe.read_interfaces(observe.Source())}
+    found = {item["name"]: item for item in node_state.read_interfaces(node_state.Source())}
     assert "lo" not in found
     for name, item in found.items():
         assert item["mtu"] == int(Path(f"/sys/class/net/{name}/mtu").read_text())
         assert item["addresses"]
-    assert observe.read_interfaces(observe.Source("/nonexistent")) == []
+    assert node_state.read_interfaces(node_state.Source("/nonexistent")) == []
 
 
 def test_rdma_ports(tree: Tree) -> None:
     top = "sys/class/infiniband"
     empty = "0000:0000:0000:0000:0000:0000:0000:0000"
     for name, layer, state, gids in (
-        ("ionic_0", "Ethernet", "4: ACTIVE", ("fe80::1", "fe80::1", f"{observe.MAPPED}0a00:0001")),
+        ("ionic_0", "Ethernet", "4: ACTIVE", ("fe80::1", "fe80::1", f"{node_state.MAPPED}0a00:0001")),
         ("mlx5_0", "Ethernet", "1: DOWN", ("fe80::1", "fe80::1", empty, empty)),
         ("mlx5_9", "InfiniBand", "4: ACTIVE", (empty,)),
     ):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct import observe
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
 
 from tests.unit.gpu_tree import Tree
 
@@ -25,23 +25,27 @@ def documented(text: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_options(name: str) -> None:
-    module = importlib.import_module(f"ansible.modules.{name}")
+    module = importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
     spec = {option: {**fields} for option, fields in module.argument_spec().items()}
     assert documented(module.DOCUMENTATION) == spec
 
 
 def test_options_of_node_state() -> None:
-    options = documented(observe.DOCUMENTATION)
-    assert {name: option.get("default") for name, option in options.items()} == observe.DEFAULTS
+    options = documented(node_state.DOCUMENTATION)
+    assert {name: option.get("default") for name, option in options.items()} == node_state.DEFAULTS
 
 
 @pytest.mark.parametrize("name", [*MODULES, "node_state"])
 def test_attributes_and_examples(name: str) -> None:
-    module = observe if name == "node_state" else importlib.import_module(f"ansible.modules.{name}")
+    module = (
+        node_state
+        if name == "node_state"
+        else importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
+    )
     attributes = yaml.safe_load(module.DOCUMENTATION)["attributes"]
     assert set(attributes) >= {"check_mode", "diff_mode", "idempotent"}
     for task in yaml.safe_load(module.EXAMPLES):
-        assert set(task[name] or {}) <= set(documented(module.DOCUMENTATION)), task
+        assert set(task[f"instinct.fleet.{name}"] or {}) <= set(documented(module.DOCUMENTATION)), task
 
 
 def described(value: Any, returned: dict[str, Any], path: str) -> list[str]:
@@ -66,8 +70,8 @@ def sample(returned: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_key_of_node_state_is_documented(tmp_path: Path) -> None:
     root = Tree(tmp_path).build().root
-    args = {**observe.DEFAULTS, "sysfs_root": str(root), "docker_socket": str(root / "none")}
-    state = json.loads(json.dumps(observe.node_state(args)))
-    returned = yaml.safe_load(observe.RETURN)["node_state"]
+    args = {**node_state.DEFAULTS, "sysfs_root": str(root), "docker_socket": str(root / "none")}
+    state = json.loads(json.dumps(node_state.node_state(args)))
+    returned = yaml.safe_load(node_state.RETURN)["node_state"]
     assert described(state, returned, "node_state") == []
     assert set(returned["contains"]) == set(state)

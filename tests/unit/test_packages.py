@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.observed import NodeState
-from instinct.packages import build_packages
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.packages import build_packages
 
 from .plan_world import state
 

@@ -6,9 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv
-from instinct.findings import errors
-from instinct.parallel import parallel_args, problems, uses_ray
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import (
+    parallel_args,
+    problems,
+    uses_ray,
+)
+
+from tests.oracles.vllm_parser import check_argv
 
 from .catalogue import knowledge
 from .plan_world import deployment, state

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,17 +13,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import alone, partition_boot, partition_unit
-from instinct.nodemodule import NodeError
-from instinct.partition_boot import CHANGE_SECONDS, DRIVER_SECONDS, RETRIES, Record, restore
-from instinct.partition_gpus import PartitionError
-from instinct.partition_holders import Holder
-from instinct.partition_journal import Journal
-from instinct.partition_plan import Request
-from instinct.partition_unit import LINK, UNIT, converge, follow, record_of
-from instinct.places import PARTITION_PROGRAM, PARTITION_RECORD
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import (
+    PARTITION_PROGRAM,
+    PARTITION_RECORD,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot as partition_boot
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot_unit
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot import (
+    CHANGE_SECONDS,
+    DRIVER_SECONDS,
+    RETRIES,
+    Record,
+    restore,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import (
+    LINK,
+    UNIT,
+    converge,
+    follow,
+    record_of,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
 
 from tests.unit.partition_world import World
+
+PROGRAM = base64.b64decode(archive("partition_boot"))
 
 CPX = Record("NPS1", {"0000:00:00.0": "CPX", "0000:01:00.0": "CPX"})
 
@@ -144,7 +165,7 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(2)
     monkeypatch.setattr(partition_boot, "Node", lambda: world)
     monkeypatch.setattr(partition_boot, "PARTITION_RECORD", str(tmp_path / "record"))
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
     return world
 
 
@@ -183,9 +204,9 @@ def test_at_a_boot_another_run_is_waited_for_and_then_told(
 ) -> None:
     (tmp_path / "record").write_text(CPX.to_text())
     clock = [0.0]
-    monkeypatch.setattr(alone.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(alone.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    with alone.alone("rocm_partition", 1.0):
+    monkeypatch.setattr(run_lock.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    with run_lock.alone("rocm_partition", 1.0):
         assert partition_boot.main() == 1
     assert CHANGE_SECONDS <= clock[0] < CHANGE_SECONDS + 1
     assert capsys.readouterr().err.startswith("Another run of rocm_partition is at work on this node (pid ")
@@ -222,7 +243,7 @@ def test_who_holds_a_gpu_is_named_and_a_busy_driver_ends() -> None:
     world.busy = 10**6
     assert not restore(world, CPX)[0]
     # Setting and setting back; systemd's limit is above that.
-    assert world.clock < 2 * CHANGE_SECONDS + DRIVER_SECONDS <= partition_unit.LIMIT
+    assert world.clock < 2 * CHANGE_SECONDS + DRIVER_SECONDS <= boot_unit.LIMIT
 
 
 def test_installed_changed_and_removed(tmp_path: Path) -> None:
@@ -234,7 +255,7 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
         os.makedirs(path(directory))
 
     def run(record: Record | None, *, check: bool = False) -> list[str]:
-        result = converge(path, record, check, commands.append, sys.executable)
+        result = converge(path, record, check, commands.append, PROGRAM, sys.executable)
         assert result["changed"] is bool(result["actions"])
         return result["actions"]
 
@@ -249,9 +270,11 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     assert "Before=docker.service" in Path(path(UNIT)).read_text()
     assert run(Record("NPS4", CPX.compute)) == [f"write {PARTITION_RECORD}"]
     # A change by hand is followed, as the next boot would undo it otherwise.
-    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append) == [f"write {PARTITION_RECORD}"]
-    assert len(follow(path, World(2).gpus(), commands.append)) == 4
-    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append) == []
+    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append, PROGRAM) == [
+        f"write {PARTITION_RECORD}"
+    ]
+    assert len(follow(path, World(2).gpus(), commands.append, PROGRAM)) == 4
+    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append, PROGRAM) == []
     run(CPX)
     assert len(run(None, check=True)) == len(run(None)) == 4
     assert run(None) == []
@@ -260,12 +283,11 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
 
 def test_the_program_runs_by_itself(tmp_path: Path) -> None:
     """Without the toolkit beside it: the archive has all that it imports."""
-    archive = tmp_path / "restore.pyz"
-    archive.write_bytes(partition_unit.program())
-    assert partition_unit.program() == archive.read_bytes()
-    with zipfile.ZipFile(archive) as found:
+    file = tmp_path / "restore.pyz"
+    file.write_bytes(PROGRAM)
+    with zipfile.ZipFile(file) as found:
         assert not any(name.startswith("ansible") for name in found.namelist())
     done = subprocess.run(
-        [sys.executable, "-I", str(archive)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-I", str(file)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "No partition modes are recorded.\n"), done.stderr

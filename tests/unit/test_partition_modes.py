@@ -9,11 +9,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from instinct.partition_backends import Command, Judgement, Write
-from instinct.partition_gpus import AUTO, Gpu, PartitionError, Target
-from instinct.partition_holders import Holder
-from instinct.partition_modes import Modes, Ran
-from instinct.smi_set import BUSY, DONE, REFUSED
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import (
+    Command,
+    Judgement,
+    Write,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (
+    AUTO,
+    Gpu,
+    PartitionError,
+    Target,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Modes, Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
+    BUSY,
+    DONE,
+    REFUSED,
+)
 
 from tests.unit.partition_world import World
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from instinct.partition_backends import Command, Write
-from instinct.partition_gpus import PartitionError
-from instinct.partition_holders import MONITOR_UNITS, Service
-from instinct.partition_journal import Journal
-from instinct.partition_modes import Ran
-from instinct.partition_node import Node
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import MONITOR_UNITS, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.gpu_tree import BUSES, Tree

@@ -10,14 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import (
+    Holder,
+    Service,
+    belongs,
+    foreign,
+    holders,
+    services,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import (
+    STEPS,
+    Journal,
+    parse_journal,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
+    BROKEN,
+    BUSY,
+    DONE,
+    PENDING,
+    REFUSED,
+    SetResult,
+    amd_smi_set,
+    rocm_smi_set,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from instinct import partition_journal
-from instinct.observe import Source
-from instinct.partition_gpus import PartitionError
-from instinct.partition_holders import Holder, Service, belongs, foreign, holders, services
-from instinct.partition_journal import STEPS, Journal, parse_journal
-from instinct.smi_set import BROKEN, BUSY, DONE, PENDING, REFUSED, SetResult, amd_smi_set, rocm_smi_set
 
 from tests.unit.gpu_tree import SAMPLES, write
 
@@ -169,13 +189,13 @@ JOURNAL = Journal(
 
 def test_journal_on_disk(tmp_path: Path) -> None:
     path = str(tmp_path / "a/b/partition.json")
-    assert partition_journal.load(path) is None
-    partition_journal.save(path, JOURNAL)
-    assert partition_journal.load(path) == JOURNAL
+    assert journal.load(path) is None
+    journal.save(path, JOURNAL)
+    assert journal.load(path) == JOURNAL
     assert "takes it back" in json.loads(Path(path).read_text())["about"]
-    partition_journal.drop(path)
-    partition_journal.drop(path)
-    assert partition_journal.load(path) is None
+    journal.drop(path)
+    journal.drop(path)
+    assert journal.load(path) is None
     assert os.listdir(tmp_path / "a/b") == []
 
 
@@ -183,7 +203,7 @@ def test_a_journal_that_cannot_be_read_is_an_error_that_says_where(tmp_path: Pat
     path = tmp_path / "partition.json"
     path.write_text(json.dumps(JOURNAL.to_json())[:-30])
     with pytest.raises(PartitionError, match=r"partition\.json is the journal of an earlier change"):
-        partition_journal.load(str(path))
+        journal.load(str(path))
 
 
 KEYS = ("schema", "step", "started", "before", "wanted", "stopped")

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Outcome, Request
 from hypothesis import given
 from hypothesis import strategies as st
-from instinct.nodemodule import NodeError
-from instinct.partition import change, services_of
-from instinct.partition_holders import Holder, Service
-from instinct.partition_plan import Outcome, Request
 
 from tests.unit.partition_world import GIB, Crash, World, journal_of, served
 

@@ -10,8 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from instinct.explain import explain
-from instinct.lock import ImagePin, Lock, ModelPin, model_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 
 from .plan_world import (
     COMMIT,
@@ -186,7 +191,7 @@ def test_an_instance_that_is_not_as_wanted(change: dict[str, Any], before: str, 
     ],
 )
 def test_what_changed_is_named(change: dict[str, Any], reason: str) -> None:
-    from instinct.hashing import text_hash
+    from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import text_hash
 
     before = planned(state(), [deployment()])
     found = apply_to_state(state(), before)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instinct.errors import FleetError
 
 from .plan_world import COUNTS, IMAGE, apply_to_state, deployment, gpus, plan, state
 

@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.quantized import Quantization, integer, quantization
-from instinct.weights import FP8_TENSOR, Scheme
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.quantized import (
+    Quantization,
+    integer,
+    quantization,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import FP8_TENSOR, Scheme
 
 MXFP4 = Scheme("mxfp4", 4, 1, (1, 32))
 NVFP4 = Scheme("nvfp4", 4, 1, (1, 16))

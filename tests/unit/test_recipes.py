@@ -7,11 +7,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from instinct.argv import check_argv
-from instinct.envvars import check_env
-from instinct.findings import errors
-from instinct.modelfacts import ModelFacts, model_facts
-from instinct.recipes import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import (
     CONDITIONS,
     OBJECTIVES,
     Context,
@@ -22,8 +20,14 @@ from instinct.recipes import (
     speculative_pairs,
     statement,
 )
-from instinct.settings import render_setting, render_settings, to_argv
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
+    render_setting,
+    render_settings,
+    to_argv,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 
+from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import knowledge
 from tests.unit.some import some
 

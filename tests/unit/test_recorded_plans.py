@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import serve
-from instinct.errors import FleetError
-from instinct.explain import explain
-from instinct.plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances import compose
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan
 
 from tests import commands
 
@@ -86,7 +86,7 @@ def fleets() -> Mapping[str, Callable[[], FleetPlan]]:
 
 @pytest.mark.parametrize("name", fleets())
 def test_the_plan_is_what_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "lib_bind", lambda: SUPERVISOR)
+    monkeypatch.setattr(compose, "lib_bind", lambda: SUPERVISOR)
     assert recorded(fleets()[name]) == json.loads(RECORD.read_text(encoding="utf-8"))[name]
 
 
@@ -95,6 +95,6 @@ def test_the_record_has_these_fleets_and_no_other() -> None:
 
 
 if __name__ == "__main__":
-    serve.lib_bind = lambda: SUPERVISOR
+    compose.lib_bind = lambda: SUPERVISOR
     json.dump({name: recorded(make) for name, make in fleets().items()}, sys.stdout, indent=1, sort_keys=True)
     print()

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import artefact
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instinct.hashing import spec_hash, text_hash
-from instinct.observe import artefact
-from instinct.supervisor import lib_files, lib_version
 
 from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, gpus, plan, state
+
+SUPERVISOR = bundle("supervisor")
 
 
 def instance(**keys: Any) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def test_container() -> None:
             "Binds": [
                 "/etc/instinct-fleet/instances/llama-0:/instinct:ro",
                 "/var/lib/instinct-fleet/cache/llama-0:/cache:rw",
-                f"/etc/instinct-fleet/lib/{lib_version()}:/instinct-lib:ro",
+                f"/etc/instinct-fleet/lib/{SUPERVISOR.version}:/instinct-lib:ro",
                 "/var/lib/instinct-fleet/hf:/hf:ro",
             ],
             "CapAdd": ["SYS_PTRACE"],
@@ -173,7 +175,7 @@ def test_the_hash_is_that_of_the_files() -> None:
 
 
 def test_observe_and_planner_hash_alike(tmp_path: Path) -> None:
-    """observe.py repeats the rule, as it must stay a single file."""
+    """observe/node_state.py repeats the rule, as it must stay a single file."""
     found = instance(env={"A": "ü 'quoted'"})
     for name, file in found["server"]["files"].items():
         (tmp_path / name).write_text(file["text"], encoding="utf-8")
@@ -190,7 +192,7 @@ def run(found: dict[str, Any], place: Path) -> tuple[list[str], dict[str, str]]:
             "\n  -- vllm", f"\n  --state {place} -- vllm"
         )
         (place / name).write_text(content, encoding="utf-8")
-    for path, program in lib_files().items():
+    for path, program in SUPERVISOR.files.items():
         (place / "lib" / path).parent.mkdir(parents=True, exist_ok=True)
         (place / "lib" / path).write_text(program, encoding="utf-8")
     (place / "state.json").unlink(missing_ok=True)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from instinct.argv import check_argv
-from instinct.findings import errors
-from instinct.flags import FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
 
+from tests.oracles.vllm_parser import check_argv
 from tests.rendered import documented, example, recommended, settled
 from tests.unit.catalogue import knowledge
 from tests.unit.test_recipes import ERAS, MODELS, OTHERS

@@ -10,9 +10,14 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from instinct.report import render_report, report_view
-from instinct.report_hosts import command_lines, describe_host, host_names, hosts_view
-from instinct.report_table import rate, signed, table
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.hosts import (
+    command_lines,
+    describe_host,
+    host_names,
+    hosts_view,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.tables import rate, signed, table
 
 from .bench_samples import (
     entry,

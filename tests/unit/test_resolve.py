@@ -17,10 +17,11 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import requests
-from instinct.balancer_material import self_signed
-from instinct.inventory import Registry
-from instinct.lock import ImagePin, ModelPin, parse_ref
-from instinct.resolve import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
     GONE,
     REFUSED,
     RETRY_PAUSES,

@@ -7,7 +7,13 @@ import math
 from typing import Any
 
 import pytest
-from instinct.results import METRICS, ResultError, finite, normalise, other_scalars
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import (
+    METRICS,
+    ResultError,
+    finite,
+    normalise,
+    other_scalars,
+)
 
 from .bench_samples import latency_result, throughput_result
 

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from instinct.results import METRICS
-from instinct.results_files import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
     csv_text,
@@ -19,7 +19,7 @@ from instinct.results_files import (
     raw_names,
     write_run,
 )
-from instinct.results_text import text_summary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
 from .bench_samples import entry, large_fleet, mixed_fleet, small_fleet, summary_of, variables
 

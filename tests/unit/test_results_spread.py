@@ -6,7 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.spread import node_speeds, reference, sequential_hosts, speeds
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.outliers import (
+    node_speeds,
+    reference,
+    sequential_hosts,
+    speeds,
+)
 
 from .bench_samples import large_fleet, mixed_fleet, summary_of
 

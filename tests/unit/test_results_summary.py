@@ -10,10 +10,19 @@ from typing import Any
 
 import jsonschema
 import pytest
-from instinct.masks import mask_argv, mask_command, mask_data
-from instinct.redact import MASK, Redactor
-from instinct.results import METRICS
-from instinct.summary import collect, ended, host_facts, iso
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK, Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.masks import (
+    mask_argv,
+    mask_command,
+    mask_data,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
+    collect,
+    ended,
+    host_facts,
+    iso,
+)
 
 from .bench_samples import (
     GPU_MODELS,

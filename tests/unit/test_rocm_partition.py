@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import partition_backends, partition_checks, partition_gpus
-from instinct.partition_gpus import Gpu, PartitionError, Target
-from instinct.smi_set import BROKEN, BUSY, DONE, REFUSED, SetResult
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import backends, checks
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import gpus as partition_gpus
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import Gpu, PartitionError, Target
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
+    BROKEN,
+    BUSY,
+    DONE,
+    REFUSED,
+    SetResult,
+)
 
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import Tree, write
@@ -32,12 +39,13 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the module on the tree. Its clock is advanced by sleeping; `module.slept` lists the pauses."""
-    from ansible.module_utils.instinct import alone, partition_node
-    from ansible.modules import rocm_partition
+    from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+    from ansible_collections.instinct.fleet.plugins.module_utils.partition import node
+    from ansible_collections.instinct.fleet.plugins.modules import rocm_partition
 
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tree.root / "run/instinct-fleet"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tree.root / "run/instinct-fleet"))
 
-    class Node(partition_node.Node):
+    class Node(node.Node):
         clock = 0.0
 
         def __init__(self) -> None:
@@ -50,7 +58,7 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
             Node.clock += seconds
             slept.append(seconds)
 
-        def write(self, step: partition_backends.Write) -> None:
+        def write(self, step: backends.Write) -> None:
             minor = int(step.path.split("/renderD")[1].split("/")[0])
             assert step.path == SYSFS.format(minor)
             tree.driver_write((minor - 128) // 8, step.value)
@@ -220,7 +228,7 @@ def test_refuses_a_driver_without_modes(tree: Tree, module: Any) -> None:
 
 
 def test_refuses_a_gpu_in_reset(tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.module_utils.instinct import observe
+    from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
 
     real_open = os.open
 
@@ -229,7 +237,7 @@ def test_refuses_a_gpu_in_reset(tree: Tree, module: Any, monkeypatch: pytest.Mon
             raise PermissionError(1, "Operation not permitted")
         return real_open(path, *rest)
 
-    monkeypatch.setattr(observe.os, "open", open_)
+    monkeypatch.setattr(node_state.os, "open", open_)
     result, failed = module()
     assert failed
     assert "GPU 3 (0000:65:00.0): the current mode cannot be read: Operation not permitted" in result["msg"]
@@ -477,7 +485,7 @@ def test_a_gpu_that_falls_off_the_bus(tree: Tree, module: Any) -> None:
 def test_a_bug_does_not_leave_gpus_in_between(
     tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ansible.module_utils.instinct import partition_checks as loaded
+    from ansible_collections.instinct.fleet.plugins.module_utils.partition import checks as loaded
 
     tree.install("rocm-smi")
     monkeypatch.setattr(loaded, "verify", lambda *_: 1 // 0)
@@ -554,7 +562,7 @@ def test_expected_partitions(mode: str, xcc: int | None, expected: int | None) -
     ],
 )
 def test_judge(results: list[SetResult], verdict: str) -> None:
-    assert partition_backends.judge(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
+    assert backends.judge(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
 
 
 def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
@@ -569,9 +577,7 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
         [entry(0, [1] * 4), entry(1, [1] * 3)], frozenset(), frozenset({"renderD128"}), {}
     )
     assert [found.xcc for found in gpus] == [4, 4]
-    assert "7 of 8 partitions" in str(
-        partition_checks.verify(gpus, Target(None, {0: "CPX", 1: "CPX"}), False)
-    )
+    assert "7 of 8 partitions" in str(checks.verify(gpus, Target(None, {0: "CPX", 1: "CPX"}), False))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.rollout import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import (
     Batch,
     Member,
     Place,

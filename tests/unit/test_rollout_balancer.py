@@ -7,11 +7,27 @@ import copy
 from typing import Any
 
 import pytest
-from instinct.balancer_plan import Endpoint, Kit
-from instinct.balancer_settings import BalancerHost
-from instinct.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
-from instinct.plan import FleetPlan, check_fleet, plan_fleet
-from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps, replaced
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerHost
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import Endpoint, Kit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+    RolloutPlan,
+    Wanted,
+    plan_steps,
+    replaced,
+)
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
 from .test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host

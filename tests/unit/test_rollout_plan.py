@@ -7,10 +7,24 @@ import copy
 from typing import Any
 
 import pytest
-from instinct.generations import DEPLOY, RESTART, ROLLBACK, UPGRADE, Wishes
-from instinct.plan import FleetPlan, check_fleet, plan_fleet
-from instinct.rollout_plan import RolloutPlan, Wanted, plan_steps
-from instinct.rollout_text import explain_rollout
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    UPGRADE,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+    RolloutPlan,
+    Wanted,
+    plan_steps,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
 
 from .plan_world import COMMIT, PULL, REPO, apply_to_state, deployment, fleet, state, workshop
 

@@ -37,7 +37,7 @@ PLAY = """
     - ansible.builtin.include_tasks: ROOT/playbooks/tasks/unit_batch.yml
       loop: "{{ fleet_host_plan.rollout.batches }}"
       loop_control: {loop_var: rollout_batch, label: "{{ rollout_batch.text }}"}
-    - rollout_verdict: {rollout: "{{ fleet_host_plan.rollout }}"}
+    - instinct.fleet.rollout_verdict: {rollout: "{{ fleet_host_plan.rollout }}"}
       run_once: true
 """
 
@@ -96,21 +96,21 @@ def play(
     operation: str = "upgrade",
     steps: dict[str, list[dict[str, Any]]] = STEPS,
 ) -> Played:
-    library, actions = tmp_path / "library", tmp_path / "actions"
-    for path in (library, actions):
-        path.mkdir()
+    collections = tmp_path / "collections"
+    collection = collections / "ansible_collections/instinct/fleet"
+    modules, actions = collection / "plugins/modules", collection / "plugins/action"
+    for path in (modules, actions):
+        path.mkdir(parents=True)
     for name in (
         "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_bench",
         "canary_verdict",
     ):  # fmt: skip
-        (library / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
-    (library / "rollout_verdict.py").symlink_to(ROOT / "library/rollout_verdict.py")
-    source = (
-        (ROOT / "plugins/action/rollout_verdict.py")
-        .read_text()
-        .replace("Path(__file__).resolve().parents[2]", f"Path({str(ROOT)!r})")
-    )
-    (actions / "rollout_verdict.py").write_text(source)
+        (modules / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
+    for name in (
+        "roles", "playbooks", "plugins/callback", "plugins/module_utils", "plugins/plugin_utils",
+        "plugins/modules/rollout_verdict.py", "plugins/action/rollout_verdict.py",
+    ):  # fmt: skip
+        (collection / name).symlink_to(ROOT / name)
     batches = [item if operation == "upgrade" else {**item, "canary": ""} for item in BATCHES]
     hosts: dict[str, Any] = {
         name: {
@@ -137,8 +137,8 @@ def play(
     log = tmp_path / "log"
     log.touch()
     env = {
-        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LIBRARY": str(library),
-        "ANSIBLE_ACTION_PLUGINS": str(actions), "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_NOCOLOR": "1",
+        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(collections),
+        "ANSIBLE_NOCOLOR": "1",
         "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail),
     }  # fmt: skip
     done = subprocess.run(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.rollout_text import judge, message_of, report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import judge, message_of, report
 
 
 def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:

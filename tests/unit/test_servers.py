@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.instinct import places, servers
-from ansible.modules import vllm_server
-from instinct.supervisor import lib_version
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths as places
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge
+from ansible_collections.instinct.fleet.plugins.modules import vllm_server
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 
 from tests.unit.fake_docker import CUT, FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, vllm
 from tests.unit.test_vllm_server import IMAGE, args, deployed, docker, new_spec, spec, statuses, with_lib
+
+SUPERVISOR = bundle("supervisor")
 
 __all__ = ["docker"]  # a fixture
 
@@ -125,13 +128,13 @@ def test_a_supervisor_that_cannot_be_written_stops_nothing(
     docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     server = deployed(docker, run_module)
-    place = places.lib_dir(lib_version())
+    place = places.lib_dir(SUPERVISOR.version)
     if reason == "File exists":
         a_file(place)
     else:
         place = places.lib_dir()
         monkeypatch.setattr(os, "fsync", full)
-    new_spec(with_lib(server, lib_version()))
+    new_spec(with_lib(server, SUPERVISOR.version))
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
     assert (
@@ -309,11 +312,11 @@ def test_only_a_container_that_docker_had_to_kill_is_warned_about(
 
 def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Path) -> None:
     """Docker removes a container with --rm as soon as it ends, and another run may have been quicker."""
-    engine = servers.Engine(docker.path)
-    assert servers.stop_gracefully(engine, "never-was", 1) == ""
+    engine = converge.Engine(docker.path)
+    assert converge.stop_gracefully(engine, "never-was", 1) == ""
     docker.add_container(NAME, {"Image": IMAGE}, "running")
     docker.errors[f"POST {C}/stop"] = (404, "No such container")
-    assert servers.stop_gracefully(engine, NAME, 1) == ""
+    assert converge.stop_gracefully(engine, NAME, 1) == ""
     docker.programs["instinct-"] = lambda container: docker.containers.pop(container.name) and 0
     docker.errors.clear()
     docker.containers.clear()
@@ -321,7 +324,7 @@ def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Pat
     container.status = "running"
     docker._run(container)
     assert container.ended.wait(5)
-    assert servers.stop_gracefully(engine, NAME, 1) == ""
+    assert converge.stop_gracefully(engine, NAME, 1) == ""
 
 
 # ---- what is told ------------------------------------------------------------------------------------

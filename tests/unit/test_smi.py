@@ -9,11 +9,16 @@ import re
 from pathlib import Path
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import smi_output, smi_set_output
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_output import Modes, SmiError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
+    BROKEN,
+    BUSY,
+    DONE,
+    REFUSED,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from instinct import smi, smi_set
-from instinct.smi import Modes, SmiError
-from instinct.smi_set import BROKEN, BUSY, DONE, REFUSED
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
 
@@ -24,7 +29,7 @@ def sample(name: str, suffix: str = ".txt") -> str:
     return path.read_text() if path.exists() else ""
 
 
-def verdicts(result: smi_set.SetResult) -> dict[int, str]:
+def verdicts(result: smi_set_output.SetResult) -> dict[int, str]:
     return {index: verdict for index, (verdict, _) in result.verdicts.items()}
 
 
@@ -45,7 +50,7 @@ def verdicts(result: smi_set.SetResult) -> dict[int, str]:
     ],
 )
 def test_rocm_smi_set(name: str, mode: str, expected: dict[int, str]) -> None:
-    result = smi_set.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
+    result = smi_set_output.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
     assert verdicts(result) == expected
     assert result.failure is None
 
@@ -62,7 +67,7 @@ def test_rocm_smi_set(name: str, mode: str, expected: dict[int, str]) -> None:
     ],
 )
 def test_rocm_smi_set_that_did_not_happen(name: str, says: str) -> None:
-    result = smi_set.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), "CPX")
+    result = smi_set_output.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), "CPX")
     assert not result.verdicts
     assert result.failure is not None
     assert result.failure[0] == BROKEN
@@ -70,7 +75,7 @@ def test_rocm_smi_set_that_did_not_happen(name: str, says: str) -> None:
 
 
 def test_rocm_smi_success_of_another_mode_is_no_success() -> None:
-    result = smi_set.rocm_smi_set(sample("rocmsmi_7.0_set_compute_ok"), "", "SPX")
+    result = smi_set_output.rocm_smi_set(sample("rocmsmi_7.0_set_compute_ok"), "", "SPX")
     assert DONE not in verdicts(result).values()
     assert result.failure is not None
 
@@ -78,7 +83,7 @@ def test_rocm_smi_success_of_another_mode_is_no_success() -> None:
 def test_rocm_smi_contradiction_is_not_understood() -> None:
     text = sample("rocmsmi_7.0_set_compute_busy").replace("GPU[1]", "GPU[0]", 1)
     text = text.replace("Device is currently busy, try again later", "Permission denied", 1)
-    result = smi_set.rocm_smi_set(text, "", "CPX")
+    result = smi_set_output.rocm_smi_set(text, "", "CPX")
     assert result.failure == (BROKEN, "rocm-smi said two things about device 0")
 
 
@@ -96,7 +101,7 @@ def test_rocm_smi_contradiction_is_not_understood() -> None:
     ],
 )
 def test_rocm_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi.rocm_smi_modes(text) == expected
+    assert smi_output.rocm_smi_modes(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_rocm_smi_modes(text: str, expected: dict[int, Modes]) -> None:
 )
 def test_rocm_smi_modes_that_are_none(text: str) -> None:
     with pytest.raises(SmiError):
-        smi.rocm_smi_modes(text)
+        smi_output.rocm_smi_modes(text)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_rocm_smi_modes_that_are_none(text: str) -> None:
     ],
 )
 def test_amd_smi_set(name: str, mode: str, expected: dict[int, str], failure: str | None) -> None:
-    result = smi_set.amd_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
+    result = smi_set_output.amd_smi_set(sample(name), sample(name, ".stderr.txt"), mode)
     assert verdicts(result) == expected
     assert (result.failure[0] if result.failure else None) == failure
 
@@ -151,7 +156,7 @@ def test_amd_smi_set_of_7_goes_on_after_a_failing_gpu() -> None:
         "GPU: 1\n    ACCELERATOR_PARTITION: [AMDSMI_STATUS_BUSY] Unable to set accelerator partition to CPX "
         "(profile #3)\n\n\n"
     )
-    result = smi_set.amd_smi_set(text, "", "CPX")
+    result = smi_set_output.amd_smi_set(text, "", "CPX")
     assert verdicts(result) == {0: DONE, 1: BUSY}
 
 
@@ -159,7 +164,7 @@ def test_amd_smi_warning_before_success_is_kept() -> None:
     text = "WARNING: User is missing the following required groups: render\n" + sample(
         "amdsmi_6.4_doc_set_compute_cpx"
     )
-    result = smi_set.amd_smi_set(text, "", "CPX")
+    result = smi_set_output.amd_smi_set(text, "", "CPX")
     assert set(verdicts(result).values()) == {DONE}
     assert result.failure == (BROKEN, "WARNING: User is missing the following required groups: render")
 
@@ -196,7 +201,7 @@ def test_amd_smi_warning_before_success_is_kept() -> None:
     ],
 )
 def test_amd_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi.amd_smi_modes(text) == expected
+    assert smi_output.amd_smi_modes(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,7 @@ def test_amd_smi_modes(text: str, expected: dict[int, Modes]) -> None:
 )
 def test_amd_smi_modes_that_are_none(text: str) -> None:
     with pytest.raises(SmiError):
-        smi.amd_smi_modes(text)
+        smi_output.amd_smi_modes(text)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +240,14 @@ def test_amd_smi_modes_that_are_none(text: str) -> None:
 )
 def test_json_documents(name: str, documents: int) -> None:
     text = sample(name, ".json")
-    assert len(smi.json_documents(text)) == documents
-    assert smi.json_documents(f"[WARNING] not in group render\n\n{text}") == smi.json_documents(text)
+    assert len(smi_output.json_documents(text)) == documents
+    assert smi_output.json_documents(f"[WARNING] not in group render\n\n{text}") == smi_output.json_documents(
+        text
+    )
 
 
 def test_amd_smi_records_of_a_cpx_list() -> None:
-    records = smi.amd_smi_records(sample("amdsmi_6.3dev_list_cpx_json", ".json"))
+    records = smi_output.amd_smi_records(sample("amdsmi_6.3dev_list_cpx_json", ".json"))
     assert [(record["gpu"], record["partition_id"]) for record in records] == [(n, n) for n in range(8)]
 
 
@@ -254,14 +261,14 @@ def test_amd_smi_records_of_a_cpx_list() -> None:
     ],
 )
 def test_amd_smi_blocks(name: str, gpus: int, key: str, value: str) -> None:
-    blocks, others = smi.amd_smi_blocks(sample(name))
+    blocks, others = smi_output.amd_smi_blocks(sample(name))
     assert not others
     assert len(blocks) == gpus
     assert blocks[0][key] == value
 
 
 def test_amd_smi_blocks_keep_what_is_around_them() -> None:
-    blocks, others = smi.amd_smi_blocks(sample("amdsmi_6.4_doc_set_memory_nps4_toomanyfiles"))
+    blocks, others = smi_output.amd_smi_blocks(sample("amdsmi_6.4_doc_set_memory_nps4_toomanyfiles"))
     assert list(blocks) == list(range(15))
     assert others[-1] == "OSError: [Errno 24] Too many open files"
 
@@ -305,37 +312,39 @@ def check_modes(found: dict[int, Modes], text: str) -> None:
 @given(st.one_of(st.text(), damaged(SHOWN)))
 def test_rocm_smi_modes_fuzz(text: str) -> None:
     with contextlib.suppress(SmiError):
-        check_modes(smi.rocm_smi_modes(text), text)
+        check_modes(smi_output.rocm_smi_modes(text), text)
 
 
 @given(st.one_of(st.text(), damaged(STATIC)))
 def test_amd_smi_modes_fuzz(text: str) -> None:
     with contextlib.suppress(SmiError):
-        check_modes(smi.amd_smi_modes(text), text)
+        check_modes(smi_output.amd_smi_modes(text), text)
 
 
 @given(st.text(), st.text())
 def test_random_text_is_no_success(stdout: str, stderr: str) -> None:
-    for judge in (smi_set.rocm_smi_set, smi_set.amd_smi_set):
+    for judge in (smi_set_output.rocm_smi_set, smi_set_output.amd_smi_set):
         result = judge(stdout, stderr, "CPX")
         assert result.failure is not None or DONE not in verdicts(result).values()
 
 
 @given(damaged([sample("rocmsmi_7.0_set_compute_busy"), sample("rocmsmi_7.0_set_compute_unavailable")]))
 def test_damaged_rocm_smi_failure_is_no_success(text: str) -> None:
-    assert DONE not in verdicts(smi_set.rocm_smi_set(text, "", "CPX")).values()
+    assert DONE not in verdicts(smi_set_output.rocm_smi_set(text, "", "CPX")).values()
 
 
 @given(damaged([sample("rocmsmi_7.0_set_compute_ok")]))
 def test_cut_rocm_smi_success_names_no_more_than_it_shows(text: str) -> None:
     done = [
-        index for index, verdict in verdicts(smi_set.rocm_smi_set(text, "", "CPX")).items() if verdict == DONE
+        index
+        for index, verdict in verdicts(smi_set_output.rocm_smi_set(text, "", "CPX")).items()
+        if verdict == DONE
     ]
     assert all(f"GPU[{index}]" in text for index in done)
 
 
 @given(damaged([sample("amdsmi_6.3dev_set_compute_busy", ".stderr.txt")]))
 def test_damaged_amd_smi_failure_is_no_success(text: str) -> None:
-    result = smi_set.amd_smi_set("", text, "CPX")
+    result = smi_set_output.amd_smi_set("", text, "CPX")
     assert DONE not in verdicts(result).values()
     assert result.failure is not None

@@ -7,9 +7,15 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from instinct.probe import Answer
-from instinct.smoke import PROMPTS, Reply, Smoke, degenerate, judge
-from instinct.smoke_ask import endpoint_of, reply
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import endpoint_of, reply
+from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import (
+    PROMPTS,
+    Reply,
+    Smoke,
+    degenerate,
+    judge,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import Answer
 
 
 @pytest.mark.parametrize(

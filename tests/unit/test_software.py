@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.images import ImageFacts, check_image
-from instinct.lock import ImagePin, ImageSoftware, Lock, parse_lock
-from instinct.software import learned, software_of
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts, check_image
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    parse_lock,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import learned, software_of
 
 from .catalogue import knowledge
 from .plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, deployment, fleet, state

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import status_rows as s
-from instinct.generations import Generation, Member
-from instinct.status import order, status
-from instinct.status_rows import Row, state_of, why_of
-from instinct.status_text import age, hosts_text, text
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Generation, Member
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import order, status
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import Row, state_of, why_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import age, hosts_text, text
 
 from tests.unit.some import some
 

@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.instinct import places, watch
-from ansible.modules import instance_status, vllm_watch
-from instinct import balancer_agent, status_node
-from instinct.balancer_agent import BUSY, GONE, Instance
-from instinct.status_node import read_json, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.host import status as status_node
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import read_json, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
+    BUSY,
+    GONE,
+    Instance,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import soak
+from ansible_collections.instinct.fleet.plugins.modules import instance_status, vllm_watch
 
 from tests.unit.fake_docker import CUT, STALLED, FakeDocker
 from tests.unit.test_status_node import BOTH, Host, host
@@ -197,7 +203,7 @@ def test_which_ends_are_failures(host: Host, status: str, code: int, judged: boo
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "data"))
     with FakeDocker(tmp_path) as fake:
         yield fake
 
@@ -240,7 +246,7 @@ def test_the_watching_module(
 def test_one_that_ends_while_it_is_watched(
     docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(soak, "POLL_SECONDS", 0.02)
     container = docker.add_container("instinct-llama-0", {"Image": "r@x"}, "running")
     threading.Timer(0.1, container.stopping.set).start()
     given = {"servers": ["llama-0"], "seconds": 60, "docker_socket": docker.path}
@@ -305,8 +311,8 @@ def test_what_the_agent_makes_of_an_answer(
     monkeypatch: pytest.MonkeyPatch, said: bytes | None, health: str, generates: bool
 ) -> None:
     if said is None:
-        monkeypatch.setattr(balancer_agent, "HEALTH_SECONDS", 0.2)
-        monkeypatch.setattr(balancer_agent, "TOKEN_SECONDS", 0.2)
+        monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.2)
+        monkeypatch.setattr(haproxy_agent, "TOKEN_SECONDS", 0.2)
 
     async def scenario() -> None:
         async with saying(said) as instance:
@@ -321,7 +327,7 @@ def test_what_the_agent_makes_of_an_answer(
 
 def test_a_host_that_drops_connections_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a firewall does, or a kernel whose queue is full: nobody refuses, and nobody accepts."""
-    monkeypatch.setattr(balancer_agent, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", 0.3)
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -351,10 +357,10 @@ def test_an_instance_without_a_key_file(tmp_path: Path, text: str | None) -> Non
 
 def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on with what it knew until the file is whole again."""
-    monkeypatch.setattr(balancer_agent, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
     path, read = tmp_path / "balancer.json", list[object]()
-    load = balancer_agent.json.load
-    monkeypatch.setattr(balancer_agent.json, "load", lambda file: read.append(file) or load(file))
+    load = haproxy_agent.json.load
+    monkeypatch.setattr(haproxy_agent.json, "load", lambda file: read.append(file) or load(file))
 
     def write(text: str) -> None:
         path.with_name("new").write_text(text)
@@ -370,7 +376,7 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
                 await asyncio.sleep(0.02)
 
     async def scenario() -> None:
-        agent = balancer_agent.Agent(str(path))
+        agent = haproxy_agent.Agent(str(path))
         following = asyncio.create_task(agent.follow())
         write(config("one"))
         await until(lambda: list(agent.instances) == ["m/one"])

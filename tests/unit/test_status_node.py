@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct import status_node
-from instinct.status_node import Node, endpoint_of, measured, read_node, speed
+from ansible_collections.instinct.fleet.plugins.module_utils.host import status as status_node
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import (
+    Node,
+    endpoint_of,
+    measured,
+    read_node,
+    speed,
+)
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeDocker

@@ -7,15 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from instinct.companions import Repository
-from instinct.fleet import Host
-from instinct.instance_key import NO_KEY, InstanceKey
-from instinct.lock import ImagePin, Lock, ModelPin, model_key
-from instinct.observed import Running
-from instinct.steps import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import has_image, size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Host
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import (
     build_tools,
     docker_engine,
-    has_image,
     has_weights,
     images,
     instance_key,
@@ -23,10 +27,10 @@ from instinct.steps import (
     partition,
     remove,
     server,
-    size,
     stop_servers,
     unique,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import Repository
 
 from .plan_world import (
     COMMIT,
@@ -138,7 +142,7 @@ VARY = "moving pages between sockets makes transfers between CPU, GPU and networ
 def test_numa_balancing(
     found: dict[str, Any] | None, wanted: bool | None, expected: tuple[str, str, str] | None
 ) -> None:
-    from instinct.steps import numa_balancing
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import numa_balancing
 
     there = host(found)
     made = numa_balancing(replace(there, settings=replace(there.settings, numa_balancing=wanted)))

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instinct.supervise_options import parse
-from instinct.supervise_state import LIMIT, STABLE, WINDOW, Failure, Memory, series
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.options import parse
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import (
+    LIMIT,
+    STABLE,
+    WINDOW,
+    Failure,
+    Memory,
+    series,
+)
 
 from tests.unit.supervise_world import SERVES, Supervised, wait_for, write_lib
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from instinct.supervise_state import Failure, Memory
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import Failure, Memory
 
 from tests.unit.fake_vllm import free_port
 from tests.unit.supervise_world import SERVES, Supervised, wait_for, write_lib

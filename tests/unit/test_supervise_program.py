@@ -14,12 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from instinct import supervise_program
-from instinct.logs import Finding
-from instinct.supervise_child import Event
-from instinct.supervise_options import parse
-from instinct.supervise_program import Supervisor, oom_kills
-from instinct.supervise_state import Failure, Memory
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import Finding
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import main
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.child import Event
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.main import (
+    Supervisor,
+    oom_kills,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.options import parse
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import Failure, Memory
 
 OOM = "torch.OutOfMemoryError: HIP out of memory"
 NCCL = "RuntimeError: NCCL error: remote process exited or there was a network error"
@@ -179,10 +182,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "state")
     for kind in (Child, Group):
         monkeypatch.setattr(kind, "world", made, raising=False)
-        monkeypatch.setattr(supervise_program, kind.__name__, kind)
+        monkeypatch.setattr(main, kind.__name__, kind)
     clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: 1e9 + made.clock)
-    monkeypatch.setattr(supervise_program, "time", clock)
-    monkeypatch.setattr(supervise_program, "oom_kills", lambda: 0)
+    monkeypatch.setattr(main, "time", clock)
+    monkeypatch.setattr(main, "oom_kills", lambda: 0)
     return made
 
 
@@ -290,7 +293,7 @@ def test_what_the_kernel_killed_for_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, before: int, after: int, kind: str
 ) -> None:
     counts = [before, after]
-    monkeypatch.setattr(supervise_program, "oom_kills", lambda: counts.pop(0))
+    monkeypatch.setattr(main, "oom_kills", lambda: counts.pop(0))
     world.programs = [Program(5.0, 1)]
     assert world.run() == 1
     assert world.failures[0].kind == kind
@@ -316,7 +319,7 @@ def test_counters_of_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str | None, second: str | None, kills: int
 ) -> None:
     paths = tuple(str(tmp_path / name) for name in ("memory.events", "memory.oom_control"))
-    monkeypatch.setattr(supervise_program, "_OOM_COUNTERS", paths)
+    monkeypatch.setattr(main, "_OOM_COUNTERS", paths)
     for path, text in zip(paths, (first, second), strict=True):
         if text is not None:
             Path(path).write_text(text)
@@ -325,7 +328,7 @@ def test_counters_of_the_kernel(
 
 def test_where_the_counters_are() -> None:
     """Of control groups version 2, and version 1, as a container sees its own."""
-    assert supervise_program._OOM_COUNTERS == (
+    assert main._OOM_COUNTERS == (
         "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control",
     )  # fmt: skip
 
@@ -391,7 +394,7 @@ def test_gpus_are_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((nodes, sysfs, world.clock))
         return "in use" if world.clock < 65 else ""
 
-    monkeypatch.setattr(supervise_program, "unclean", look)
+    monkeypatch.setattr(main, "unclean", look)
     world.programs = [Program(5.0)]
     assert world.run("--gpu=renderD128", "--gpu=renderD136", "--sysfs=/s") == 1
     assert asked[0] == (("renderD128", "renderD136"), "/s", 0.0)
@@ -404,7 +407,7 @@ def test_gpus_are_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_gpus_that_stay_in_use_are_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise_program, "unclean", lambda *_: "in use")
+    monkeypatch.setattr(main, "unclean", lambda *_: "in use")
     assert world.run("--gpu=renderD128") == 1
     (failure,) = world.failures
     assert (failure.kind, failure.line) == ("gpu_not_clean", "in use, for 600 s")
@@ -415,7 +418,7 @@ def test_gpus_that_stay_in_use_are_a_failure(world: World, monkeypatch: pytest.M
 
 
 def test_a_stop_while_it_waits_for_gpus(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise_program, "unclean", lambda *_: "in use")
+    monkeypatch.setattr(main, "unclean", lambda *_: "in use")
     world.events = [(7.0, "signal", 15)]
     assert world.run("--gpu=renderD128") == 0
     assert (world.failures, world.clock) == ((), 7.0)
@@ -597,7 +600,10 @@ def runs(world: World) -> list[str]:
 
 
 def test_the_head_forms_a_cluster_and_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instinct.supervise_ray.sys.executable", "python")
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.ray.sys.executable",
+        "python",
+    )
     world.programs = [Program(2.0), Program(3.0), Program(None), STOP]
     world.events = [GO, (9.0, "serving", None), (10.0, "signal", 15)]
     assert world.run(*HEAD) == 0
@@ -697,16 +703,19 @@ def test_secrets_of_its_environment_are_masked(
             return 5
 
     for other in ("Events.take_signals", "adopt_orphans"):
-        monkeypatch.setattr(f"instinct.supervise_program.{other}", lambda *_: found.update({"set": True}))
-    monkeypatch.setattr(supervise_program, "Supervisor", Stands)
+        monkeypatch.setattr(
+            f"ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.main.{other}",
+            lambda *_: found.update({"set": True}),
+        )
+    monkeypatch.setattr(main, "Supervisor", Stands)
     monkeypatch.setenv(name, value)
-    assert supervise_program.main([f"--state={tmp_path}", "--", "vllm"]) == 5
+    assert main.main([f"--state={tmp_path}", "--", "vllm"]) == 5
     assert (value not in found["_output"]._redact(f"<{value}>")) == masked
     assert found["_options"].argv == ("vllm",)
 
 
 def test_how_its_exceptions_are_told() -> None:
     peer = {"host": "n1", "rank": 1, "kind": "killed", "line": "it ended", "next_step": ""}
-    assert str(supervise_program.PeerLost(peer)) == "it ended"
-    error = supervise_program.Failed(Finding("kind", "line", "next"))
+    assert str(main.PeerLost(peer)) == "it ended"
+    error = main.Failed(Finding("kind", "line", "next"))
     assert (str(error), error.code, error.seconds, error.served) == ("line", 1, 0.0, 0.0)

@@ -13,10 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from instinct import supervise_group, supervise_link
-from instinct.supervise_child import Events
-from instinct.supervise_group import Group
-from instinct.supervise_link import LINE_LIMIT, Membership, Pulse
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import (
+    group as supervise_group,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import link
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.child import Events
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.group import Group
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.link import (
+    LINE_LIMIT,
+    Membership,
+    Pulse,
+)
 
 from tests.unit.fake_vllm import free_port
 from tests.unit.supervise_world import wait_for
@@ -121,7 +128,7 @@ def hello(rank: Any, hosts: int = 2, **more: Any) -> dict[str, Any]:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     found = Ranks()
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + found.later)
-    for module in (supervise_group, supervise_link):
+    for module in (supervise_group, link):
         monkeypatch.setattr(module, "time", clock)
     yield found
     for item in found.closed:

@@ -6,12 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.deployment import Deployment, parse_deployments
-from instinct.images import ImageFacts
-from instinct.ledger import Ledger
-from instinct.modelfacts import ModelFacts
-from instinct.recognise import recognise
-from instinct.tune import Machine, Tuned, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recognize import recognise
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+    Deployment,
+    parse_deployments,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Ledger
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, Tuned, tune
 
 from tests.unit.catalogue import knowledge
 

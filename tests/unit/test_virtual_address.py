@@ -16,15 +16,25 @@ from typing import Any
 
 import pytest
 import yaml
-from instinct import balancer_alive, observe
-from instinct.balancer_material import materials, self_signed
-from instinct.balancer_node import run
-from instinct.balancer_plan import BalancerPlan, Endpoint, Kit, plan_balancers
-from instinct.balancer_settings import BalancerHost, VirtualAddress, balancer_host
-from instinct.errors import Problem
-from instinct.keepalived import PID_FILE, Keeper
-from instinct.nodemodule import NodeError
-from instinct.render import drawer
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import run
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.keepalived import PID_FILE, Keeper
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import keepalived_check
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    BalancerHost,
+    VirtualAddress,
+    balancer_host,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    BalancerPlan,
+    Endpoint,
+    Kit,
+    plan_balancers,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import materials, self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer
 
 from .programs import program
 
@@ -306,8 +316,8 @@ def test_a_balancer_whose_keepalived_is_gone_does_not_run(tmp_path: Path, proces
         (state / name).write_text(f"{process}\n")
 
     def found() -> tuple[bool, bool]:
-        source = observe.Source(str(tmp_path))
-        seen = observe.read_balancer(source, str(tmp_path / "etc"), str(tmp_path / "var"))
+        source = node_state.Source(str(tmp_path))
+        seen = node_state.read_balancer(source, str(tmp_path / "etc"), str(tmp_path / "var"))
         return seen["keepalived"], seen["running"]
 
     assert found() == (True, True)
@@ -351,14 +361,14 @@ def test_the_check(tmp_path: Path, answer: bytes, code: int) -> None:
     path = tmp_path / "admin.sock"
     with haproxy_that_says(path, answer):
         # As keepalived runs it.
-        command = [sys.executable, "-IS", str(balancer_alive.__file__), str(path)]
+        command = [sys.executable, "-IS", str(keepalived_check.__file__), str(path)]
         assert subprocess.run(command, check=False).returncode == code
 
 
 def test_the_check_without_haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not balancer_alive.works(str(tmp_path / "none.sock"))
-    monkeypatch.setattr(balancer_alive, "SECONDS", 0.1)
+    assert not keepalived_check.works(str(tmp_path / "none.sock"))
+    monkeypatch.setattr(keepalived_check, "SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()
-        assert not balancer_alive.works(str(tmp_path / "silent.sock"))
+        assert not keepalived_check.works(str(tmp_path / "silent.sock"))

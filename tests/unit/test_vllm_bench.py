@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -16,10 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import alone, benches, places
-from ansible.modules import vllm_bench
-from instinct import bench_program
-from instinct.bench import (
+from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
     FRONT_END,
     Repeat,
     check_args,
@@ -30,12 +27,15 @@ from instinct.bench import (
     parse_repeat,
     parse_target,
 )
-from instinct.benches import outcome
-from instinct.genstore import Store
-from instinct.nodemodule import NodeError
-from instinct.redact import MASK
-from instinct.results import normalise
-from instinct.summary import collect
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import outcome
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
+from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
@@ -101,8 +101,8 @@ def target(**more: Any) -> Any:
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         for name in ("llama-0", "llama-1"):
@@ -286,7 +286,7 @@ def test_the_report_takes_the_entries(docker: FakeDocker, run_module: Any) -> No
 
 
 def benches_redactor() -> Any:
-    from instinct.redact import Redactor
+    from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 
     return Redactor()
 
@@ -377,7 +377,7 @@ def test_no_targets_is_nothing(docker: FakeDocker, run_module: Any) -> None:
 
 
 def repeating(results: list[Any], code: int = 0) -> Program:
-    """bench_program.py: each run's JSON has its number."""
+    """programs/bench_repeat.py: each run's JSON has its number."""
 
     def program(container: FakeContainer) -> int:
         for number, result in enumerate(results):
@@ -421,11 +421,11 @@ def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> 
 
 
 def test_without_a_seed_every_measurement_has_its_own() -> None:
-    assert parse_repeat("serve", 1, 0, None, 1000) is None
-    assert parse_repeat("serve", 2, 1, None, 1000) == Repeat(1, 2, 1000)
+    assert parse_repeat("serve", 1, 0, None, 1000, "") is None
+    assert parse_repeat("serve", 2, 1, None, 1000, "program") == Repeat(1, 2, 1000, "program")
     for kind, runs, warmups, seed in (("latency", 2, 0, None), ("serve", 0, 0, None), ("serve", 2, 0, "x")):
         with pytest.raises(NodeError):
-            parse_repeat(kind, runs, warmups, seed, 1000)
+            parse_repeat(kind, runs, warmups, seed, 1000, "")
 
 
 def test_another_images_client_measures(docker: FakeDocker, run_module: Any) -> None:
@@ -438,7 +438,7 @@ def test_another_images_client_measures(docker: FakeDocker, run_module: Any) -> 
 def test_a_stored_instance_is_read_from_the_node(
     docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
     store = Store(str(tmp_path))
     whole_one = {**instance(), "vllm": "0.11.0"}
     server = whole_one.pop("server")
@@ -474,13 +474,13 @@ with open(words[words.index("--result-dir") + 1] + "/result.json", "w") as strea
 def test_the_program_in_the_container(tmp_path: Path, first: int, code: int, kept: list[str]) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "out").mkdir()
-    script = tmp_path / "bin/vllm"
-    script.write_text(CLIENT)
-    script.chmod(0o755)
+    client_ = tmp_path / "bin/vllm"
+    client_.write_text(CLIENT)
+    client_.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     words = ["vllm", "bench", "serve", "--result-dir", f"{tmp_path}/out"]
     options = [f"{tmp_path}/out", "result.json", str(first), "1", "3"]
-    run = [sys.executable, "-c", inspect.getsource(bench_program), *options, *words]
+    run = [sys.executable, "-c", script("bench_repeat"), *options, *words]
     done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert done.stdout.split()[:2] == ["imported", "known"]

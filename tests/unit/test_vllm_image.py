@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import alone, places
-from ansible.module_utils.instinct import ask as ask_of_the_module
-from ansible.module_utils.instinct import engine as engine_of_the_module
-from ansible.modules import vllm_image
-from instinct.ask import container_of
-from instinct.build import _buildkit, build_plan, decisive
-from instinct.image import explain_pull, wanted
-from instinct.nodemodule import NodeError
-from instinct.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import client as engine_of_the_module
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import inspect_image as ask_of_the_module
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import (
+    _buildkit,
+    build_plan,
+    decisive,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, wanted
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
+from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
 from tests.unit.fake_docker import ANSWER, CUT, STALLED, FakeContainer, FakeDocker
 
@@ -33,12 +37,12 @@ CANARY = "canary-Zq81-secret"
 
 @pytest.fixture(autouse=True)
 def lock_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
 
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "data"))
     with FakeDocker(tmp_path) as fake:
         yield fake
 
@@ -59,7 +63,7 @@ def requested(actions: list[str]) -> list[str]:
 
 def answers() -> dict[str, Any]:
     """What is kept of images' answers, by file name."""
-    return {path.name: json.loads(path.read_text()) for path in Path(places.DATA_DIR).glob("images/*")}
+    return {path.name: json.loads(path.read_text()) for path in Path(paths.DATA_DIR).glob("images/*")}
 
 
 def test_pulls_tags_and_reads_back(docker: FakeDocker, run_module: Any) -> None:
@@ -270,7 +274,7 @@ def test_an_image_is_asked_once(docker: FakeDocker, run_module: Any) -> None:
     result, _ = run_module(vllm_image.main, pull_args(docker))
     assert (result["changed"], result["software"]) == (True, ANSWER)
     assert answers() == {f"{image['Id'][7:]}.json": ANSWER}
-    path = next(Path(places.DATA_DIR).glob("images/*"))
+    path = next(Path(paths.DATA_DIR).glob("images/*"))
     assert path.stat().st_mode & 0o777 == 0o644
     assert path.parent.stat().st_mode & 0o777 == 0o755
     again, _ = run_module(vllm_image.main, pull_args(docker))
@@ -464,7 +468,7 @@ def test_builds_with_the_documents_commands(
     assert result["changed"]
     assert result["commit"] == "0123456789012345678901234567890123456789"
     assert result["actions"] == predicted["actions"]
-    source = f"{places.DATA_DIR}/build/{plan.hash[:12]}"
+    source = f"{paths.DATA_DIR}/build/{plan.hash[:12]}"
     lines = called.read_text().splitlines()
     assert lines[0] == f"git clone --quiet https://git.example/vllm.git {source}"
     assert lines[-1] == (
@@ -543,7 +547,7 @@ def test_a_build_that_fails_says_why(
     result, failed = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path, "timeout": 1})
     assert failed
     assert words in result["msg"]
-    assert not list(Path(places.DATA_DIR).glob("build/*"))
+    assert not list(Path(paths.DATA_DIR).glob("build/*"))
 
 
 def test_the_hash_covers_every_input() -> None:

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import alone, places, ready, servers
-from ansible.modules import vllm_server
-from instinct.observe import artefact
-from instinct.redact import MASK
-from instinct.serve import server as planned_server
-from instinct.supervisor import lib_files, lib_version
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import artefact
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge, readiness
+from ansible_collections.instinct.fleet.plugins.modules import vllm_server
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, crash_loop, free_port, vllm
+
+SUPERVISOR = bundle("supervisor")
 
 IMAGE = "registry.example/vllm@sha256:" + "a" * 64
 CANARY = "sk-canary-Zq81-secret"
@@ -30,12 +33,12 @@ OOM = "(EngineCore_DP0 pid=9) ERROR 10-24 12:00:05 [core.py:708] torch.OutOfMemo
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path / "etc"))
-    monkeypatch.setattr(places, "DATA_DIR", str(tmp_path / "var"))
-    monkeypatch.setattr(ready, "_BROKEN_SECONDS", 0.3)
-    monkeypatch.setattr(ready, "_STEADY_SECONDS", 0.3)
-    monkeypatch.setattr(servers, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(alone, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(readiness, "_BROKEN_SECONDS", 0.3)
+    monkeypatch.setattr(readiness, "_STEADY_SECONDS", 0.3)
+    monkeypatch.setattr(converge, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as fake:
         fake.add_image(IMAGE)
         yield fake
@@ -47,8 +50,8 @@ def spec(name: str = "llama-0", port: int = 0, spec_hash: str = "1" * 64, **more
         "name": name,
         "deployment": name.rsplit("-", 1)[0],
         "container_name": f"instinct-{name}",
-        "directory": f"{places.STATE_DIR}/instances/{name}",
-        "cache_directory": f"{places.DATA_DIR}/cache/{name}",
+        "directory": f"{paths.STATE_DIR}/instances/{name}",
+        "cache_directory": f"{paths.DATA_DIR}/cache/{name}",
         "files": {
             "serve.sh": {"text": "#!/bin/bash\nexec vllm serve\n", "mode": "0755"},
             "env": {"text": "A='b'\n", "mode": "0600"},
@@ -72,7 +75,12 @@ def spec(name: str = "llama-0", port: int = 0, spec_hash: str = "1" * 64, **more
 
 
 def args(docker: FakeDocker, *servers_: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"servers": list(servers_), "docker_socket": docker.path, **more}
+    return {
+        "servers": list(servers_),
+        "docker_socket": docker.path,
+        "program": SUPERVISOR.files,
+        **more,
+    }
 
 
 def statuses(docker: FakeDocker) -> dict[str, str]:
@@ -125,7 +133,7 @@ def test_writes_the_directory_for_root_only_and_labels_the_container(
 
 
 def test_node_state_computes_the_hash_of_what_is_written(docker: FakeDocker, run_module: Any) -> None:
-    from instinct.hashing import spec_hash
+    from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash
 
     server = spec()
     texts = {name: item["text"] for name, item in server["files"].items()}
@@ -374,7 +382,7 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
     server = deployed(docker, run_module)
     new_spec(server)
     method = {"create": "create", "stop": "stop", "DELETE": "remove", "rename": "rename"}[cut_after]
-    original = getattr(servers.Engine, method)
+    original = getattr(converge.Engine, method)
 
     class Killed(BaseException):
         pass
@@ -384,10 +392,10 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
         if not str(values[0]).endswith(".next") or method in ("create", "rename"):
             raise Killed
 
-    monkeypatch.setattr(servers.Engine, method, kill)
+    monkeypatch.setattr(converge.Engine, method, kill)
     with pytest.raises(Killed):
-        vllm_server.work({**defaults(), **args(docker, server)}, servers.Redactor(), False)
-    monkeypatch.setattr(servers.Engine, method, original)
+        vllm_server.work({**defaults(), **args(docker, server)}, converge.Redactor(), False)
+    monkeypatch.setattr(converge.Engine, method, original)
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed, result["msg"]
     assert statuses(docker) == {"instinct-llama-0": "running"}
@@ -542,53 +550,53 @@ def test_one_that_gave_up_is_started_again(docker: FakeDocker, run_module: Any, 
 
 
 def with_lib(server: dict[str, Any], version: str) -> dict[str, Any]:
-    bind = f"{places.lib_dir(version)}:/instinct-lib:ro"
+    bind = f"{paths.lib_dir(version)}:/instinct-lib:ro"
     server["container"] = {**server["container"], "HostConfig": {"Binds": [bind]}}
     return server
 
 
 def test_the_supervisor_is_written_before_a_container_mounts_it(docker: FakeDocker, run_module: Any) -> None:
-    server = with_lib(spec(), lib_version())
+    server = with_lib(spec(), SUPERVISOR.version)
     docker.programs["instinct-"] = vllm(server["port"])
-    place = Path(places.lib_dir(lib_version()))
-    action = f"write {place} ({len(lib_files())} files)"
+    place = Path(paths.lib_dir(SUPERVISOR.version))
+    action = f"write {place} ({len(SUPERVISOR.files)} files)"
     result, _ = run_module(vllm_server.main, args(docker, server), check=True)
     assert result["actions"][0] == action
     assert not place.exists()
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed
     assert result["actions"][0] == action
-    assert {str(path.relative_to(place)) for path in place.rglob("*.py")} == set(lib_files())
+    assert {str(path.relative_to(place)) for path in place.rglob("*.py")} == set(SUPERVISOR.files)
     assert {path.stat().st_mode & 0o777 for path in place.rglob("*.py")} == {0o644}
     assert place.stat().st_mode & 0o777 == (place / "instinct_supervise").stat().st_mode & 0o777 == 0o755
     assert run_module(vllm_server.main, args(docker, server))[0]["actions"] == []
     (place / "supervise.py").write_text("else")
     assert run_module(vllm_server.main, args(docker, server))[0]["actions"] == [action]
-    assert (place / "supervise.py").read_text() == lib_files()["supervise.py"]
+    assert (place / "supervise.py").read_text() == SUPERVISOR.files["supervise.py"]
 
 
 def test_supervisors_that_nothing_starts_with_are_removed(docker: FakeDocker, run_module: Any) -> None:
     """Kept are those of other containers, stopped ones too, and of generations that can be gone back to."""
     old, kept, unused = "a" * 12, "b" * 12, "c" * 12
     for version in (old, kept, unused):
-        Path(places.lib_dir(version)).mkdir(parents=True)
-    generation = Path(places.STATE_DIR) / "generations/llama/3.json"
+        Path(paths.lib_dir(version)).mkdir(parents=True)
+    generation = Path(paths.STATE_DIR) / "generations/llama/3.json"
     generation.parent.mkdir(parents=True)
-    generation.write_text(json.dumps({"Binds": [f"{places.lib_dir(kept)}:/instinct-lib:ro"]}))
+    generation.write_text(json.dumps({"Binds": [f"{paths.lib_dir(kept)}:/instinct-lib:ro"]}))
     other = with_lib(spec("other-0"), old)
     docker.programs["instinct-other-0"] = vllm(other["port"])
     assert not run_module(vllm_server.main, args(docker, other))[1]
-    assert sorted(path.name for path in Path(places.lib_dir()).iterdir()) == [old, kept]
+    assert sorted(path.name for path in Path(paths.lib_dir()).iterdir()) == [old, kept]
     run_module(vllm_server.main, args(docker, {"name": "other-0"}, state="stopped"))
-    server = with_lib(spec(), lib_version())
+    server = with_lib(spec(), SUPERVISOR.version)
     docker.programs["instinct-llama-0"] = vllm(server["port"])
-    Path(places.lib_dir(unused)).mkdir()
+    Path(paths.lib_dir(unused)).mkdir()
     result, failed = run_module(vllm_server.main, args(docker, server, remove=["other-0"]))
     assert not failed
-    assert [text for text in result["actions"] if text.startswith(f"remove {places.lib_dir()}")] == [
-        f"remove {places.lib_dir(old)}", f"remove {places.lib_dir(unused)}",
+    assert [text for text in result["actions"] if text.startswith(f"remove {paths.lib_dir()}")] == [
+        f"remove {paths.lib_dir(old)}", f"remove {paths.lib_dir(unused)}",
     ]  # fmt: skip
-    assert sorted(path.name for path in Path(places.lib_dir()).iterdir()) == sorted([kept, lib_version()])
+    assert sorted(path.name for path in Path(paths.lib_dir()).iterdir()) == sorted([kept, SUPERVISOR.version])
 
 
 def test_a_supervisor_that_is_gone_stops_nothing(docker: FakeDocker, run_module: Any) -> None:

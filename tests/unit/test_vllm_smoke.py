@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.instinct import instance_key, places, smoke_ask
-from ansible.modules import vllm_smoke
-from instinct.smoke import PROMPTS
+from ansible_collections.instinct.fleet.plugins.module_utils.bench import smoke_run
+from ansible_collections.instinct.fleet.plugins.module_utils.common import instance_key, paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS
+from ansible_collections.instinct.fleet.plugins.modules import vllm_smoke
 
 KEY = "sk-canary-Zq81-secret-of-the-instance"
 Respond = Callable[[str, dict[str, Any]], tuple[int, Any]]
@@ -82,8 +83,8 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     directory = tmp_path / "instances/llama-0"
     directory.mkdir(parents=True)
     (directory / "env").write_text(f"VLLM_API_KEY='{KEY}'\n")
-    monkeypatch.setattr(places, "STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(smoke_ask, "node_key", lambda: "")
+    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(smoke_run, "node_key", lambda: "")
     return directory
 
 
@@ -120,7 +121,7 @@ def test_the_nodes_key_serves_instances_without_one(
     (node / "env").write_text("A=b\n")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / instance_key.NAME).write_text(f"VLLM_API_KEY={KEY}\n")
-    monkeypatch.setattr(smoke_ask, "node_key", lambda: instance_key.node_key(str(tmp_path / "keys")))
+    monkeypatch.setattr(smoke_run, "node_key", lambda: instance_key.node_key(str(tmp_path / "keys")))
     _, failed, asked = ask(run_module, completions)
     assert not failed
     assert asked[0]["key"] == f"Bearer {KEY}"

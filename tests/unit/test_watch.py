@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from instinct import places
-from instinct.engine import Engine
-from instinct.nodemodule import NodeError
-from instinct.watch import watch
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import Engine
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import watch
 
 RUNS = {"State": {"Status": "running", "StartedAt": "1", "ExitCode": 0}}
 FAILED = {"kind": "out_of_memory", "line": "HIP out of memory", "next_step": "Take less."}
@@ -30,7 +30,7 @@ class Containers:
 
 @pytest.fixture
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(places, "cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(paths, "cache_dir", lambda name: str(tmp_path / name))
     path = tmp_path / "llama-0" / "supervise" / "state.json"
     path.parent.mkdir(parents=True)
     return path

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.weights import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import (
     ALL,
     FP8_TENSOR,
     IN,

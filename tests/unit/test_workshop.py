@@ -6,10 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from instinct.errors import FleetError
-from instinct.lock import ImagePin, Lock, ModelPin, model_key
-from instinct.plan import FleetPlan, plan_fleet
-from instinct.workshop import ModelSource
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
 
 from .plan_world import (
     COMMIT,

@@ -31,7 +31,7 @@ class CallbackModule(CallbackBase):
             "status": status,
             "host": result.host.get_name(),
             "task": result.task.get_name(),
-            "module": result.task.action,
+            "module": result.task.action.removeprefix("instinct.fleet."),
             "result": result.result,
         }
         with open(path, "a", encoding="utf-8") as stream:

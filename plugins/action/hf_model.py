@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module hf_model on the node, with the program that downloads in a container.
+
+Documentation: plugins/modules/hf_model.py (`ansible-doc -t module instinct.fleet.hf_model`).
+"""
+
+from __future__ import annotations
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+
+
+class ActionModule(ProgramAction):
+    """hf_model."""
+
+    def program(self) -> str:
+        """Its text."""
+        return script("download")

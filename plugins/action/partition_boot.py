@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module partition_boot on the node, with the program that sets partition modes at boot.
+
+Documentation: plugins/modules/partition_boot.py (`ansible-doc -t module instinct.fleet.partition_boot`).
+"""
+
+from __future__ import annotations
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
+
+
+class ActionModule(ProgramAction):
+    """partition_boot."""
+
+    def program(self) -> str:
+        """Its archive."""
+        return archive("partition_boot")

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module rocm_partition on the node, with the program that sets partition modes at boot.
+
+Documentation: plugins/modules/rocm_partition.py (`ansible-doc -t module instinct.fleet.rocm_partition`).
+"""
+
+from __future__ import annotations
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
+
+
+class ActionModule(ProgramAction):
+    """rocm_partition."""
+
+    def program(self) -> str:
+        """Its archive."""
+        return archive("partition_boot")

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module vllm_bench on the node, with the program that repeats a run.
+
+Documentation: plugins/modules/vllm_bench.py (`ansible-doc -t module instinct.fleet.vllm_bench`).
+"""
+
+from __future__ import annotations
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+
+
+class ActionModule(ProgramAction):
+    """vllm_bench."""
+
+    def program(self) -> str:
+        """Its text."""
+        return script("bench_repeat")

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module vllm_image on the node, with the program that says what is in an image.
+
+Documentation: plugins/modules/vllm_image.py (`ansible-doc -t module instinct.fleet.vllm_image`).
+"""
+
+from __future__ import annotations
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+
+
+class ActionModule(ProgramAction):
+    """vllm_image."""
+
+    def program(self) -> str:
+        """Its text."""
+        return script("inspect_image")

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs vLLM's benchmarks on a node: one container per instance, all at once, and brings their JSON home."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..common import paths
+from ..common.bench_metrics import ResultError, finite, normalise
+from ..common.failure_signatures import UNSPECIFIC, classify, tail
+from ..common.files import make_private, read_text
+from ..common.module_main import NodeError
+from ..common.run_lock import Busy, alone, leave_if_abandoned
+from ..docker.client import Engine, EngineError, Json, NotFound
+from ..serving.converge import stop_gracefully
+from ..serving.store import Store
+from .containers import RESULT_FILE, Repeat, Target, command, container_body
+
+LOG_LINES = 60
+_STOP_SECONDS = 30
+_WAIT_SLICE = 5.0  # seconds of one wait request
+_LEAVE_SECONDS = 45.0  # in which a run whose controller died has cleaned up and left
+
+
+def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
+    """INSTANCE of a target: one that is given as a stored generation's is read from the node's store.
+
+    What comes from there may hold secrets in its server's files. Raises NodeError.
+    """
+    server = target.get("server") or {}
+    stands_for = server if server.get("generation") else target
+    if server.get("container") or not stands_for.get("generation"):
+        return target
+    found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
+    return {**found, "client": target.get("client") or {}}
+
+
+def measure(
+    connect: Callable[[], Engine],
+    targets: Sequence[Target],
+    kind: str,
+    args: Mapping[str, Any],
+    run: str,
+    timeout: int,
+    check: bool,
+    repeat: Repeat | None = None,
+) -> dict[str, Any]:
+    """Measure all targets at once; raises NodeError when one failed, with the results of the others."""
+    if check:
+        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(alone("vllm_bench", _LEAVE_SECONDS))
+        except Busy:
+            # It measures for nobody, and would for as long as its benchmark takes: without it, it ends.
+            for target in targets:
+                stop_and_remove(connect(), target.container)
+            held.enter_context(alone("vllm_bench", 2 * _LEAVE_SECONDS))
+        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
+
+
+def _measure(
+    connect: Callable[[], Engine],
+    targets: Sequence[Target],
+    kind: str,
+    args: Mapping[str, Any],
+    run: str,
+    timeout: int,
+    check: bool,
+    repeat: Repeat | None,
+) -> dict[str, Any]:
+    engine = connect()
+    if repeat:  # it gives each run its own seed
+        args = {name: value for name, value in args.items() if name != "seed"}
+    commands = {target.name: command(kind, target, args) for target in targets}
+    times = f", {repeat.warmups + repeat.runs} times" if repeat else ""
+    actions = [text for target in targets for text in _actions(engine, target, commands[target.name], times)]
+    for target in targets:
+        _check_state(engine, target, kind)
+    if check or not targets:
+        return {"changed": False, "actions": actions, "benchmarks": []}
+    with ThreadPoolExecutor(max_workers=len(targets)) as pool:
+        entries = list(
+            pool.map(
+                lambda target: _one(connect(), target, kind, commands[target.name], run, timeout, repeat),
+                targets,
+            )
+        )
+    result = {"changed": False, "actions": actions, "benchmarks": entries}
+    failed = [entry for entry in entries if entry["error"]]
+    if failed:
+        told = " || ".join(f"{entry['instance']}: {entry['error']}" for entry in failed)
+        raise NodeError(f"{len(failed)} of {len(entries)} {kind} benchmarks failed. {told}", **result)
+    return result
+
+
+def _actions(engine: Engine, target: Target, words: Sequence[str], times: str) -> list[str]:
+    actions = []
+    if engine.container(target.container) is not None:
+        actions.append(f"DELETE /containers/{target.container} (left by an earlier run)")
+    return [
+        *actions,
+        f"POST /containers/create?name={target.container} ({shlex.join(words)}{times})",
+        f"POST /containers/{target.container}/start",
+    ]
+
+
+def _check_state(engine: Engine, target: Target, kind: str) -> None:
+    """A served instance has to run, and one that is measured offline has to leave its GPUs."""
+    container = engine.container(target.server)
+    running = container is not None and container["State"]["Status"] == "running"
+    if kind == "serve" and not running:
+        raise NodeError(
+            f"Instance {target.name} does not run, and the serve benchmark measures a running one. Deploy "
+            "it first: playbooks/site.yml."
+        )
+    if kind != "serve" and running:
+        raise NodeError(
+            f"Instance {target.name} runs and holds its GPUs, which the {kind} benchmark needs. Stop it "
+            "first (vllm_server, state: stopped); playbooks/benchmark.yml does."
+        )
+
+
+def _one(
+    engine: Engine,
+    target: Target,
+    kind: str,
+    words: Sequence[str],
+    run: str,
+    timeout: int,
+    repeat: Repeat | None,
+) -> Json:
+    """Measure one target; the entry has the results, or the error and those from before it."""
+    directory = os.path.join(paths.DATA_DIR, "bench", run, f"{target.name}-{kind}")
+    entry: Json = {
+        "instance": target.name,
+        "deployment": target.deployment,
+        "kind": kind,
+        "model": target.model,
+        "commit": target.commit or None,
+        "image": target.image,
+        "digest": target.image.partition("@")[2] or None,
+        "command": list(words),
+        "started": time.time(),
+        "seconds": None,
+        "result": None,
+        "results": [],
+        "log": "",
+        "error": None,
+        "instance_plan": dict(target.plan),
+    }
+    try:
+        stop_and_remove(engine, target.container)
+        shutil.rmtree(directory, ignore_errors=True)
+        make_private(directory)
+        engine.create(target.container, container_body(target, words, run, directory, repeat))
+        engine.start(target.container)
+        code = _wait(engine, target.container, timeout)
+        log = engine.logs(target.container)
+        entry["log"] = "\n".join(tail(log, LOG_LINES))
+        texts = _read(directory, repeat.runs if repeat else 0)
+        for text in texts:
+            # A run that wrote its result ended well; the code is that of the first one that did not.
+            ended = 0 if repeat and text else code
+            result, entry["error"] = outcome(kind, ended, log, text, timeout)
+            entry["result"] = result or entry["result"]
+            entry["results"] += [_scalars(result)] if result and not entry["error"] else []
+            if entry["error"]:
+                break
+        if entry["result"] is not None and entry["error"]:
+            entry["error"] += cause(engine, target.server)
+    except (NodeError, OSError) as error:
+        entry["error"] = f"the benchmark's container could not be run: {error}"
+    finally:
+        entry["seconds"] = round(time.time() - entry["started"], 1)
+        with contextlib.suppress(NodeError):
+            stop_and_remove(engine, target.container)
+        shutil.rmtree(directory, ignore_errors=True)
+    return entry
+
+
+def stop_and_remove(engine: Engine, container: str) -> None:
+    """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; nothing when there is none."""
+    with contextlib.suppress(NotFound):
+        stop_gracefully(engine, container, _STOP_SECONDS)
+        engine.remove(container)
+
+
+def _wait(engine: Engine, container: str, timeout: int) -> int | None:
+    """The exit code; None when it is not done in time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        leave_if_abandoned()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        code = engine.wait(container, min(left, _WAIT_SLICE))
+        if code is not None:
+            return code
+
+
+def _scalars(result: Mapping[str, Any]) -> Json:
+    """Without the lists of every request, which clients before 0.8 write unasked."""
+    return {key: value for key, value in result.items() if not isinstance(value, (list, dict))}
+
+
+def _read(directory: str, runs: int) -> list[str]:
+    """What each run wrote, "" for nothing; 0 runs: the one of a benchmark that is not repeated."""
+    names = [f"{RESULT_FILE}.{number}" for number in range(runs)] or [RESULT_FILE]
+    return [read_text(os.path.join(directory, name)) or "" for name in names]
+
+
+def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> tuple[Any, str | None]:
+    """(result, error) of a benchmark that ended, or that did not (code None)."""
+    if code is None:
+        return (
+            None,
+            f"not done after {timeout} s, and stopped. Raise benchmark_timeout, or ask for fewer prompts.",
+        )
+    if code != 0:
+        finding = classify(log, code)
+        mend = finding.next_step
+        if finding.kind == "unknown_flag":  # the client's, where a server's would be those of the deployment
+            mend = f"Correct benchmark_{kind}_args: this image's vLLM does not accept that."
+        return None, f"{finding.kind}: {finding.line} | {mend}"
+    try:
+        # vLLM writes NaN where it has no sample; JSON for others has no such number.
+        result = finite(json.loads(text)) if text else None
+        metrics = normalise(kind, result, log)
+    except (ValueError, ResultError) as error:
+        what = f"wrote no usable result: {error}" if text else "ended well, but wrote no result"
+        return None, f"the client {what}. Last line: {' '.join(tail(log, 1)) or 'none'}"
+    completed, failed = metrics.get("completed"), metrics.get("failed")
+    if kind == "serve" and not completed:
+        return result, f"no request of {metrics.get('num_prompts')} completed."
+    if failed:
+        return result, f"{failed} of {metrics.get('num_prompts')} requests failed."
+    return result, None
+
+
+def cause(engine: Engine, server: str) -> str:
+    """What the log of a server's container says of requests that failed; begins with a space."""
+    try:
+        container = engine.container(server)
+        log = engine.logs(server, 2000)
+    except EngineError as error:
+        return f" The server cannot be looked at: {error}"
+    if container is None:
+        return f" The server's container {server} is gone."
+    finding = classify(log)
+    state = (
+        "" if container["State"]["Status"] == "running" else f" The server is {container['State']['Status']}."
+    )
+    if finding.kind == "unknown":
+        return f"{state} Its log does not say why: docker logs {server}."
+    # What is to be done about an unknown cause speaks of a log that vllm_server keeps; here there is none.
+    advice = "" if finding.kind in UNSPECIFIC else f" | {finding.next_step}"
+    return f"{state} The server says: {finding.line}{advice}"

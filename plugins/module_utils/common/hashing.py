@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hash by which a deployed artefact is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+
+def canonical(value: object) -> str:
+    """JSON text that is the same for equal values: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def spec_hash(files: Mapping[str, str]) -> str:
+    """sha256 over {file name: text}; observe/node_state.py repeats this rule, as it must stay a single file."""
+    return hashlib.sha256(canonical(dict(files)).encode()).hexdigest()
+
+
+def text_hash(text: str) -> str:
+    """sha256 of one file's text."""
+    return hashlib.sha256(text.encode()).hexdigest()

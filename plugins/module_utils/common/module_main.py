@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the main() of every module on a node does: run the work, and say the outcome without secrets."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Any, Callable
+
+from .redact import MIN_LENGTH, Redactor
+
+
+class NodeError(Exception):
+    """Something on this node is not as wanted. The message says what, where, why, and what to do next.
+
+    `result` is returned beside the message, as far as the work got: changed, actions, …
+    """
+
+    def __init__(self, message: str, **result: Any) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def refuse_short_secrets(named: Mapping[str, str | None]) -> None:
+    """Raise NodeError for a secret so short that masking it would mangle every message."""
+    for name, value in named.items():
+        if value and len(value.strip()) < MIN_LENGTH:
+            raise NodeError(
+                f"{name} has fewer than {MIN_LENGTH} characters: that is no real secret, and it could not "
+                f"be kept out of messages. Give the whole value, or leave {name} out."
+            )
+
+
+def internal_error(error: BaseException) -> str:
+    """A bug of ours, in one line: the type, the text, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"Internal error, please report it: {type(error).__name__}: {error}{place}"
+
+
+def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mapping[str, Any]]) -> None:
+    """Run `work`; leave through exit_json with what it returns, or through fail_json. Never raises.
+
+    fail_json gets no exception=: ansible-core 2.19 prints an exception's text unmasked.
+    """
+    redact = Redactor(secrets)
+    # Ansible would add the parameters as they are, with secrets that lie deeper than no_log reaches.
+    # A program for the node is long, and is the toolkit's own.
+    given = {name: value for name, value in module.params.items() if name != "program"}
+    told = {"invocation": {"module_args": redact.data(given)}}
+    try:
+        result = redact.data(dict(work()))
+    except NodeError as error:
+        module.fail_json(msg=redact(str(error)), **_warned(module, redact.data(error.result)), **told)
+        return
+    except Exception as error:
+        module.fail_json(msg=redact(internal_error(error)), **told)
+        return
+    module.exit_json(**_warned(module, result), **told)
+
+
+def _warned(module: Any, result: dict[str, Any]) -> dict[str, Any]:
+    """The result without its warnings, which are said the way ansible-core 2.23 will require (they are redacted)."""
+    for warning in result.pop("warnings", []):
+        module.warn(warning)
+    return result

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build an image from a git ref, as AMD's documents do it: clone, check out, docker build."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..common.hashing import canonical, text_hash
+from ..common.module_main import NodeError
+
+LABEL = "instinct-fleet.build"
+"""Image label that holds the hash of the build's inputs."""
+
+COMMIT_LABEL = "instinct-fleet.build.commit"
+
+_TAIL = 200  # lines of output kept for a failure
+
+
+_REPEATS = re.compile(
+    r"did not complete successfully|returned a non-zero|executor failed running|exit code: \d+$"
+)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What to build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result."""
+
+    repo: str
+    ref: str
+    dockerfile: str
+    args: tuple[tuple[str, str], ...]
+    tag: str
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the inputs. A branch that moves does not change it: pin a commit."""
+        return text_hash(
+            canonical([self.repo, self.ref, self.dockerfile, [list(pair) for pair in self.args]])
+        )
+
+    def source_dir(self, data_dir: str) -> str:
+        """Where the repository is checked out for the time of the build."""
+        return f"{data_dir}/build/{self.hash[:12]}"
+
+    def docker_command(self, source: str, commit: str) -> list[str]:
+        """The build itself."""
+        words = ["docker", "build", "-f", f"{source}/{self.dockerfile}", "-t", self.tag]
+        words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
+        for name, value in self.args:
+            words += ["--build-arg", f"{name}={value}"]
+        return [*words, source]
+
+    def commands(self, data_dir: str) -> list[str]:
+        """All commands, for people."""
+        source = self.source_dir(data_dir)
+        return [
+            f"git clone {self.repo} {source}",
+            f"git -C {source} checkout --detach {self.ref}",
+            " ".join(self.docker_command(source, f"<commit of {self.ref}>")),
+        ]
+
+
+def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
+    """Check the parameters of a build. Raises NodeError."""
+    repo = str(build["repo"])
+    if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", repo):
+        raise NodeError(
+            "build.repo holds a password. Take it out, and give git a credential helper on the node instead."
+        )
+    args = build.get("args") or {}
+    if not isinstance(args, Mapping):
+        raise NodeError("build.args must be a map of build arguments.")
+    pairs = tuple(sorted((str(name), str(value)) for name, value in args.items()))
+    dockerfile = str(build.get("dockerfile") or "docker/Dockerfile.rocm")
+    plan = BuildPlan(repo, str(build["ref"]), dockerfile, pairs, str(build.get("tag") or ref or ""))
+    return (
+        plan
+        if plan.tag
+        else BuildPlan(repo, plan.ref, dockerfile, pairs, f"instinct-fleet/vllm:{plan.hash[:12]}")
+    )
+
+
+def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
+    """Clone, check out and build; the commit that was built. `timeout` in seconds, for all of it."""
+    for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
+        if shutil.which(tool) is None:
+            raise NodeError(
+                f"Building {plan.tag} needs the command {tool} on the node, and it is not there. Install "
+                f"{package}, or use an image from a registry (image: instead of build:)."
+            )
+    source = plan.source_dir(data_dir)
+    shutil.rmtree(source, ignore_errors=True)  # what a build that was cut off left behind
+    os.makedirs(os.path.dirname(source), exist_ok=True)
+    try:
+        _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}")
+        commit = _commit(source, plan)
+        _run(["git", "-C", source, "checkout", "--quiet", "--detach", commit], timeout, f"check out {commit}")
+        if not os.path.isfile(os.path.join(source, plan.dockerfile)):
+            raise NodeError(
+                f"{plan.repo} at {plan.ref} has no file {plan.dockerfile}. vLLM's is docker/Dockerfile.rocm "
+                "since 0.8, and Dockerfile.rocm before: set build.dockerfile."
+            )
+        buildkit = _buildkit()
+        command = plan.docker_command(source, commit)
+        try:
+            _run(command, timeout, f"build {plan.tag}", {"DOCKER_BUILDKIT": buildkit})
+        except NodeError as error:
+            if buildkit == "1":
+                raise
+            raise NodeError(
+                f"{error} It was built without BuildKit, which vLLM's Dockerfiles need: install docker-buildx "
+                "(docker-buildx-plugin from Docker's own packages).",
+                **error.result,
+            ) from error
+        return commit
+    finally:
+        shutil.rmtree(source, ignore_errors=True)
+
+
+def _commit(source: str, plan: BuildPlan) -> str:
+    """The commit that the ref names: a branch of the repository, a tag, or a commit."""
+    for name in (f"refs/remotes/origin/{plan.ref}", plan.ref):
+        found = subprocess.run(
+            [
+                "git",
+                "-C",
+                source,
+                "rev-parse",
+                "--verify",
+                "--quiet",
+                "--end-of-options",
+                f"{name}^{{commit}}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if found.returncode == 0:
+            return found.stdout.strip()
+    raise NodeError(
+        f"{plan.repo} has no branch, tag or commit {plan.ref!r}. Correct build.ref of the deployment."
+    )
+
+
+def _buildkit() -> str:
+    """ "1" when this docker CLI can build with BuildKit, which vLLM's Dockerfiles are written for."""
+    if subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0:
+        return "1"
+    # Without the plugin, CLIs before 23 bring BuildKit's client themselves; later ones fail with it.
+    found = subprocess.run(["docker", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"version (\d+)\.", found)
+    return "1" if version and 19 <= int(version.group(1)) < 23 else "0"
+
+
+def _run(words: Sequence[str], timeout: int, what: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run a command to its end; its last lines are in the NodeError when it fails."""
+    tail: deque[str] = deque(maxlen=_TAIL)
+    late = threading.Event()
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(environment or {})}
+    with subprocess.Popen(
+        list(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    ) as process:
+
+        def give_up() -> None:
+            late.set()
+            os.killpg(process.pid, signal.SIGTERM)
+
+        timer = threading.Timer(timeout, give_up)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                tail.append(line.rstrip())
+            code = process.wait()
+        finally:
+            timer.cancel()
+    if late.is_set():
+        raise NodeError(
+            f"Could not {what}: not done after {timeout} s. Raise vllm_image's timeout.", log=list(tail)[-40:]
+        )
+    if code:
+        raise NodeError(f"Could not {what} (exit code {code}): {decisive(list(tail))}", log=list(tail)[-40:])
+
+
+def decisive(lines: Sequence[str]) -> str:
+    """The line of a failed command's output that tells most: the last one that speaks of an error."""
+    speaking = [
+        line
+        for line in lines
+        if re.search(r"error|fatal|failed|denied|not found|no space", line, re.IGNORECASE)
+    ]
+    # docker's closing lines ("… did not complete successfully") only repeat that a step failed.
+    own = [line for line in speaking if not _REPEATS.search(line)]
+    last = [line for line in lines if line.strip()][-1:]
+    return ((own or speaking or last or ["it said nothing"])[-1]).strip()

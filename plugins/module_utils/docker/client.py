@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker Engine API over its unix socket, with nothing but the standard library.
+
+One Engine holds one persistent connection and is not thread-safe: every thread makes its own.
+Works with Docker (API 1.24 and later) and with Podman's compatible socket.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Union
+from urllib.parse import quote, urlencode
+
+from ..common.module_main import NodeError
+
+SOCKET = "/var/run/docker.sock"
+NEWEST_KNOWN_API = (1, 51)
+"""The newest API version whose answers this client was written for; an older daemon gets its own."""
+
+_IDLE_SECONDS = 10.0  # a connection unused for longer may have been closed by a daemon that restarted
+_LOG_LIMIT = 16 * 1024 * 1024  # bytes of a container's log that are read at most
+
+Json = dict[str, Any]
+Query = Mapping[str, Union[str, int, bool]]
+
+
+class EngineError(NodeError):
+    """The engine refused a request or failed at it; `status` is the HTTP status (0 when there was none)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EngineUnavailable(EngineError):
+    """No engine answers at the socket."""
+
+
+class EngineTimeout(EngineError):
+    """The engine did not answer in time."""
+
+
+class NotFound(EngineError):
+    """No such container or image (404)."""
+
+
+class Conflict(EngineError):
+    """The name is taken, or the object is in a state that forbids this (409)."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("docker", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Engine:
+    """A client of the Docker engine on this host. `timeout` is in seconds, for one answer."""
+
+    def __init__(self, path: str = SOCKET, timeout: float = 60.0) -> None:
+        self.path = path
+        self.timeout = timeout
+        self._connection: _UnixConnection | None = None
+        self._used = 0.0
+        self._prefix: str | None = None
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _open(self, timeout: float) -> tuple[_UnixConnection, bool]:
+        """A connected connection and whether it is new."""
+        if self._connection is not None and time.monotonic() - self._used > _IDLE_SECONDS:
+            self.close()
+        if self._connection is not None and self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout)
+            return self._connection, False
+        connection = _UnixConnection(self.path, timeout)
+        try:
+            connection.connect()
+        except PermissionError as error:
+            raise EngineUnavailable(
+                f"Docker's socket {self.path} may not be used by this user. Run as root (become: true)."
+            ) from error
+        except FileNotFoundError as error:
+            raise EngineUnavailable(
+                f"Docker's socket {self.path} does not exist: no Docker engine is installed, or none runs. "
+                "Install the distribution's docker.io (or docker-ce) and start it: systemctl start docker."
+            ) from error
+        except OSError as error:
+            raise EngineUnavailable(
+                f"The Docker engine does not answer at {self.path} ({error.strerror or error}). Start it "
+                "(systemctl start docker); journalctl -u docker says why it stopped."
+            ) from error
+        self._connection = connection
+        return connection, True
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> http.client.HTTPResponse:
+        while True:
+            connection, fresh = self._open(timeout)
+            try:
+                connection.request(method, target, body=body, headers=dict(headers))
+                response = connection.getresponse()
+            except socket.timeout as error:
+                self.close()
+                raise EngineTimeout(
+                    f"The Docker engine did not answer {method} {target} within {timeout:.0f} s."
+                ) from error
+            except (http.client.HTTPException, ConnectionError) as error:
+                self.close()
+                # The daemon closed an idle connection: the request never arrived. A GET may be repeated.
+                if not fresh and method == "GET":
+                    continue
+                raise EngineUnavailable(
+                    f"The Docker engine closed the connection during {method} {target}: it was stopped or "
+                    "restarted. Check systemctl status docker, then run again."
+                ) from error
+            self._used = time.monotonic()
+            return response
+
+    def _target(self, path: str, query: Query | None) -> str:
+        if self._prefix is None:
+            response = self._send("GET", "/_ping", None, {}, self.timeout)
+            response.read()
+            offered = response.getheader("Api-Version") or ""
+            self._prefix = _negotiate(offered)
+        pairs = {key: _text(value) for key, value in (query or {}).items()}
+        return self._prefix + path + (f"?{urlencode(pairs)}" if pairs else "")
+
+    def _respond(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> http.client.HTTPResponse:
+        """Send, and raise the error that an HTTP status of 400 or more stands for."""
+        target = self._target(path, query)
+        payload = None if body is None else json.dumps(body).encode()
+        sent = dict(headers or {})
+        if payload is not None:
+            sent["Content-Type"] = "application/json"
+        elif method == "POST":
+            sent["Content-Length"] = "0"
+        response = self._send(method, target, payload, sent, timeout or self.timeout)
+        if response.status < 400:
+            return response
+        text = self._read(response).decode("utf-8", "replace")
+        try:
+            message = str(json.loads(text)["message"])
+        except (ValueError, KeyError, TypeError):
+            message = text.strip() or f"HTTP {response.status}"
+        kind = {404: NotFound, 409: Conflict}.get(response.status, EngineError)
+        raise kind(message, response.status)
+
+    def _read(self, response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
+        try:
+            data = response.read(limit) if limit else response.read()
+        except socket.timeout as error:
+            self.close()
+            raise EngineTimeout("The Docker engine stopped in the middle of an answer.") from error
+        except (http.client.HTTPException, ConnectionError) as error:
+            self.close()
+            raise EngineUnavailable(
+                "The Docker engine closed the connection in the middle of an answer."
+            ) from error
+        if not response.isclosed():  # there was more than the limit
+            self.close()
+        return data
+
+    def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
+        """One request; its answer as JSON, or None when there is no content."""
+        data = self._read(self._respond(method, path, query, **options))
+        return json.loads(data) if data.strip() else None
+
+    def stream(self, method: str, path: str, query: Query | None = None, **options: Any) -> Iterator[Json]:
+        """One request answered by JSON lines (progress). Raises EngineError for an error in the stream."""
+        response = self._respond(method, path, query, **options)
+        try:
+            for line in _lines(response):
+                if not line.strip():
+                    continue
+                event = json.loads(line)
+                if "error" in event or "errorDetail" in event:
+                    detail = event.get("errorDetail") or {}
+                    raise EngineError(str(detail.get("message") or event.get("error")))
+                yield event
+        except socket.timeout as error:
+            raise EngineTimeout(f"{method} {path} made no progress for a long time.") from error
+        except (http.client.HTTPException, ConnectionError) as error:
+            raise EngineUnavailable(f"The Docker engine closed the connection during {path}.") from error
+        finally:
+            if not response.isclosed():
+                self.close()
+
+    # ---- engine ----------------------------------------------------------------------------------
+
+    def info(self) -> Json:
+        """GET /info: DockerRootDir, registry settings, …"""
+        return dict(self.json("GET", "/info"))
+
+    # ---- images ----------------------------------------------------------------------------------
+
+    def image(self, name: str) -> Json | None:
+        """An image by tag, digest or id; None when the engine has none."""
+        try:
+            return dict(self.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
+        except NotFound:
+            return None
+
+    def images_labelled(self, label: str) -> list[Json]:
+        """Images with a label ("name=value")."""
+        return list(self.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
+
+    def tag(self, image: str, repository: str, tag: str) -> None:
+        """Give an image another name."""
+        self.json("POST", f"/images/{quote(image, safe='/:@')}/tag", {"repo": repository, "tag": tag})
+
+    def pull(
+        self,
+        repository: str,
+        tag_or_digest: str,
+        auth: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> Iterator[Json]:
+        """Pull an image. `timeout`: seconds without progress. Errors are raised from the stream."""
+        headers = {}
+        if auth:
+            headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
+        query = {"fromImage": repository, "tag": tag_or_digest}
+        return self.stream("POST", "/images/create", query, headers=headers, timeout=timeout)
+
+    # ---- containers ------------------------------------------------------------------------------
+
+    def container(self, name: str) -> Json | None:
+        """GET /containers/<name>/json; None when there is none."""
+        try:
+            return dict(self.json("GET", f"/containers/{quote(name)}/json"))
+        except NotFound:
+            return None
+
+    def running_labelled(self, label: str) -> list[Json]:
+        """Running containers that have a label."""
+        return list(self.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
+
+    def containers_labelled(self, label: str) -> list[Json]:
+        """Containers that have a label, whatever their state."""
+        query: Query = {"all": True, "filters": json.dumps({"label": [label]})}
+        return list(self.json("GET", "/containers/json", query))
+
+    def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create a container; its id."""
+        return str(self.json("POST", "/containers/create", {"name": name}, body=body)["Id"])
+
+    def start(self, name: str) -> None:
+        """Start a container; nothing happens when it runs."""
+        self.json("POST", f"/containers/{quote(name)}/start")
+
+    def stop(self, name: str, seconds: int) -> None:
+        """Ask a container to stop; it is killed after `seconds`. Nothing happens when it does not run."""
+        self.json("POST", f"/containers/{quote(name)}/stop", {"t": seconds}, timeout=seconds + 60.0)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a container."""
+        self.json("POST", f"/containers/{quote(name)}/rename", {"name": new})
+
+    def remove(self, name: str) -> None:
+        """Remove a stopped container and its anonymous volumes; nothing happens when there is none."""
+        try:
+            self.json("DELETE", f"/containers/{quote(name)}", {"v": True})
+        except NotFound:
+            return
+        except Conflict as error:
+            if "already in progress" not in str(error):
+                raise
+            # Somebody else is removing it: it is gone when its name is free.
+            deadline = time.monotonic() + self.timeout
+            while self.container(name) is not None and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    def wait(self, name: str, seconds: float) -> int | None:
+        """Wait until a container has ended: its exit code, or None when it still runs after `seconds`."""
+        try:
+            answer = self.json("POST", f"/containers/{quote(name)}/wait", timeout=max(seconds, 0.01))
+        except EngineTimeout:
+            return None
+        return int(answer["StatusCode"])
+
+    def logs(self, name: str, lines: int = 5000) -> str:
+        """The last lines of a container's output (stdout and stderr, in order); "" when there is none."""
+        query: Query = {"stdout": True, "stderr": True, "tail": lines}
+        try:
+            response = self._respond("GET", f"/containers/{quote(name)}/logs", query)
+        except NotFound:
+            return ""
+        return demultiplex(self._read(response, _LOG_LIMIT)).decode("utf-8", "replace")
+
+
+class NoEngine(Engine):
+    """What a node without an engine has: nothing. For check mode, as a run installs the engine first."""
+
+    def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
+        """As of an engine that has no image and no container. Raises NotFound for each of them."""
+        if method != "GET":
+            raise AssertionError(f"{method} {path} in check mode")
+        if path == "/info":
+            return {}
+        if path in ("/images/json", "/containers/json"):
+            return []
+        raise NotFound(f"there is no Docker engine at {self.path}", 404)
+
+
+def connect(path: str, check: bool) -> Engine:
+    """The engine at a socket; in check mode, one without anything where none is installed."""
+    return NoEngine(path) if check and not os.path.exists(path) else Engine(path)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The lines of an answer. readline() takes one that breaks off between two chunks for one that has ended."""
+    rest = b""
+    while True:
+        part = response.read1(65536)
+        if not part:
+            break
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+    yield rest
+
+
+def _negotiate(offered: str) -> str:
+    """Path prefix of the API version to speak: the daemon's own, at most the newest one known here."""
+    try:
+        major, minor = (int(part) for part in offered.split("."))
+    except ValueError:  # a daemon that does not say: its own default
+        return ""
+    version = min((major, minor), NEWEST_KNOWN_API)
+    return f"/v{version[0]}.{version[1]}"
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def demultiplex(raw: bytes) -> bytes:
+    """Join the frames of a log stream. A log without frames (a container with a terminal) stays as it is."""
+    parts: list[bytes] = []
+    place = 0
+    while place + 8 <= len(raw):
+        if raw[place] not in (0, 1, 2) or raw[place + 1 : place + 4] != b"\0\0\0":
+            return raw if place == 0 else b"".join(parts)
+        size = int.from_bytes(raw[place + 4 : place + 8], "big")
+        parts.append(raw[place + 8 : place + 8 + size])
+        place += 8 + size
+    return b"".join(parts) if parts else raw

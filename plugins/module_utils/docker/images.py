@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of a node's Docker engine: pulled by digest and read back, or built; then asked what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.files import free_bytes, sized
+from ..common.image_ref import ImageRef, ImageSoftware, parse_ref
+from ..common.module_main import NodeError
+from ..common.paths import UNPACK_FACTOR
+from .build import LABEL, BuildPlan, build_image
+from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json
+from .inspect_image import ask, known, request_of, unanswered
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image by digest (`pull`: repository@sha256:…) and the name that people use for it (`ref`)."""
+
+    pull: ImageRef
+    ref: ImageRef | None
+    bytes: int | None
+    auth: Mapping[str, str] | None
+
+    @property
+    def pulled(self) -> str:
+        """repository@digest."""
+        return f"{self.pull.repository}@{self.pull.digest}"
+
+    @property
+    def name(self) -> str:
+        """repository:tag to give the image, "" for none."""
+        return f"{self.ref.repository}:{self.ref.tag}" if self.ref is not None and self.ref.tag else ""
+
+
+def wanted(
+    pull: str, ref: str | None, size: int | None, username: str | None, password: str | None
+) -> Wanted:
+    """Check and join the parameters of a pull. Raises NodeError."""
+    reference = parse_ref(pull)
+    if not _DIGEST.fullmatch(reference.digest):
+        raise NodeError(
+            f"pull: {pull!r} does not end in @sha256:<64 hex digits>. An image is pulled by digest, so that "
+            "every node runs the same bytes; the digest of a tag is in fleet.lock.json, written by "
+            "playbooks/plan.yml."
+        )
+    if bool(username) != bool(password):
+        raise NodeError("registry_username and registry_password belong together: give both, or none.")
+    auth = (
+        {"username": username, "password": password, "serveraddress": reference.registry}
+        if username and password
+        else None
+    )
+    return Wanted(reference, parse_ref(ref) if ref else None, size, auth)
+
+
+def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> dict[str, Any]:
+    """Bring one image by digest, tag it, read it back, ask it what is in it."""
+    image = engine.image(want.pulled)
+    named = engine.image(want.name) if want.name else None
+    software = known(image["Id"]) if image else None
+    before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
+    actions = []
+    if image is None:
+        actions.append(f"POST /images/create?fromImage={want.pull.repository}&tag={want.pull.digest}")
+    if want.name and (image is None or named is None or named["Id"] != image["Id"]):
+        actions.append(f"POST /images/{want.pulled}/tag?repo={_repo_of(want)}&tag={_tag_of(want)}")
+    if software is None:
+        actions.append(request_of(want.pulled))
+    if image is None:
+        check_disk(engine, want)
+    if not check:
+        if image is None:
+            _pull(engine, want)
+            image = _read_back(engine, want)
+        if want.name and (named is None or named["Id"] != image["Id"]):
+            engine.tag(want.pulled, _repo_of(want), _tag_of(want))
+        software = software or ask(engine, want.pulled, image["Id"], program)
+    after_id = (image or {}).get("Id")
+    tag = (after_id or "the pulled image") if want.name else None
+    after = {"pulled": True, "tag": tag, "vllm": _vllm(software) or "what the image has"}
+    if not actions:
+        after = before
+    return {
+        "changed": bool(actions),
+        "actions": actions,
+        "image_id": after_id,
+        "digest": want.pull.digest,
+        "bytes": (image or {}).get("Size"),
+        **_told(want.pulled, software),
+        "diff": _diff(want.pulled, before, after),
+    }
+
+
+def converge_build(
+    engine: Engine,
+    plan: BuildPlan,
+    data_dir: str,
+    timeout: int,
+    check: bool,
+    program: str,
+    run_build: Callable[[BuildPlan, str, int], str] = build_image,
+) -> dict[str, Any]:
+    """Build an image unless one of the same inputs is there, give it its tag, and ask it what is in it."""
+    built = engine.images_labelled(f"{LABEL}={plan.hash}")
+    named = engine.image(plan.tag)
+    tagged = named is not None and named["Id"] in {image["Id"] for image in built}
+    image = named if tagged else next(iter(built), None)
+    software = known(image["Id"]) if image else None
+    before = {"built": bool(built), "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
+    reference = parse_ref(plan.tag)
+    actions = []
+    commit = None
+    if not built:
+        actions = plan.commands(data_dir)
+        if not check:
+            commit = run_build(plan, data_dir, timeout)
+    elif not tagged:
+        actions = [f"POST /images/{built[0]['Id']}/tag?repo={reference.repository}&tag={reference.tag}"]
+        if not check:
+            engine.tag(str(built[0]["Id"]), reference.repository, reference.tag)
+    if actions and not check:
+        image = engine.image(plan.tag)
+    if software is None:
+        actions.append(request_of(plan.tag))
+    if not check:
+        if image is None:
+            raise NodeError(
+                f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
+            )
+        software = software or ask(engine, plan.tag, image["Id"], program)
+    after_id = (image or {}).get("Id")
+    after = {
+        "built": True,
+        "tag": after_id or "the built image",
+        "vllm": _vllm(software) or "what the image has",
+    }
+    return {
+        "changed": bool(actions),
+        "actions": actions,
+        "image_id": after_id,
+        "digest": None,
+        "bytes": (image or {}).get("Size"),
+        "commit": commit,
+        **_told(plan.tag, software),
+        "diff": _diff(plan.tag, before, after if actions else before),
+    }
+
+
+def _vllm(software: ImageSoftware | None) -> str | None:
+    return (software.vllm or "none") if software else None
+
+
+def _told(name: str, software: ImageSoftware | None) -> dict[str, Any]:
+    return {
+        "software": software.to_json() if software else None,
+        "warnings": [unanswered(name)] if software and not software.vllm else [],
+    }
+
+
+def _repo_of(want: Wanted) -> str:
+    return want.ref.repository if want.ref else ""
+
+
+def _tag_of(want: Wanted) -> str:
+    return want.ref.tag if want.ref else ""
+
+
+def _diff(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "before": dict(before),
+        "after": dict(after),
+        "before_header": f"image {name}",
+        "after_header": f"image {name}",
+    }
+
+
+def check_disk(engine: Engine, want: Wanted) -> None:
+    """Raise NodeError when Docker's directory has no room for the image; nothing when its size is unknown."""
+    if not want.bytes:
+        return
+    root = str(engine.info().get("DockerRootDir") or "/var/lib/docker")
+    need = want.bytes * UNPACK_FACTOR
+    have = free_bytes(root)
+    if have < need:
+        raise NodeError(
+            f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
+            f"{sized(need)} ({sized(want.bytes)} compressed, {UNPACK_FACTOR} times that unpacked and while "
+            "unpacking). Remove images that nothing uses (docker image prune -a), or move Docker's "
+            "data-root to a larger disk."
+        )
+
+
+def _pull(engine: Engine, want: Wanted) -> None:
+    try:
+        for _progress in engine.pull(want.pull.repository, want.pull.digest, want.auth):
+            pass
+    except (EngineUnavailable, EngineTimeout) as error:
+        raise NodeError(
+            f"Pull of {want.pulled} was cut off: {error} Layers already complete are kept: run again to go "
+            "on."
+        ) from error
+    except EngineError as error:
+        raise NodeError(explain_pull(str(error), want)) from error
+
+
+def _read_back(engine: Engine, want: Wanted) -> Json:
+    image = engine.image(want.pulled)
+    if image is None:
+        raise NodeError(
+            f"The engine reported a complete pull of {want.pulled}, but does not have it. Another process "
+            "may have removed it (docker image prune). Run again.",
+            changed=True,
+        )
+    digests = [str(digest).rpartition("@")[2] for digest in image.get("RepoDigests") or []]
+    if want.pull.digest not in digests:
+        raise NodeError(
+            f"{want.pulled} was pulled, but the engine lists it with digest {', '.join(digests) or 'none'}. "
+            "The registry or a mirror sent another image.",
+            changed=True,
+        )
+    return image
+
+
+def explain_pull(message: str, want: Wanted) -> str:
+    """A registry's refusal in plain words: what, why, what next."""
+    registry, what = want.pull.registry, f"Cannot pull {want.pulled}"
+    known: tuple[tuple[str, str], ...] = (
+        (
+            r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
+            f"registry {registry} speaks plain HTTP, and this node's engine insists on TLS. insecure in "
+            "vllm_image_registries is for the control node alone; each node's engine has to be told too: add "
+            f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json (a file with only that is '
+            f'{{"insecure-registries": ["{registry}"]}}), run systemctl reload docker, which stops no container, '
+            "and run again. Better, give the registry a certificate.",
+        ),
+        (
+            r"x509|certificate|tls: ",
+            f"the certificate of registry {registry} is not trusted here. Put its CA into "
+            f"/etc/docker/certs.d/{registry}/ca.crt on the node.",
+        ),
+        (
+            r"no space left on device",
+            "the disk of Docker's directory is full. Remove images that nothing uses (docker image prune "
+            "-a), then run again: complete layers are kept.",
+        ),
+        (
+            r"toomanyrequests|rate limit|429 Too Many",
+            f"registry {registry} limits the number of pulls. Set vllm_image_registries with an account for "
+            "it, use a mirror, or wait and run again.",
+        ),
+        (
+            r"no matching manifest|does not match the specified platform",
+            "the image does not exist for this node's architecture.",
+        ),
+        (
+            r"unauthorized|no basic auth credentials|authentication required|incorrect username or password"
+            r"|denied|403 Forbidden|401 Unauthorized",
+            (
+                f"registry {registry} does not accept the account {want.auth['username']!r} for it. Check "
+                "vllm_image_registries (name, password, the account's rights); a wrong repository name "
+                "gives the same answer."
+                if want.auth
+                else f"registry {registry} wants a login, or has no such repository. Check the name; for a "
+                "private repository set vllm_image_registries with username and password."
+            ),
+        ),
+        (
+            r"manifest unknown|not found: manifest|name unknown|repository .* not found|not found",
+            f"registry {registry} has no such image or digest. It may have been deleted or replaced: run "
+            "playbooks/plan.yml -e refresh=true to resolve the tag again.",
+        ),
+        (
+            r"no such host|connection refused|network is unreachable|no route to host|i/o timeout"
+            r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
+            r"|temporary failure",
+            f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, "
+            "and the engine's proxy (systemctl show docker -p Environment); run again to go on where it "
+            "stopped.",
+        ),
+        (r"invalid reference format", "that is not a valid image reference."),
+    )
+    for pattern, plain in known:
+        if re.search(pattern, message, re.IGNORECASE):
+            return f"{what}: {plain} (Docker says: {message})"
+    return f"{what}: {message}"

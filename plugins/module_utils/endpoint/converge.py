@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings the load balancer of this host to its configuration, without dropping a connection.
+
+Every configuration is a directory of its own, named by its hash; `current` points to the one in use. So a change is
+one rename, and what HAProxy refuses is never in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.endpoint import ROUTERS, busy
+from ..common.files import make_private, read_text, write_atomic
+from ..common.hashing import spec_hash
+from ..common.module_main import NodeError
+from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
+from ..common.run_lock import alone
+from ..serving.health import port_holder
+from .drain import Out
+from .haproxy_socket import Haproxy, state_file
+from .keepalived import KEEPALIVED, Keeper
+from .keepalived import SERVICE as ADDRESS_SERVICE
+
+HAPROXY = "/usr/sbin/haproxy"
+UNITS = "/etc/systemd/system"
+SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.service"
+ROUTER_SERVICE = "instinct-balancer-router.service"
+KEPT = 3  # configurations
+READ_BACK_SECONDS = 20.0
+ROUTER_SECONDS = 300.0  # that requests on their way through a router get before it ends
+SECRET = ("keys.map", "endpoint.pem", "instance.map")
+UNIT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Load balancer of instinct-fleet
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+ExecStart={haproxy} -Ws -C {directory}/current -f haproxy.cfg -p {state}/haproxy.pid
+ExecReload=/bin/kill -USR2 $MAINPID
+KillMode=mixed
+Restart=always
+RestartSec=2
+SuccessExitStatus=143
+LimitNOFILE=65536
+
+[Install]
+WantedBy=multi-user.target
+"""
+AGENT_UNIT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Load balancer of instinct-fleet: which instances have generated tokens
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/usr/bin/python3 {directory}/current/agent.py {directory}/current/balancer.json {state}/agent.pid
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+ROUTER_UNIT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Load balancer of instinct-fleet: vllm-router for deployments that are routed by prefix
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/usr/bin/python3 {directory}/current/router.py {directory}/current/balancer.json {state}/router.pid {router}
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+Run = Callable[[Sequence[str]], "tuple[int, str]"]
+
+
+def run(command: Sequence[str]) -> tuple[int, str]:
+    """A program's exit code, and what it printed."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything is; other places for tests."""
+
+    directory: str = BALANCER_DIR
+    state: str = BALANCER_STATE
+    units: str = UNITS
+    haproxy: str = HAPROXY
+    router: str = f"{ROUTER_DIR}/bin/vllm-router"
+    keepalived: str = KEEPALIVED
+
+    @property
+    def current(self) -> str:
+        """The configuration in use."""
+        return os.path.join(self.directory, "current")
+
+    def in_state(self, name: str) -> str:
+        """A file of what has to outlive a configuration."""
+        return os.path.join(self.state, name)
+
+    def service_files(self, routers: bool) -> dict[str, str]:
+        """The services' unit files, by path."""
+        values = {**vars(self)}
+        found = {
+            os.path.join(self.units, SERVICE): UNIT.format(**values),
+            self.agent_unit: AGENT_UNIT.format(**values),
+        }
+        return {**found, self.router_unit: ROUTER_UNIT.format(**values)} if routers else found
+
+    @property
+    def agent_unit(self) -> str:
+        """The unit file of the agent's service."""
+        return os.path.join(self.units, AGENT_SERVICE)
+
+    @property
+    def router_unit(self) -> str:
+        """The unit file of the routers' service, which is there only where a deployment is routed by one."""
+        return os.path.join(self.units, ROUTER_SERVICE)
+
+
+def converge(
+    texts: Mapping[str, str], check: bool, places: Places = Places(), run: Run = run
+) -> dict[str, Any]:
+    """Make these the files in use, and have HAProxy run with them. Raises NodeError."""
+    with contextlib.nullcontext() if check else alone("balancer", 300):
+        return _Change(texts, places, run).work(check)
+
+
+class _Change:
+    """The way from what is there to the wanted files."""
+
+    def __init__(self, texts: Mapping[str, str], places: Places, run: Run) -> None:
+        self.texts, self.places, self.run = texts, places, run
+        self.hash = spec_hash(texts)
+        self.config = json.loads(texts["balancer.json"])
+        self.routers = bool(self.config.get("routers"))
+        self.haproxy = Haproxy(places.in_state("admin.sock"))
+        self.keeper = Keeper(
+            places.directory,
+            places.units,
+            self._systemctl,
+            lambda path: running(path, "keepalived"),
+            places.keepalived,
+        )
+        self.before = {name: read_text(os.path.join(places.current, name)) for name in self._names()}
+
+    def _names(self) -> list[str]:
+        there = os.listdir(self.places.current) if os.path.isdir(self.places.current) else []
+        return sorted({*there, *self.texts})
+
+    def work(self, check: bool) -> dict[str, Any]:
+        """Do, or with `check` only tell, what is missing."""
+        places = self.places
+        version = self.haproxy.version()
+        services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
+        files = [name for name, old in self.before.items() if old != self.texts.get(name)]
+        agent_stays = running(places.in_state("agent.pid"), "agent.py") and "agent.py" not in files
+        agent_stays = agent_stays and places.agent_unit not in services
+        actions = [f"write {path}" for path in services]
+        actions += [f"write {places.current}/{name}" for name in files if name in self.texts]
+        if version != self.config["version"] or files or services:
+            actions.append(f"{'reload' if version else 'start'} {SERVICE}")
+        if not agent_stays:
+            actions.append(f"start {AGENT_SERVICE}")
+        router_stays = self._router_stays(files, services)
+        if not router_stays:
+            actions.append(f"{'start' if self.routers else 'remove'} {ROUTER_SERVICE}")
+        address = self.keeper.step(self.texts, files, self.keeper.unit in services)
+        if address:
+            actions.append(f"{address} {ADDRESS_SERVICE}")
+        applied = read_text(places.in_state("applied"))
+        if not actions and applied != self.hash + "\n":
+            actions.append(f"write {places.in_state('applied')}")
+        result = {"changed": bool(actions), "actions": actions, "diff": self._diff(files), "warnings": []}
+        if not actions:
+            return result
+        if os.path.exists(places.haproxy):
+            self._validate()
+        if not check:
+            self._apply(version, services, agent_stays, router_stays, address)
+        return result
+
+    def _service_files(self) -> dict[str, str]:
+        """The unit files of all services that there are to be, by path."""
+        found = self.places.service_files(self.routers)
+        return {**found, self.keeper.unit: self.keeper.unit_text} if self.keeper.wanted(self.texts) else found
+
+    def _router_stays(self, files: Sequence[str], services: Mapping[str, str]) -> bool:
+        """Nothing is to be done for the routers: they run and follow balancer.json, or there are none."""
+        if not self.routers:
+            return not os.path.exists(self.places.router_unit)
+        runs = running(self.places.in_state("router.pid"), "router.py")
+        return runs and "router.py" not in files and self.places.router_unit not in services
+
+    def _diff(self, files: Sequence[str]) -> list[dict[str, str]]:
+        found = []
+        for name in files:
+            old, new = self.before[name] or "", self.texts.get(name, "")
+            if name in SECRET:
+                old, new = "(secret, before)\n" if old else "", "(secret, after)\n" if new else ""
+            path = os.path.join(self.places.current, name)
+            found.append({"before_header": path, "after_header": path, "before": old, "after": new})
+        return found
+
+    def _validate(self) -> None:
+        """Ask HAProxy whether it would take the files. Raises NodeError with its words."""
+        with tempfile.TemporaryDirectory(prefix="instinct-balancer-") as directory:
+            _write_all(directory, self.texts)
+            self.keeper.validate(directory, self.run)
+            code, said = self.run([self.places.haproxy, "-c", "-C", directory, "-f", "haproxy.cfg"])
+        if code:
+            lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
+            raise NodeError(
+                f"HAProxy refuses the configuration; what runs was not touched. It says: {' | '.join(lines[:6])}"
+            )
+
+    def _apply(
+        self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool, address: str
+    ) -> None:
+        places = self.places
+        make_private(places.directory)
+        make_private(places.state)
+        if not version:
+            self._check_ports()
+        self._keep_states(version)
+        before = os.readlink(places.current) if os.path.islink(places.current) else ""
+        self._swap(self._store())
+        for path, text in services.items():
+            write_atomic(path, text, 0o644)
+        if services:
+            self._systemctl("daemon-reload")
+            self._systemctl("enable", *map(os.path.basename, self._service_files()))
+        try:
+            self._systemctl("reload" if version else "start", SERVICE)
+            self._read_back()
+        except NodeError:
+            if before and version:
+                self._swap(before)
+                self._systemctl("reload", SERVICE)
+            raise
+        if not agent_stays:
+            self._systemctl("restart", AGENT_SERVICE)
+        if not router_stays:
+            self._change_router()
+        if address:
+            self.keeper.do(address)
+        Out(places.in_state("out.json")).keep(self._places())
+        write_atomic(places.in_state("applied"), self.hash + "\n", 0o600)
+        self._tidy()
+
+    def _change_router(self) -> None:
+        """Start the routers anew, or end them, once they have no requests: HAProxy does without them meanwhile."""
+        names = [f"{name}.router/router" for name in self.config["routers"]] if self.routers else []
+        for name in names:
+            self.haproxy.set_state(name, "maint")
+        end = time.monotonic() + ROUTER_SECONDS
+        while any(map(busy, ROUTERS)) and time.monotonic() < end:
+            time.sleep(0.2)
+        if self.routers:
+            self._systemctl("restart", ROUTER_SERVICE)
+        else:
+            self._systemctl("disable", "--now", ROUTER_SERVICE)
+            os.unlink(self.places.router_unit)
+            self._systemctl("daemon-reload")
+        for name in names:
+            self.haproxy.set_state(name, "ready")
+
+    def _places(self) -> dict[str, tuple[str, int]]:
+        return {
+            f"{backend['name']}/{server['name']}": (server["address"], server["port"])
+            for backend in self.config["backends"]
+            for server in backend["servers"]
+        }
+
+    def _check_ports(self) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(
+            self.config["listen"], self.config["listen"].strip("[]")
+        )
+        holder = port_holder(host, self.config["port"])
+        if holder:
+            raise NodeError(
+                f"Port {self.config['port']} is taken by {holder}. Stop it, or set another load_balancer_port."
+            )
+
+    def _keep_states(self, version: str) -> None:
+        """Leave for the new process which servers are up, and which are out."""
+        path = self.places.in_state("servers")
+        text = self.haproxy.table("show servers state") if version else read_text(path)
+        write_atomic(path, state_file(text, self._places()) if text else "1\n", 0o600)
+
+    def _store(self) -> str:
+        """Write the files into a directory of their own; its name."""
+        name = self.hash[:12]
+        path = os.path.join(self.places.directory, name)
+        shutil.rmtree(path, ignore_errors=True)  # cut off, or changed by hand
+        part = tempfile.mkdtemp(prefix=".new-", dir=self.places.directory)
+        _write_all(part, self.texts)
+        os.rename(part, path)
+        return name
+
+    def _swap(self, name: str) -> None:
+        link = os.path.join(self.places.directory, ".current")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(link)
+        os.symlink(name, link)
+        os.replace(link, self.places.current)
+
+    def _systemctl(self, *words: str) -> None:
+        code, said = self.run(["systemctl", *words])
+        if code:
+            last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+            raise NodeError(f"systemctl {' '.join(words)} failed: {last} Look at journalctl -u {SERVICE}.")
+
+    def _read_back(self) -> None:
+        end = time.monotonic() + READ_BACK_SECONDS
+        while self.haproxy.version() != self.config["version"]:
+            if time.monotonic() > end:
+                raise NodeError(
+                    f"HAProxy does not run with the new configuration after {READ_BACK_SECONDS:.0f} s. "
+                    f"journalctl -u {SERVICE} says why; what ran before goes on."
+                )
+            time.sleep(0.1)
+
+    def _tidy(self) -> None:
+        """Remove old configurations."""
+        directory, used = self.places.directory, os.readlink(self.places.current)
+        old = [
+            entry
+            for entry in os.scandir(directory)
+            if entry.is_dir(follow_symlinks=False) and entry.name != used
+        ]
+        old.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for entry in old[KEPT - 1 :]:
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _write_all(directory: str, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        write_atomic(os.path.join(directory, name), text, 0o600)
+
+
+def running(pid_file: str, word: str) -> bool:
+    """Whether the process of a pid file runs; `word` is in its command line."""
+    try:
+        pid = int(read_text(pid_file) or "")
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return word.encode() in stream.read()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes servers of the load balancer out and in, and waits until it is so.
+
+What is out stands in out.json with who took it out, since when; HAProxy's own state file brings it over restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..common.endpoint import OPERATOR
+from ..common.files import make_private, read_text, write_atomic
+from ..common.module_main import NodeError
+from ..common.paths import BALANCER_DIR, BALANCER_STATE
+from ..common.run_lock import alone, leave_if_abandoned
+from .haproxy_socket import Haproxy, state_file
+
+POLL_SECONDS = 0.2
+_BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+
+
+class Out:
+    """The record of servers that are out: {"backend/server": {state, by, since}}."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, dict[str, str]]:
+        """All of it; nothing when there is no file."""
+        text = read_text(self.path)
+        return dict(json.loads(text)) if text else {}
+
+    def write(self, found: dict[str, dict[str, str]]) -> None:
+        """Replace it."""
+        if found != self.read():
+            write_atomic(self.path, json.dumps(found, indent=1, sort_keys=True) + "\n", 0o600)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget servers that are no longer there."""
+        self.write({name: item for name, item in self.read().items() if name in names})
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a call wants: all these servers in one state; by: who wants it; wait: seconds until it has to be so."""
+
+    names: tuple[str, ...]
+    state: str
+    by: str
+    wait: float
+
+
+@dataclass(frozen=True)
+class Balancer:
+    """The balancer on this host."""
+
+    directory: str = BALANCER_DIR
+    state: str = BALANCER_STATE
+
+    @property
+    def haproxy(self) -> Haproxy:
+        """Its HAProxy."""
+        return Haproxy(f"{self.state}/admin.sock")
+
+    @property
+    def out(self) -> Out:
+        """Its record."""
+        return Out(f"{self.state}/out.json")
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """Its configuration's servers, by "backend/server". Raises NodeError when there is no balancer."""
+        text = read_text(f"{self.directory}/current/balancer.json")
+        if text is None:
+            raise NodeError("There is no load balancer on this host. Run site.yml first.")
+        return {
+            f"{backend['name']}/{server['name']}": {**server, "deployment": backend["name"]}
+            for backend in json.loads(text)["backends"]
+            for server in backend["servers"]
+        }
+
+
+def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
+    """Servers by hosts and instances (lists), deployment and instance; None means any. Raises NodeError without one.
+
+    optional: none is no error, nor is a host without a load balancer.
+    """
+    optional = wanted.pop("optional", False)
+    lists = {key: wanted.pop(f"{key}s", None) for key in ("host", "instance")}
+    try:
+        servers = balancer.servers()
+    except NodeError:
+        if optional:
+            return ()
+        raise
+    found = tuple(
+        name
+        for name, server in servers.items()
+        if all(values is None or server[key] in values for key, values in lists.items())
+        and all(value is None or server[key] == value for key, value in wanted.items())
+    )
+    if not found and not optional:
+        raise NodeError(f"No server of the load balancer is meant. It has: {', '.join(servers) or 'none'}.")
+    return found
+
+
+def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
+    """Set the servers' state, and wait. Raises NodeError."""
+    places = {name: (str(item["address"]), int(item["port"])) for name, item in balancer.servers().items()}
+    unknown = sorted(set(wish.names) - set(places))
+    if unknown:
+        raise NodeError(
+            f"The load balancer has no server {', '.join(unknown)}. It has: {', '.join(sorted(places)) or 'none'}."
+        )
+    if not check:
+        make_private(balancer.state)
+    with contextlib.nullcontext() if check else alone("balancer", 300):
+        if wish.by != OPERATOR:  # what the operator took out, a run neither takes in nor calls its own
+            theirs = {name for name, item in balancer.out.read().items() if item.get("by") == OPERATOR}
+            wish = replace(wish, names=tuple(name for name in wish.names if name not in theirs))
+        actions, diff = _set(balancer, wish, places, check)
+    result: dict[str, Any] = {"changed": bool(actions), "actions": actions, "diff": diff, "warnings": []}
+    if check:
+        return result
+    begun = time.monotonic()
+    result["servers"] = _wait(balancer, wish, places)
+    result["seconds"] = round(time.monotonic() - begun, 1)
+    late = [item for item in result["servers"] if not item["done"]]
+    if late and wish.state == "ready":
+        texts = ", ".join(f"{item['name']} ({item['check']})" for item in late)
+        raise NodeError(
+            f"Not taken in after {wish.wait:.0f} s: {texts}. An instance is in when its /health answers and it has "
+            "generated tokens; its log on its host says more.",
+            **result,
+        )
+    result["warnings"] = [
+        f"{item['name']} still works on {item['requests']} requests after {wish.wait:.0f} s" for item in late
+    ]
+    return result
+
+
+def _set(
+    balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]], check: bool
+) -> tuple[list[str], list[dict[str, str]]]:
+    haproxy, record = balancer.haproxy, balancer.out.read()
+    now = haproxy.servers()
+    actions, diff = [], []
+    for name in wish.names:
+        noted = record.get(name, {})
+        is_now = now[name].state if name in now else "unknown"
+        if is_now != wish.state:
+            actions.append(f"set server {name} state {wish.state}")
+            diff.append(
+                {
+                    "before_header": name,
+                    "after_header": name,
+                    "before": f"{is_now}\n",
+                    "after": f"{wish.state}\n",
+                }
+            )
+        if wish.state == "ready":
+            record.pop(name, None)
+        elif (noted.get("state"), noted.get("by")) != (wish.state, wish.by):
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            record[name] = {"state": wish.state, "by": wish.by, "since": since}
+    if record != balancer.out.read() and not actions:
+        actions.append(f"write {balancer.out.path}")
+    if check or not actions:
+        return actions, diff
+    # First the record: whoever finds it after a run that was cut off can mend the rest.
+    if wish.state != "ready":
+        balancer.out.write(record)
+    for action in actions:
+        if action.startswith("set server "):
+            haproxy.set_state(action.split()[2], wish.state)
+    write_atomic(f"{balancer.state}/servers", state_file(haproxy.table("show servers state"), places), 0o600)
+    balancer.out.write(record)
+    return actions, diff
+
+
+def _wait(balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+    """Wait until no server works on requests, or all are up; what each is then."""
+    end = time.monotonic() + wish.wait
+    while True:
+        leave_if_abandoned()
+        servers, loads = balancer.haproxy.servers(), balancer.haproxy.loads()
+        found: list[dict[str, Any]] = []
+        for name in wish.names:
+            load = loads[name]
+            requests = load.running + load.waiting
+            if wish.state != "ready" and not requests:
+                # HAProxy that was reloaded does not count what its former process still carries.
+                requests = engine_requests(*places[name])
+            up = servers[name].up and servers[name].state == "ready"
+            done = up or wish.wait == 0 if wish.state == "ready" else requests == 0
+            found.append(
+                {
+                    "name": name,
+                    "state": servers[name].state,
+                    "up": up,
+                    "requests": requests,
+                    "check": load.check,
+                }
+            )
+            found[-1]["done"] = done
+        if all(item["done"] for item in found) or time.monotonic() >= end:
+            return found
+        time.sleep(POLL_SECONDS)
+
+
+def engine_requests(host: str, port: int) -> int:
+    """Requests that an instance itself counts as running or waiting; 0 when it does not answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+    return int(sum(float(value) for value in _BUSY.findall(text)))

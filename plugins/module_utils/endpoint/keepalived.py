@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service that holds the virtual address on a load balancer's host.
+
+A service of its own, with its configuration beside HAProxy's: a keepalived that the host has for something else, and
+/etc/keepalived, are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Callable
+
+from ..common.endpoint import ADDRESS_FILE
+from ..common.module_main import NodeError
+
+KEEPALIVED = "/usr/sbin/keepalived"
+SERVICE = "instinct-balancer-address.service"
+# Not kept over a reboot: keepalived does not start when the process of its file's number exists, whichever that is.
+PID_FILE, VRRP_PID_FILE = "/run/instinct-balancer-address.pid", "/run/instinct-balancer-address-vrrp.pid"
+START_SECONDS = 10.0
+UNIT = """\
+# Written by instinct-fleet.
+[Unit]
+Description=Load balancer of instinct-fleet: its virtual address
+Wants=network-online.target
+After=network-online.target instinct-balancer.service
+StartLimitIntervalSec=0
+
+[Service]
+ExecStartPre=/bin/rm -f {pid} {vrrp_pid}
+ExecStart={program} --dont-fork --vrrp --log-console --use-file {directory}/current/keepalived.conf \
+--pid {pid} --vrrp_pid {vrrp_pid}
+ExecReload=/bin/kill -HUP $MAINPID
+KillMode=mixed
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+Run = Callable[[Sequence[str]], "tuple[int, str]"]
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Its places, and what is to be done. runs: whether the service's process is there."""
+
+    directory: str
+    units: str
+    systemctl: Callable[..., None]
+    runs: Callable[[str], bool]
+    program: str = KEEPALIVED
+
+    @property
+    def unit(self) -> str:
+        """The service's unit file, which is there only as long as there is a virtual address."""
+        return os.path.join(self.units, SERVICE)
+
+    @property
+    def unit_text(self) -> str:
+        """What the unit file holds."""
+        return UNIT.format(
+            program=self.program, directory=self.directory, pid=PID_FILE, vrrp_pid=VRRP_PID_FILE
+        )
+
+    def wanted(self, texts: Mapping[str, str]) -> bool:
+        """There is to be a virtual address."""
+        return ADDRESS_FILE in texts
+
+    def step(self, texts: Mapping[str, str], changed: Sequence[str], unit_changed: bool) -> str:
+        """What systemctl has to do for the wanted texts: start, restart, reload, remove; "": nothing."""
+        if not self.wanted(texts):
+            return "remove" if os.path.exists(self.unit) else ""
+        if not self.runs(PID_FILE):
+            return "start"
+        return "restart" if unit_changed else "reload" if ADDRESS_FILE in changed else ""
+
+    def validate(self, directory: str, run: Run) -> None:
+        """Ask keepalived whether it would take the file in this directory. Raises NodeError with its words."""
+        path = os.path.join(directory, ADDRESS_FILE)
+        if not os.path.exists(path) or not os.path.exists(self.program):
+            return
+        code, said = run([self.program, "--config-test", "--use-file", path])
+        if code:
+            words = " | ".join(said.splitlines()[:6])
+            raise NodeError(
+                f"keepalived refuses the configuration; what runs was not touched. It says: {words}"
+            )
+
+    def do(self, step: str) -> None:
+        """Bring the service there, and see that it runs. Raises NodeError."""
+        if step == "remove":
+            self.systemctl("disable", "--now", SERVICE)
+            os.unlink(self.unit)
+            self.systemctl("daemon-reload")
+            return
+        self.systemctl(step, SERVICE)
+        end = time.monotonic() + START_SECONDS
+        while not self.runs(PID_FILE):
+            if time.monotonic() > end:
+                raise NodeError(
+                    f"keepalived does not run {START_SECONDS:.0f} s after its {step}, so that the virtual address is "
+                    f"not on this host. journalctl -u {SERVICE} says why."
+                )
+            time.sleep(0.1)

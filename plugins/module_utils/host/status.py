@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what runs on a node: containers, what their supervisors say, /metrics twice, and the load balancer's servers.
+
+Judges nothing: status.py does, on the control node.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..common import paths
+from ..common.failure_signatures import classify
+from ..common.files import read_text
+from ..common.module_main import NodeError
+from ..common.redact import Redactor, env_secrets
+from ..docker.client import SOCKET, Engine, Json, Query
+from ..endpoint.drain import Balancer
+from ..observe.node_state import Source, read_generations, supervisor_file
+from ..serving.instance import LABELS, READY_FILE
+
+INTERVAL = 1.0
+"""Seconds between the two looks at /metrics that give tokens/s."""
+TIMEOUT = 5.0
+"""Seconds for an answer of an instance."""
+LOG_LINES = 2000
+
+# Sums over the engines of an instance, but the cache's use, of which the fullest counts. Two names for that: up to
+# 0.10.2, and since 0.9.2 (research/vllm-bench.md).
+SUMS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "generated": "vllm:generation_tokens_total",
+    "prompted": "vllm:prompt_tokens_total",
+}
+KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where things are on a node."""
+
+    state_dir: str = paths.STATE_DIR
+    data_dir: str = paths.DATA_DIR
+    docker_socket: str = SOCKET
+    interval: float = INTERVAL
+
+
+def read_node(node: Node) -> dict[str, Any]:
+    """Everything. What could not be read is in `problems`, as a sentence."""
+    problems: list[str] = []
+    found = _containers(node, problems)
+    instances = [_instance(node, name, container) for name, container in sorted(found.items())]
+    _ask_all(node, instances)
+    return {
+        "schema": 1,
+        "now": time.time(),
+        "instances": instances,
+        "generations": _generations(node, problems),
+        "balancer": _balancer(node, problems),
+        "problems": problems,
+    }
+
+
+# ---- containers --------------------------------------------------------------------------------------
+
+
+def _containers(node: Node, problems: list[str]) -> dict[str, Json]:
+    """The instances' containers as the engine inspects them, by instance; a successor that waits does not count."""
+    engine = Engine(node.docker_socket)
+    query: Query = {"all": True, "filters": json.dumps({"label": [LABELS[0]]})}
+    found = {}
+    try:
+        for entry in engine.json("GET", "/containers/json", query):
+            container = engine.container(entry["Id"])
+            name = container["Config"]["Labels"][LABELS[0]] if container else ""
+            if container and container["Name"] == f"/{paths.container_name(name)}":
+                found[name] = container
+    except NodeError as error:
+        if _has_instances(node):  # a load balancer's host needs no engine
+            problems.append(str(error))
+    finally:
+        engine.close()
+    return found
+
+
+def _has_instances(node: Node) -> bool:
+    try:
+        return bool(os.listdir(f"{node.state_dir}/instances"))
+    except OSError:
+        return False
+
+
+def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
+    directory = f"{node.state_dir}/instances/{name}"
+    config, state = container["Config"], container["State"]
+    redact = Redactor(env_secrets(read_text(f"{directory}/env") or ""))
+    supervisor = redact.data(supervisor_file(f"{node.data_dir}/cache/{name}"))
+    software = read_json(
+        f"{node.data_dir}/{paths.software_file(container['Image'])[len(paths.DATA_DIR) + 1 :]}"
+    )
+    found = {
+        "name": name,
+        "deployment": config["Labels"].get(LABELS[1]) or "",
+        "status": state["Status"],
+        "exit_code": state["ExitCode"],
+        "oom_killed": bool(state.get("OOMKilled")),
+        "started": seconds(state.get("StartedAt")),
+        "finished": seconds(state.get("FinishedAt")),
+        "restarts": int(container.get("RestartCount") or 0),
+        "spec_hash": config["Labels"].get(LABELS[2]) or "",
+        "image": config.get("Image") or "",
+        "vllm": (software or {}).get("vllm"),
+        "endpoint": endpoint_of(read_text(f"{directory}/serve.sh") or ""),
+        "ready": (read_text(f"{directory}/{READY_FILE}") or "").strip() == container["Id"],
+        "supervisor": supervisor,
+        "health": None,
+        "metrics": None,
+        "failure": None,
+    }
+    if not (supervisor or {}).get("failures") and _failed(found):
+        engine = Engine(node.docker_socket)
+        try:
+            text = engine.logs(paths.container_name(name), LOG_LINES)
+        except NodeError:
+            text = ""
+        finally:
+            engine.close()
+        finding = classify(text, found["exit_code"], found["oom_killed"])
+        found["failure"] = redact.data(dict(vars(finding)))
+    return found
+
+
+def _failed(found: Mapping[str, Any]) -> bool:
+    """Whether a container ended by itself, so that its log says why; 143 and 0 are ends that were asked for."""
+    return found["status"] == "restarting" or (
+        found["status"] in ("exited", "dead") and found["exit_code"] not in (0, 143)
+    )
+
+
+def endpoint_of(serve_sh: str) -> dict[str, Any] | None:
+    """Where an instance listens by its launch script, as this node reaches it; None for one without a port."""
+    try:
+        words = shlex.split(serve_sh, comments=True)
+    except ValueError:
+        return None
+    if "serve" in words:  # the supervisor's own options come before
+        words = words[words.index("serve") :]
+    options: dict[str, str] = {}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in ("--host", "--port"):
+            options[name] = value if equals else "".join(words[place + 1 : place + 2])
+    if not options.get("--port", "").isdigit():
+        return None
+    host = options.get("--host", "0.0.0.0")
+    return {"host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), "port": int(options["--port"])}
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """A file's JSON object; None when it is not there, or is none."""
+    try:
+        data = json.loads(read_text(path) or "null")
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def seconds(stamp: Any) -> float | None:
+    """Docker's time stamp as seconds since the epoch; None for the year 1, which stands for never."""
+    import calendar
+
+    try:
+        parsed = time.strptime(str(stamp)[:19], "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return None
+    return float(calendar.timegm(parsed)) if parsed.tm_year > 1 else None
+
+
+# ---- /health and /metrics ----------------------------------------------------------------------------
+
+
+def _ask_all(node: Node, instances: Sequence[dict[str, Any]]) -> None:
+    asked = [item for item in instances if item["status"] == "running" and item["endpoint"]]
+    if asked:
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            list(pool.map(lambda item: _ask(node, item), asked))
+
+
+def _ask(node: Node, instance: dict[str, Any]) -> None:
+    """Note /health (0: no answer), and what /metrics says of load and speed."""
+    where = instance["endpoint"]
+    instance["health"] = get(where, "/health")[0]
+    if instance["health"] == 0:
+        return
+    begun = time.monotonic()
+    first = measured(get(where, "/metrics")[1])
+    if first is None:
+        return
+    time.sleep(max(0.0, node.interval - (time.monotonic() - begun)))
+    again = time.monotonic()
+    second = measured(get(where, "/metrics")[1])
+    instance["metrics"] = speed(first, second or first, again - begun)
+
+
+def get(where: Mapping[str, Any], path: str) -> tuple[int, str]:
+    """Status and text of one request; 0 when there was no answer."""
+    connection = http.client.HTTPConnection(where["host"], where["port"], timeout=TIMEOUT)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+_SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? ([0-9.eE+-]+)(?: \d+)?$", re.MULTILINE)
+
+
+def measured(text: str) -> dict[str, float] | None:
+    """What the status needs of a /metrics page; None when it is none of vLLM's."""
+    values: dict[str, list[float]] = {}
+    for name, value in _SAMPLE.findall(text):
+        values.setdefault(name, []).append(float(value))
+    if SUMS["running"] not in values:
+        return None
+    found = {key: sum(values.get(name, ())) for key, name in SUMS.items()}
+    kv = next((values[name] for name in KV if name in values), None)
+    if kv:
+        found["kv"] = max(kv)
+    return found
+
+
+def speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: float) -> dict[str, Any]:
+    """Load of the second look, and tokens/s between the two. A counter that fell belongs to a new process: none."""
+
+    def rate(key: str) -> float | None:
+        grown = second[key] - first[key]
+        return round(grown / elapsed, 1) if grown >= 0 and elapsed > 0 else None
+
+    return {
+        "running": int(second["running"]),
+        "waiting": int(second["waiting"]),
+        "kv": round(second["kv"], 4) if "kv" in second else None,
+        "tokens_per_second": rate("generated"),
+        "prompt_tokens_per_second": rate("prompted"),
+        "generated": int(second["generated"]),
+    }
+
+
+def _generations(node: Node, problems: list[str]) -> list[dict[str, Any]]:
+    """What the node keeps of each deployment, as node_state has it, without command lines."""
+    found = read_generations(Source(), node.state_dir)
+    for item in found:
+        if item["broken"]:
+            problems.append(f"record of generations: {item['broken']}")
+        item["kept"] = [{**kept, "command": "", "env": ""} for kept in item["kept"]]
+    return found
+
+
+# ---- the load balancer -------------------------------------------------------------------------------
+
+
+def _balancer(node: Node, problems: list[str]) -> dict[str, Any] | None:
+    """The servers of the load balancer on this host; None where there is none."""
+    balancer = Balancer(f"{node.state_dir}/balancer", f"{node.data_dir}/balancer")
+    try:
+        servers = balancer.servers()
+    except NodeError:
+        return None
+    found: dict[str, Any] = {"error": "", "servers": []}
+    try:
+        states, loads, out = balancer.haproxy.servers(), balancer.haproxy.loads(), balancer.out.read()
+    except NodeError as error:
+        return {"error": str(error), "servers": [_listed(name, item) for name, item in servers.items()]}
+    for name, item in servers.items():
+        listed = _listed(name, item)
+        if name in states and name in loads:
+            load = loads[name]
+            listed.update(state=states[name].state, up=states[name].up, check=load.check)
+            listed["requests"] = load.running + load.waiting
+        found["servers"].append({**listed, "out": out.get(name)})
+    return found
+
+
+def _listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("host", "instance", "deployment")
+    return {
+        "name": name,
+        **{key: item[key] for key in keys},
+        "state": "",
+        "up": False,
+        "check": "",
+        "requests": 0,
+    }

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what the audit of a host needs besides node_state: kernel settings, PCI, NICs, limits, clock, kernel log.
+
+A few hundred small files and one dmesg; nothing is changed and nothing is judged. What cannot be read is None,
+with an entry in the source's problems.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import kernel_cmdline
+from .node_state import AMD, Source, pairs, sysctl_settings
+
+SYSCTLS = (
+    "kernel.numa_balancing",
+    "net.ipv4.conf.all.arp_announce",
+    "net.ipv4.conf.all.arp_ignore",
+    "net.ipv4.conf.all.rp_filter",
+)
+"""Keys of catalog/host_items.yml (a test holds them against it)."""
+CPUS = "/sys/devices/system/cpu"
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+PCI = "/sys/bus/pci/devices"
+ACCELERATOR, BRIDGE = "0x1200", "0x0604"
+ACS, ACS_CONTROL, SOURCE_VALIDATION = 0x000D, 6, 1
+TROUBLE = re.compile(
+    r"error|fail|timeout|timed out|reset begin|uncorrectable|fatal|page fault", re.IGNORECASE
+)
+LOG_LINES = 5
+LIMITS_CONF = "/etc/security/limits.conf"
+
+Run = Callable[[list[str]], str]
+"""Runs a program and returns what it prints. Raises OSError."""
+
+
+def read_host(source: Source, run: Run) -> dict[str, Any]:
+    """Everything. A part that fails is None, with a problem that names it."""
+
+    def part(name: str, read: Callable[..., Any], *values: Any) -> Any:
+        try:
+            return read(source, *values)
+        except Exception as error:  # one unreadable source must not hide the others
+            source.problem(name, f"{type(error).__name__}: {error}")
+            return None
+
+    return {
+        "cmdline": part("kernel command line", read_cmdline),
+        "sysctls": part("sysctl", read_sysctls),
+        "cpu": part("cpu", read_cpus),
+        "huge_pages": chosen(source.text(HUGE_PAGES)),
+        "boot_settings": part("tmpfiles.d", read_boot_settings),
+        "tuned": part("tuned", read_tuned),
+        "limits": part("limits", read_limits),
+        "shm_bytes": part("/dev/shm", read_shm),
+        "pci_gpus": part("pci", read_pci_gpus),
+        "acs": part("acs", read_acs),
+        "iommus": len(source.names("/sys/class/iommu")),
+        "nics": part("nics", read_nics),
+        "clock_synchronized": part("clock", read_clock),
+        "kernel_log": part("kernel log", read_kernel_log, run),
+    }
+
+
+# --- the kernel's settings -----------------------------------------------------------------------------
+
+
+def read_cmdline(source: Source) -> dict[str, Any]:
+    """Words now, and those of the next boot with the file that gives them; None where that cannot be told."""
+    found: dict[str, Any] = {
+        "now": list(kernel_cmdline.words(source.text("/proc/cmdline") or "")),
+        "next": None,
+    }
+    found["file"], next_words = next_boot(source)
+    found["next"] = None if next_words is None else list(next_words)
+    return found
+
+
+def next_boot(source: Source) -> tuple[str | None, tuple[str, ...] | None]:
+    """The boot loader's file or directory, and what the entries that it may start by itself have in common.
+
+    With a Boot Loader Specification directory (RHEL and its kin) all kernels count, as each may be started.
+    """
+    entries = [
+        name
+        for name in source.names(kernel_cmdline.BLS_DIR)
+        if name.endswith(".conf") and "rescue" not in name
+    ]
+    if entries:
+        environment = source.text("/boot/grub2/grubenv") or ""
+        texts = (source.text(f"{kernel_cmdline.BLS_DIR}/{name}") or "" for name in entries)
+        lines = [
+            line
+            for line in (kernel_cmdline.bls_line(text, environment) for text in texts)
+            if line is not None
+        ]
+        return kernel_cmdline.BLS_DIR, kernel_cmdline.common(lines)
+    config = source.text(kernel_cmdline.GRUB_CFG, 4 << 20)
+    if config is None:
+        return None, None
+    return kernel_cmdline.GRUB_CFG, kernel_cmdline.common(kernel_cmdline.grub_lines(config)[:1])
+
+
+def read_sysctls(source: Source, keys: Iterable[str] = SYSCTLS) -> dict[str, Any]:
+    """Value now, value after a boot and the file and line that give it, by key; None for what nothing sets."""
+    found = {}
+    for key in keys:
+        settings = sysctl_settings(source, key)
+        path, line, value = settings[-1] if settings else (None, None, None)
+        now = source.text("/proc/sys/" + key.replace(".", "/"))
+        found[key] = {"now": now, "boot": value, "file": path, "line": line}
+    return found
+
+
+def chosen(text: str | None) -> str | None:
+    """The word that holds: "always [madvise] never" → madvise; a file of one word is that word."""
+    match = re.search(r"\[(\S+)\]", text or "")
+    return match[1] if match else text or None
+
+
+def read_cpus(source: Source) -> dict[str, Any]:
+    """Vendor, how many CPUs have each governor, and each idle state with how many CPUs may enter it."""
+    info = pairs(source.text("/proc/cpuinfo", 8192), ":")
+    governors: dict[str, int] = {}
+    idle: dict[str, dict[str, Any]] = {}
+    for cpu in (name for name in source.names(CPUS) if re.fullmatch(r"cpu\d+", name)):
+        governor = source.text(f"{CPUS}/{cpu}/cpufreq/scaling_governor")
+        if governor:
+            governors[governor] = governors.get(governor, 0) + 1
+        for state in source.names(f"{CPUS}/{cpu}/cpuidle"):
+            place = f"{CPUS}/{cpu}/cpuidle/{state}"
+            name, disabled = source.text(f"{place}/name"), source.text(f"{place}/disable")
+            if name and disabled is not None:
+                entry = idle.setdefault(name, {"state": state, "enabled": 0})
+                entry["enabled"] += disabled == "0"
+    return {
+        "vendor": info.get("vendor_id"),
+        "governors": governors,
+        "idle": idle,
+        "smt": source.text(f"{CPUS}/smt/active"),
+    }
+
+
+def read_boot_settings(source: Source) -> dict[str, list[str]]:
+    """What tmpfiles.d writes below /sys at boot: [file, value] by path, the last one that counts."""
+    files: dict[str, str] = {}
+    for directory in ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d"):
+        for name in source.names(directory):
+            if name.endswith(".conf"):
+                files.setdefault(name, f"{directory}/{name}")
+    found = {}
+    for name in sorted(files):
+        for line in (source.text(files[name]) or "").splitlines():
+            parts = line.split(None, 6)
+            if len(parts) == 7 and parts[0].rstrip("+!-") == "w" and parts[1].startswith("/sys/"):
+                found[parts[1]] = [files[name], parts[6].strip()]
+    return found
+
+
+def read_tuned(source: Source) -> str | None:
+    """The profile that the tuned daemon applies; None when it does not run."""
+    return source.text("/etc/tuned/active_profile") if source.exists("/run/tuned") else None
+
+
+def read_limits(source: Source) -> dict[str, list[str]]:
+    """[file, hard limit of ordinary users and root, if they are the same] of memlock and nofile.
+
+    pam_limits reads limits.conf first and then limits.d by name; later lines win. A line for * does not hold for
+    root.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    directory = "/etc/security/limits.d"
+    files = [LIMITS_CONF, *(f"{directory}/{n}" for n in source.names(directory) if n.endswith(".conf"))]
+    for path in files:
+        for line in (source.text(path) or "").splitlines():
+            words = line.partition("#")[0].split()
+            if len(words) == 4 and words[0] in ("*", "root") and words[1] in ("-", "hard"):
+                found[words[0], words[2]] = [path, words[3]]
+    return {
+        name: found["*", name]
+        for name in ("memlock", "nofile")
+        if ("*", name) in found and found.get(("root", name), [0, 1])[1] == found["*", name][1]
+    }
+
+
+# --- hardware ------------------------------------------------------------------------------------------
+
+
+def read_pci_gpus(source: Source) -> list[dict[str, Any]]:
+    """AMD's accelerators on the PCI bus, with or without a driver, by address."""
+    found = []
+    for bdf in source.names(PCI):
+        device = f"{PCI}/{bdf}"
+        if source.number(f"{device}/vendor", 16) != AMD:
+            continue
+        if not (source.text(f"{device}/class") or "").startswith(ACCELERATOR):
+            continue
+        driver = os.path.basename(os.path.realpath(f"{source.root}{device}/driver"))
+        found.append({
+            "bdf": bdf,
+            "device_id": source.number(f"{device}/device", 16),
+            "driver": driver if driver != "driver" else None,
+            "link_speed": source.text(f"{device}/current_link_speed"),
+            "link_width": source.number(f"{device}/current_link_width"),
+            "vbios": source.text(f"{device}/vbios_version"),
+            "vram": source.number(f"{device}/mem_info_vram_total"),
+            "visible_vram": source.number(f"{device}/mem_info_vis_vram_total"),
+        })  # fmt: skip
+    return found
+
+
+def read_acs(source: Source) -> dict[str, Any]:
+    """Bridges that have Access Control Services, and those that have them on.
+
+    PCI Express extended capabilities start at 0x100; only root may read them.
+    """
+    able, on = 0, []
+    for bdf in source.names(PCI):
+        if not (source.text(f"{PCI}/{bdf}/class") or "").startswith(BRIDGE):
+            continue
+        control = acs_control(f"{source.root}{PCI}/{bdf}/config")
+        if control is not None:
+            able += 1
+            if control & SOURCE_VALIDATION:
+                on.append(bdf)
+    return {"able": able, "on": on}
+
+
+def acs_control(path: str) -> int | None:
+    """The ACS control register in a device's configuration space; None for a device without ACS."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        place = 0x100
+        for _ in range(64):  # a damaged list must not hold us
+            head = os.pread(fd, 4, place)
+            if len(head) < 4:
+                return None
+            (value,) = struct.unpack("<I", head)
+            if value in (0, 0xFFFFFFFF):
+                return None
+            if value & 0xFFFF == ACS:
+                return int(struct.unpack("<H", os.pread(fd, 2, place + ACS_CONTROL))[0])
+            place = value >> 20
+            if place < 0x100:
+                return None
+        return None
+    finally:
+        os.close(fd)
+
+
+def read_nics(source: Source) -> list[dict[str, Any]]:
+    """Ports of the RDMA NICs."""
+    found = []
+    top = "/sys/class/infiniband"
+    for name in source.names(top):
+        for port in source.names(f"{top}/{name}/ports"):
+            place = f"{top}/{name}/ports/{port}"
+            found.append({
+                "name": name if port == "1" else f"{name}/{port}",
+                "state": (source.text(f"{place}/state") or "").rpartition(" ")[2],
+                "layer": source.text(f"{place}/link_layer"),
+                "rate": (source.text(f"{place}/rate") or "").partition("(")[0].strip(),
+                "firmware": source.text(f"{top}/{name}/fw_ver"),
+            })  # fmt: skip
+    return found
+
+
+def read_shm(source: Source) -> int:
+    """Size of /dev/shm in bytes."""
+    space = os.statvfs(source.root + "/dev/shm")
+    return space.f_blocks * space.f_frsize
+
+
+def read_clock(source: Source) -> bool | None:
+    """Whether the kernel's clock is kept in time by something (adjtimex(2)).
+
+    systemd-timesyncd also leaves a file, which is looked at first.
+    """
+    if source.exists("/run/systemd/timesync/synchronized"):
+        return True
+    import ctypes
+
+    timex = ctypes.create_string_buffer(512)  # larger than struct timex; zero modes only read
+    state = ctypes.CDLL(None).adjtimex(timex)
+    return None if state < 0 else state != 5  # TIME_ERROR: the clock is not synchronised
+
+
+def read_kernel_log(source: Source, run: Run) -> dict[str, Any]:
+    """How many lines of amdgpu tell of trouble since the boot, and the last few that differ."""
+    lines = [
+        line for line in run(["dmesg", "--notime"]).splitlines() if "amdgpu" in line and TROUBLE.search(line)
+    ]
+    return {"count": len(lines), "last": list(dict.fromkeys(reversed(lines)))[:LOG_LINES]}

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the program around an instance's vLLM says of itself, as seen from the node.
+
+Its directory is written by the container's root. So nothing is followed out of it, and nothing in it trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.failure_signatures import Finding
+from .node_state import read_supervisor
+
+STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """state: waiting, starting, running, stopping or gave_up. failures: of the present series, `first` is the
+    first of them. peer: why another rank ended the last run of an engine over several hosts.
+    """
+
+    state: str
+    why: str
+    failures: int
+    first: Finding | None
+    peer: Finding | None
+
+    @property
+    def gave_up(self) -> bool:
+        """It will not try again."""
+        return self.state == "gave_up"
+
+    @property
+    def cause(self) -> Finding | None:
+        """Why there is no vLLM: the first own failure, else another rank's."""
+        return self.first or self.peer
+
+    @classmethod
+    def from_json(cls, item: Any) -> Supervised | None:
+        """From what node_state tells of an instance."""
+        if not item:
+            return None
+        return cls(
+            str(item.get("state") or ""),
+            str(item.get("why") or ""),
+            int(item.get("failures") or 0),
+            _finding(item.get("first")),
+            _finding(item.get("peer")),
+        )
+
+
+def _finding(item: Any) -> Finding | None:
+    return Finding(*(str(item.get(key) or "") for key in ("kind", "line", "next_step"))) if item else None
+
+
+def look(cache_directory: str) -> Supervised | None:
+    """What it says; None when it says nothing."""
+    return Supervised.from_json(read_supervisor(cache_directory))
+
+
+def forget(cache_directory: str) -> None:
+    """Begin anew: what is said from now on is of the next start."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        parent = os.open(cache_directory, flags)
+        try:
+            directory = os.open("supervise", flags, dir_fd=parent)
+            try:
+                os.unlink(STATE_FILE, dir_fd=directory)
+            finally:
+                os.close(directory)
+        finally:
+            os.close(parent)

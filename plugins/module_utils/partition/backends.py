@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways to set a partition mode: which there are, what they run, and what their answers come to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from .gpus import AUTO, Gpu, PartitionError, Target, differing, named, predicted
+from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, SetResult, kind_of
+
+# Why this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it goes on
+# after a GPU that fails. amd-smi stops at the first failing GPU up to 6.4, rejects every mode in 7.0.2 where
+# the driver shows no profiles (ROCm/amdsmi#132), fails with an AttributeError before 7.2.1, and has no such
+# option in virtual machines. sysfs is what both of them write to: always there, and the last word.
+BACKENDS = ("rocm-smi", "amd-smi", "sysfs")
+TOOLS = ("rocm-smi", "amd-smi")
+UNLOAD = ("modprobe", "-r", "amdgpu")
+LOAD = ("modprobe", "amdgpu")
+# amd-smi reloads the driver after a change of the memory mode up to 6.4 (its changelog of 7.0).
+AMD_SMI_RELOADS_BEFORE = 7
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program to run for some GPUs (`covers`, by our index), and what it is answered."""
+
+    argv: tuple[str, ...]
+    covers: tuple[int, ...] = ()
+    stdin: str = ""
+
+    @property
+    def text(self) -> str:
+        """As a shell would take it."""
+        words = " ".join(shlex.quote(word) for word in self.argv)
+        return f"echo {self.stdin.strip()} | {words}" if self.stdin else words
+
+
+@dataclass(frozen=True)
+class Write:
+    """A mode to write into one GPU's sysfs file."""
+
+    path: str
+    value: str
+    covers: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """As `actions` shows it."""
+        return f"write {self.value} > {self.path}"
+
+
+Step = Union[Command, Write]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an attempt came to, one of smi_set's verdicts, and the sentence for people."""
+
+    verdict: str
+    message: str = ""
+
+
+def backends(wanted: str, tools: Mapping[str, str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ways to try in order, warnings). Raises PartitionError when the one asked for is not installed."""
+    if wanted != "auto":
+        if wanted in TOOLS and not tools.get(wanted):
+            raise PartitionError(
+                f"backend: {wanted} is not installed (looked in /opt/rocm/bin, /usr/local/bin, /usr/bin). "
+                "Install it, or set backend to auto or sysfs."
+            )
+        return (wanted,), ()
+    usable = tuple(name for name in BACKENDS if name not in TOOLS or tools.get(name))
+    missing = BACKENDS[: BACKENDS.index(usable[0])]
+    return usable, (f"{' and '.join(missing)} not installed; using {usable[0]}.",) if missing else ()
+
+
+def tool_indices(gpus: Sequence[Gpu]) -> dict[int, int]:
+    """Our GPU index → index of its first partition in rocm-smi's and amd-smi's list.
+
+    Both list partitions GPU by GPU in PCI order: in CPX eight per GPU, of which only the first takes a mode.
+    """
+    found, number = {}, 0
+    for gpu in gpus:
+        found[gpu.index] = number
+        number += max(gpu.partitions, 1)
+    return found
+
+
+def steps(
+    backend: str, tool: str | None, gpus: Sequence[Gpu], targets: Sequence[Gpu], mode: str
+) -> tuple[Step, ...]:
+    """What to run or write so that `targets`, some or all of `gpus`, get the compute or memory mode."""
+    kind = kind_of(mode)
+    covers = tuple(gpu.index for gpu in targets)
+    plain = len(targets) == len(gpus) and all(gpu.partitions == 1 for gpu in gpus)
+    if backend == "rocm-smi":
+        # Partitions other than a GPU's first take no mode. For a compute mode it says so and goes on; a memory
+        # mode reloads the driver, after which its list of devices is no longer true.
+        everything = len(targets) == len(gpus) and (plain or kind == "compute")
+        places = tool_indices(gpus)
+        chosen = [] if everything else ["-d", *(str(places[index]) for index in covers)]
+        answer = ["--autorespond", "y"] if kind == "memory" else []
+        return (Command((str(tool), *chosen, f"--set{kind}partition", mode, *answer), covers),)
+    if backend == "amd-smi":
+        # Where there are partitions, "all" includes those that take no mode, and older releases stop there.
+        chosen = ["all"] if plain else [gpu.bdf for gpu in targets]
+        answer_y = "Y\n" if kind == "memory" else ""
+        return (Command((str(tool), "set", "--gpu", *chosen, f"--{kind}-partition", mode), covers, answer_y),)
+    return tuple(Write(f"{gpu.sysfs_path}/current_{kind}_partition", mode, (gpu.index,)) for gpu in targets)
+
+
+def reloads_itself(backend: str, release: str | None) -> bool:
+    """Whether a tool reloads the driver after it has set a memory mode. Only to predict: looking decides."""
+    if backend == "rocm-smi":
+        return True
+    major = (release or "").partition(".")[0]
+    return backend == "amd-smi" and major.isdigit() and int(major) < AMD_SMI_RELOADS_BEFORE
+
+
+def expected_steps(
+    backend: str, tool: str | None, release: str | None, gpus: Sequence[Gpu], target: Target
+) -> list[str]:
+    """What will be run if all goes well, for check mode."""
+    found: list[str] = []
+    if target.memory is not None and target.memory_differs(gpus):
+        if backend != "sysfs" and (first := from_spx(gpus)):
+            found += [step.text for step in steps(backend, tool, gpus, first, "SPX")]
+            gpus = predicted(gpus, Target(None, {gpu.index: "SPX" for gpu in first}))
+        found += [step.text for step in steps(backend, tool, gpus, gpus, target.memory)]
+        if not reloads_itself(backend, release):
+            found += [" ".join(UNLOAD), " ".join(LOAD)]
+        automatic = AUTO.get(target.memory)
+        modes = {gpu.index: automatic for gpu in gpus if automatic}
+        gpus = predicted(gpus, Target(target.memory, modes))
+    for mode in dict.fromkeys(target.compute.values()):
+        targets = [gpu for gpu in differing(gpus, target.compute) if target.compute[gpu.index] == mode]
+        if targets:
+            found += [step.text for step in steps(backend, tool, gpus, targets, mode)]
+    return found
+
+
+def from_spx(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """GPUs to put into SPX before a tool changes the memory mode.
+
+    From partitions the tools' reload failed (ROCm/legacy-rocm-build#4439). SPX exists in NPS1 only.
+    """
+    partitioned = tuple(gpu for gpu in gpus if gpu.mode not in (None, "SPX"))
+    return partitioned if all("SPX" in gpu.available for gpu in partitioned) else ()
+
+
+def judge(
+    results: Sequence[SetResult], places: Mapping[int, int], left: Sequence[Gpu], kind: str = "compute"
+) -> Judgement:
+    """What an attempt came to that left some GPUs in another mode than the wanted one.
+
+    PENDING: a memory mode waits for the driver to be loaded again. `places`: our GPU index → device index in
+    `results`. `left`: the GPUs that read back another mode; reading back decides, the tools' words only say
+    why. Lines about other devices do not count: partitions other than a GPU's first answer "not supported"
+    always.
+    """
+    said: dict[str, dict[str, list[Gpu]]] = {BUSY: {}, REFUSED: {}, BROKEN: {}, DONE: {}, PENDING: {}}
+    for result in results:
+        for gpu in left:
+            if places[gpu.index] in result.verdicts:
+                verdict, message = result.verdicts[places[gpu.index]]
+                said[verdict].setdefault(message, []).append(gpu)
+        if result.failure:
+            said[result.failure[0]].setdefault(result.failure[1], [])
+    for verdict in (REFUSED, BUSY, PENDING, BROKEN):
+        if said[verdict]:
+            parts = [
+                f"{named(gpus)}: {message}" if gpus else message for message, gpus in said[verdict].items()
+            ]
+            return Judgement(verdict, "; ".join(parts))
+    claim = "reported success" if said[DONE] else "said nothing"
+    verdict = PENDING if said[DONE] and kind == "memory" else BROKEN
+    text = f"it {claim} for {named(left)}, but the driver still shows the earlier mode"
+    return Judgement(verdict, text)

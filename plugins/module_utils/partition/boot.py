@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets the recorded partition modes again when a node boots, before Docker starts the containers that need them.
+
+Compute modes do not outlive a reboot, and Docker does not try again when a container's devices are missing. Runs from
+an archive (see partition_unit.py): systemd writes what it prints into the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.files import read_text
+from ..common.module_main import NodeError, internal_error
+from ..common.paths import PARTITION_RECORD
+from ..common.run_lock import alone
+from .converge import change
+from .gpus import Gpu, PartitionError, Target
+from .node import Node
+from .request import Machine, Request
+
+SCHEMA = 1
+DRIVER_SECONDS = 90.0
+"""How long the driver may take to show the GPUs."""
+CHANGE_SECONDS = 90.0
+RETRIES = 4
+ABOUT = (
+    "The partition modes that this node's GPUs are to have, compute modes by PCI address. They are set again at every "
+    "boot by instinct-partition.service. Written by instinct-fleet; change gpu_partition_compute and "
+    "gpu_partition_memory in the inventory, not this file."
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Modes to set at a boot; memory None: the driver has none."""
+
+    memory: str | None
+    compute: Mapping[str, str]
+
+    def to_text(self) -> str:
+        """As it is written."""
+        data = {"schema": SCHEMA, "about": ABOUT, "memory": self.memory, "compute": dict(self.compute)}
+        return json.dumps(data, indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Record:
+        """The reverse. Raises ValueError."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']}")
+            return cls(data["memory"], {str(bdf): str(mode) for bdf, mode in data["compute"].items()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+    def requests(self, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
+        """What to ask of the node. GPUs in several compute modes: the memory mode first, with all of them in one."""
+        common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
+        modes = list(dict.fromkeys(self.compute.values()))
+        whole = Request(compute=modes[0], memory=self.memory, **common)
+        if len(modes) == 1:
+            return (whole,)
+        first = [whole] if Target(self.memory, {}).memory_differs(gpus) else []
+        of_mode = {mode: tuple(bdf for bdf, own in self.compute.items() if own == mode) for mode in modes}
+        return (*first, *(Request(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
+
+
+def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
+    """Set the modes: (whether all is as recorded, what to tell). Never raises."""
+    try:
+        if node.load_journal() is not None:
+            return False, [
+                "A change of partition modes was cut off here; playbooks/partition.yml finishes it. Nothing was done."
+            ]
+        missing = _wait(node, record)
+        if missing:
+            return False, [f"The driver does not show {', '.join(missing)}. Nothing was done."]
+        told: list[str] = []
+        for request in record.requests(node.gpus()):
+            outcome = change(node, request, False)
+            told += [*outcome.actions, *outcome.warnings]
+            if outcome.error:
+                return False, [*told, outcome.error]
+    except (NodeError, PartitionError) as error:
+        return False, [str(error)]
+    except Exception as error:  # systemd is to read a sentence
+        return False, [internal_error(error)]
+    modes = ", ".join(dict.fromkeys(record.compute.values()))
+    memory = f", memory {record.memory}" if record.memory else ""
+    return True, [*told, f"GPUs are {modes}{memory}{'' if told else ', as they were'}."]
+
+
+def _wait(node: Machine, record: Record) -> list[str]:
+    """Until the driver shows every GPU; those that are still missing."""
+    end = node.now() + DRIVER_SECONDS
+    while True:
+        there = {gpu.bdf for gpu in node.gpus()}
+        missing = [bdf for bdf in record.compute if bdf not in there]
+        if not missing or node.now() >= end:
+            return missing
+        node.sleep(1.0)
+
+
+def main() -> int:
+    """The program; its exit code says whether the modes are as recorded."""
+    text = read_text(PARTITION_RECORD)
+    if text is None:
+        print("No partition modes are recorded.")
+        return 0
+    try:
+        record = Record.from_text(text)
+        with alone("rocm_partition", CHANGE_SECONDS):
+            good, told = restore(Node(), record)
+    except (ValueError, NodeError) as error:
+        good, told = False, [f"{PARTITION_RECORD}: {error}" if isinstance(error, ValueError) else str(error)]
+    print("\n".join(told), file=sys.stdout if good else sys.stderr, flush=True)
+    return 0 if good else 1

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change a node's partition modes, or say what would be done. What the module rocm_partition does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..common.module_main import NodeError
+from ..common.paths import container_name
+from ..serving.instance import check_name
+from .gpus import PartitionError
+from .holders import Service
+from .request import Machine, Outcome, Request, make_plan, predict
+from .transaction import Transaction
+
+STOP_SECONDS = 120
+
+
+def services_of(servers: Sequence[Mapping[str, Any]]) -> tuple[Service, ...]:
+    """The instances of a plan as services to stop. Raises NodeError for a name that is none."""
+    return tuple(
+        Service(
+            "instance",
+            container_name(check_name(str(item.get("name")))),
+            int(item.get("stop_timeout") or STOP_SECONDS),
+        )
+        for item in servers
+    )
+
+
+def change(node: Machine, request: Request, check: bool) -> Outcome:
+    """Bring the node to its modes, or predict that. Raises NodeError when it is refused.
+
+    When a change is refused that is to finish an earlier one, that earlier one is taken back.
+    """
+    try:
+        plan = make_plan(node, request)
+        return predict(node, plan, request) if check else Transaction(node, plan, request).run()
+    except PartitionError as refusal:
+        try:
+            outcome = None if check else _take_back(node, request)
+        except PartitionError as error:
+            raise NodeError(f"{refusal} The change that was cut off earlier stays open: {error}") from None
+        if outcome is None:
+            raise NodeError(str(refusal)) from None
+        what = outcome.error or "The change that was cut off earlier was taken back."
+        return replace(outcome, error=f"{refusal} {what}")
+
+
+def _take_back(node: Machine, request: Request) -> Outcome | None:
+    """Undo a change that was cut off; None when there is none, or when that was just refused."""
+    if node.load_journal() is None or (request.compute is None and request.memory is None):
+        return None
+    back = Request(timeout=request.timeout, retries=request.retries)
+    return Transaction(node, make_plan(node, back), back).run()

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds the GPUs, and who of them may be stopped.
+
+A process that has /dev/kfd open, or had it open and still lives, makes the driver refuse as busy; one that
+has a device below /dev/dri open keeps the driver from being unloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from ..observe.node_state import Source, kfd_processes, pairs
+
+# Services that only watch GPUs, and may be stopped and started again: ROCm/device-metrics-exporter (its
+# device config manager stops the first two for the same purpose), ROCm/rdc, amd/amd_smi_exporter. Display
+# managers use the GPU for a login screen that nobody looks at; rocm-smi stops gdm as well.
+MONITOR_UNITS = (
+    "amd-metrics-exporter.service",
+    "gpuagent.service",
+    "rdc.service",
+    "amd_smi_exporter.service",
+    "amd-smi-exporter.service",
+    "display-manager.service",
+    "gdm.service",
+    "gdm3.service",
+    "lightdm.service",
+    "sddm.service",
+)
+MONITOR_IMAGES = ("device-metrics-exporter", "amd_smi_exporter", "amd-smi-exporter")
+# Their processes belong to a login session, not to the display manager's unit.
+DISPLAY_SERVERS = ("Xorg", "Xwayland", "gnome-shell", "gdm-x-session", "gdm-wayland-session")
+DISPLAY_MANAGER = "display-manager.service"
+INSTANCE_LABEL = "instinct-fleet.instance"
+STOP_SECONDS = 60
+
+_CONTAINER = re.compile(r"(?:^|[-/])([0-9a-f]{64})(?:\.scope)?$")
+_DRI = re.compile(r"/dev/dri/(card|renderD)\d+")
+
+Inspect = Callable[[str], Optional[Mapping[str, Any]]]
+"""Docker's answer about a container by its id; None when it has none of that id."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What was stopped and is to be started again. kind: instance, container (of a monitor) or unit.
+
+    `seconds`: from asking to stop to killing.
+    """
+
+    kind: str
+    name: str
+    seconds: int = field(default=STOP_SECONDS, compare=False)
+
+    @property
+    def text(self) -> str:
+        """As messages and `actions` name it."""
+        return self.name if self.kind == "unit" else f"container {self.name}"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds the GPUs, in which unit or container, and the service to stop to be rid of it.
+
+    `service` is None for what is not ours to stop. `zombie`: it has ended, and its parent did not look.
+    """
+
+    pid: int
+    command: str
+    container: str | None = None
+    unit: str | None = None
+    service: Service | None = None
+    zombie: bool = False
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        text = f"pid {self.pid} {self.command}"
+        if self.zombie:
+            text += " (a zombie: its parent has to be stopped)"
+        if self.container:
+            return f"{text} in container {self.container}"
+        return f"{text} of {self.unit}" if self.unit else text
+
+
+def holders(source: Source, inspect: Inspect) -> list[Holder]:
+    """The processes that hold the GPUs, by pid. Never this one."""
+    own = set(_paths(source.text("/proc/self/cgroup") or ""))
+    pids = set(kfd_processes(source)) | set(_openers(source))
+    pids.discard(os.getpid())
+    return [_holder(source, pid, own, inspect) for pid in sorted(pids)]
+
+
+def _openers(source: Source) -> list[int]:
+    """Processes that have /dev/kfd or a device of amdgpu below /dev/dri open."""
+    found = []
+    ours: dict[str, bool] = {"/dev/kfd": True}
+    for name in source.names("/proc"):
+        if not name.isdigit():
+            continue
+        directory = f"{source.root}/proc/{name}/fd"
+        try:
+            entries = os.listdir(directory)
+        except OSError:  # it ended
+            continue
+        for entry in entries:
+            try:
+                target = os.readlink(f"{directory}/{entry}")
+            except OSError:
+                continue
+            if target not in ours:
+                ours[target] = bool(_DRI.fullmatch(target)) and _of_amdgpu(source, target)
+            if ours[target]:
+                found.append(int(name))
+                break
+    return found
+
+
+def _of_amdgpu(source: Source, device: str) -> bool:
+    """Whether a device below /dev/dri is amdgpu's; a BMC's graphics has its own driver."""
+    path = f"{source.root}/sys/class/drm/{os.path.basename(device)}/device"
+    driver = os.path.basename(os.path.realpath(f"{path}/driver")) if os.path.exists(f"{path}/driver") else ""
+    if not driver:  # partitions are platform devices without a driver link on some kernels
+        driver = pairs(source.text(f"/sys/class/drm/{os.path.basename(device)}/device/uevent"), "=").get(
+            "DRIVER", "amdgpu"
+        )
+    return driver.startswith("amdgpu")
+
+
+def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> Holder:
+    command, zombie = described(source, pid)
+    container, unit = belongs(source.text(f"/proc/{pid}/cgroup") or "", own)
+    if container is not None:
+        details = inspect(container)
+        name = str(details["Name"]).lstrip("/") if details else container[:12]
+        return Holder(pid, command, name, None, container_service(name, details) if details else None, zombie)
+    program = source.text(f"/proc/{pid}/comm") or ""
+    if program in DISPLAY_SERVERS:
+        unit = DISPLAY_MANAGER
+    service = Service("unit", unit) if unit in MONITOR_UNITS else None
+    return Holder(pid, command, None, unit, service, zombie)
+
+
+def described(source: Source, pid: int) -> tuple[str, bool]:
+    """(what a process is called, whether it is a zombie).
+
+    Words after the first flag of its command line are not shown: they may be secrets.
+    """
+    words = (source.text(f"/proc/{pid}/cmdline") or "").split("\0")
+    shown: list[str] = []
+    for word in words[:3]:
+        if word.startswith("-") or "=" in word:
+            break
+        shown.append(word)
+    command = " ".join(shown).strip() or source.text(f"/proc/{pid}/comm") or "(ended)"
+    # The program's name is in parentheses and may hold anything.
+    state = (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return command, state[:1] == ["Z"]
+
+
+def _paths(text: str) -> list[str]:
+    """The cgroups of a process: of systemd's hierarchy first, they are the ones that say what it is."""
+    lines = [line.split(":", 2) for line in text.splitlines()]
+    rows = [row for row in lines if len(row) == 3]
+    rows.sort(key=lambda row: row[1] not in ("", "name=systemd"))
+    return [row[2] for row in rows]
+
+
+def belongs(text: str, own: set[str]) -> tuple[str | None, str | None]:
+    """(container id, systemd unit) of a process, from its cgroups: the innermost that is one of both.
+
+    `own`: our own cgroups. Where the node itself is a container, these say nothing of the process.
+    """
+    for path in _paths(text):
+        for outer in sorted(own, key=len, reverse=True):
+            if outer != "/" and (path == outer or path.startswith(outer + "/")):
+                path = path[len(outer) :]  # noqa: PLW2901
+                break
+        for part in reversed(path.split("/")):
+            container = _CONTAINER.search(part)
+            if container:
+                return container.group(1), None
+            if part.endswith(".service"):
+                return None, part
+    return None, None
+
+
+def container_service(name: str, details: Mapping[str, Any]) -> Service | None:
+    """The service that a Docker container is, if it is an instance of ours or a known monitor."""
+    config = details.get("Config") or {}
+    seconds = int(config.get("StopTimeout") or 0)
+    if (config.get("Labels") or {}).get(INSTANCE_LABEL):
+        return Service("instance", name, seconds or 120)
+    image = str(config.get("Image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return Service("container", name, seconds or STOP_SECONDS) if image in MONITOR_IMAGES else None
+
+
+def services(found: Sequence[Holder]) -> tuple[Service, ...]:
+    """What has to be stopped for these to go, each once: instances first, they finish what they were asked."""
+    order = {"instance": 0, "container": 1, "unit": 2}
+    unique = dict.fromkeys(holder.service for holder in found if holder.service)
+    return tuple(sorted(unique, key=lambda service: order[service.kind]))
+
+
+def foreign(found: Sequence[Holder]) -> list[Holder]:
+    """Those that are not ours to stop."""
+    return [holder for holder in found if holder.service is None]
+
+
+def foreign_message(found: Sequence[Holder]) -> str:
+    """Who is in the way, and what to do."""
+    names = "; ".join(holder.name for holder in found)
+    return f"The GPUs are held by what this toolkit does not stop: {names}. Stop it and run again."
+
+
+def busy_message(message: str, found: Sequence[Holder], attempts: int) -> str:
+    """Who keeps the GPUs busy, and what to do."""
+    tries = f"after {attempts} attempts" if attempts > 1 else "at the only attempt"
+    if found:
+        names = "; ".join(holder.name for holder in found)
+        return f"The GPUs are busy {tries} ({message}). They are held by {names}. Stop them and run again."
+    return (
+        f"The GPUs are busy {tries} ({message}), but no process holds /dev/kfd. The driver may still be "
+        "cleaning up after one that ended: raise retries and timeout, or reload amdgpu."
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of a partition change, on the node: what a run has to know that goes on after a crash.
+
+It is there from before the first thing is touched until everything is in order again, so that it is there at
+all says that a change was cut off. Every step is on disk before it begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.files import read_text, write_atomic
+from .gpus import PartitionError
+from .holders import Service
+
+SCHEMA = 1
+STEPS = ("drain", "wait", "set", "verify", "restore", "undo")
+ABOUT = (
+    "A change of this node's GPU partition modes that is under way, or was cut off. playbooks/partition.yml "
+    "finishes it; the module rocm_partition without compute and memory takes it back. `before` is what the GPUs "
+    "were in, by PCI address; `stopped` is what was stopped for it and is still to be started again."
+)
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A change under way. Compute modes by PCI address; `memory`: of the node, None where there is none."""
+
+    step: str
+    started: str
+    before_memory: str | None
+    before_compute: Mapping[str, str]
+    wanted_memory: str | None
+    wanted_compute: Mapping[str, str]
+    stopped: tuple[Service, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written, for people as well."""
+        return {
+            "schema": SCHEMA,
+            "about": ABOUT,
+            "started": self.started,
+            "step": self.step,
+            "before": {"memory": self.before_memory, "compute": dict(self.before_compute)},
+            "wanted": {"memory": self.wanted_memory, "compute": dict(self.wanted_compute)},
+            "stopped": [
+                {"kind": item.kind, "name": item.name, "seconds": item.seconds} for item in self.stopped
+            ],
+        }
+
+
+def parse_journal(text: str) -> Journal:
+    """The journal in a text. Raises ValueError for anything else."""
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA or data["step"] not in STEPS:
+            raise ValueError(f"schema {data['schema']}, step {data['step']}")
+        before, wanted = data["before"], data["wanted"]
+        return Journal(
+            step=data["step"],
+            started=str(data["started"]),
+            before_memory=_mode(before["memory"]),
+            before_compute=_modes(before["compute"]),
+            wanted_memory=_mode(wanted["memory"]),
+            wanted_compute=_modes(wanted["compute"]),
+            stopped=tuple(_service(item) for item in data["stopped"]),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _mode(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"not a mode: {value!r}")
+    return value
+
+
+def _modes(value: Any) -> dict[str, str]:
+    if any(not isinstance(item, str) for item in value.values()):
+        raise ValueError(f"not modes: {value!r}")
+    return dict(value)
+
+
+def _service(item: Any) -> Service:
+    if item["kind"] not in ("instance", "container", "unit"):
+        raise ValueError(f"not a kind of service: {item['kind']!r}")
+    return Service(item["kind"], str(item["name"]), int(item["seconds"]))
+
+
+def load(path: str) -> Journal | None:
+    """The journal of a change that was cut off, None when there is none. Raises PartitionError if unreadable."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        return parse_journal(text)
+    except ValueError as error:
+        raise PartitionError(
+            f"{path} is the journal of an earlier change, and cannot be read ({error}). Compare the modes "
+            "(rocm-smi or amd-smi) and the services with what they should be, remove the file, and run again."
+        ) from None
+
+
+def save(path: str, journal: Journal) -> None:
+    """Write the journal; it is on disk when this returns."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    write_atomic(path, json.dumps(journal.to_json(), indent=2) + "\n", 0o644)
+    _sync(directory)
+
+
+def drop(path: str) -> None:
+    """Everything is in order: no journal."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+        _sync(os.path.dirname(path))
+
+
+def _sync(directory: str) -> None:
+    """A new name, or that a name is gone, is on disk when its directory is."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring GPUs to modes: request, reload the driver where a memory mode needs it, read back, try another way.
+
+The same for the way there and the way back. What is read back from the driver counts; what a tool says only
+tells why.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .backends import LOAD, UNLOAD, Command, Judgement, Step, Write, from_spx, judge, steps, tool_indices
+from .gpus import Gpu, PartitionError, Target, differing, named, same_gpus
+from .holders import Holder, busy_message
+from .smi_set_output import (
+    BROKEN,
+    BUSY,
+    DONE,
+    PENDING,
+    REFUSED,
+    SetResult,
+    amd_smi_set,
+    kind_of,
+    rocm_smi_set,
+)
+
+PAUSE_MAX = 16.0
+SETTLE = 10.0  # seconds for KFD's nodes and udev's device files to appear after a change
+LOAD_SETTLE = 60.0  # … and after the driver was loaded
+LOAD_TRIES = 3
+UNLOAD_MIN = 30.0  # what unloading gets at least, however long a tool before it hung
+LOOK_AGAIN = 0.25
+
+_WRITE_ERRORS = {
+    errno.EBUSY: (BUSY, "the driver has users"),
+    errno.EINVAL: (REFUSED, "the driver does not accept this mode for this GPU"),
+    errno.EPERM: (REFUSED, "the GPU is being reset; wait for the end of the reset and run again"),
+    errno.EACCES: (REFUSED, "no permission to write"),
+    errno.EIO: (REFUSED, "KFD did not start in the new mode; see dmesg"),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A program that ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Driver(Protocol):
+    """The node, as far as modes are concerned."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs as the driver shows them now."""
+
+    def holders(self) -> list[Holder]:
+        """Processes that hold them."""
+
+    def loaded(self, module: str) -> bool:
+        """Whether a kernel module is loaded."""
+
+    def run(self, command: Command, timeout: float) -> Ran:
+        """Run a program. Raises PartitionError if it does not start, or does not end in time."""
+
+    def write(self, step: Write) -> None:
+        """Write a mode. Raises OSError with the driver's errno."""
+
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+@dataclass
+class Modes:
+    """Sets modes on a node. `end`: when it gives up, by the node's clock. `actions`: what was run.
+
+    `make_way` is called while the driver is busy: who opens a GPU now and then was not seen before.
+
+    `requested`: a memory mode that the driver was asked for and has not taken on. It cannot be withdrawn
+    (kernel, current_memory_partition_store: the present mode is skipped), only be overtaken by a reload.
+    """
+
+    node: Driver
+    gpus: tuple[Gpu, ...]
+    tools: Mapping[str, str | None]
+    retries: int
+    end: float
+    actions: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    backend: str | None = None
+    requested: str | None = None
+    make_way: Callable[[], None] = lambda: None
+
+    def look(self) -> tuple[Gpu, ...]:
+        """The GPUs now. Raises PartitionError when they are not the same ones."""
+        gpus = self.node.gpus()
+        same_gpus(self.gpus, gpus)
+        return gpus
+
+    def reach(self, target: Target, backends: Sequence[str]) -> None:
+        """Bring the GPUs to their modes. Raises PartitionError with the reason if that is not possible."""
+        self.ensure_loaded()
+        gpus = self.look()
+        if target.memory is not None and target.memory_differs(gpus):
+            if backends[0] != "sysfs":
+                first = from_spx(gpus)
+                self.set_all("SPX", {gpu.index: "SPX" for gpu in first}, backends)
+            self.set_all(target.memory, {}, backends)
+            gpus = self.look()
+        for mode in dict.fromkeys(target.compute.values()):
+            wanted = {index: name for index, name in target.compute.items() if name == mode}
+            self.set_all(mode, wanted, backends)
+
+    # ---- one mode ------------------------------------------------------------------------------------
+
+    def left(self, gpus: Sequence[Gpu], mode: str, wanted: Mapping[int, str]) -> tuple[Gpu, ...]:
+        """GPUs that are not yet in a mode; `wanted` are the compute modes, {} for a memory mode."""
+        if kind_of(mode) == "memory":
+            return tuple(gpu for gpu in gpus if gpu.memory_mode != mode)
+        return differing(gpus, wanted)
+
+    def set_all(self, mode: str, wanted: Mapping[int, str], backends: Sequence[str]) -> None:
+        """Try the backends in order until all GPUs read back the mode."""
+        if not self.left(self.look(), mode, wanted):
+            return
+        judgement = Judgement(BROKEN)
+        for number, backend in enumerate(backends):
+            self.backend = backend
+            following = backends[number + 1 :]
+            judgement = self.patiently(backend, mode, wanted, last=not following)
+            if judgement.verdict == DONE:
+                if judgement.message:
+                    self.warnings.append(f"{backend} set the mode, but said: {judgement.message}")
+                return
+            if judgement.verdict != BROKEN:
+                raise PartitionError(
+                    judgement.message if judgement.message.endswith(".") else f"{judgement.message}."
+                )
+            if following:
+                self.warnings.append(f"{backend} does not work: {judgement.message}. Using {following[0]}.")
+        raise PartitionError(f"{backends[-1]} did not set the mode: {judgement.message}.")
+
+    def patiently(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> Judgement:
+        """Run one backend, again with growing pauses while the driver is busy."""
+        attempts, pause = 0, 1.0
+        while True:
+            attempts += 1
+            judgement = self.attempt(backend, mode, wanted, last=last)
+            if judgement.verdict != BUSY:
+                return judgement
+            if attempts > self.retries or self.node.now() + pause >= self.end:
+                return Judgement(BUSY, busy_message(judgement.message, self.node.holders(), attempts))
+            self.make_way()
+            self.node.sleep(pause)
+            pause = min(pause * 2, PAUSE_MAX)
+
+    def attempt(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> Judgement:
+        """Set the mode of the GPUs that still differ, and read them back."""
+        before = self.look()
+        kind = kind_of(mode)
+        targets = self.left(before, mode, wanted)
+        if not targets:
+            return Judgement(DONE)
+        places = {gpu.index: gpu.index for gpu in before} if backend == "sysfs" else tool_indices(before)
+        planned = steps(backend, self.tools.get(backend), before, targets, mode)
+        results = [self.step(backend, step, mode, last) for step in planned]
+        self.ensure_loaded()
+        gpus = self.look() if kind == "compute" else self.settled()
+        untouched = {gpu.index: gpu.mode for gpu in before if gpu.mode and gpu.index not in wanted}
+        strays = differing(gpus, untouched) if kind == "compute" else ()
+        if strays:
+            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which it was not told to")
+        left = self.left(gpus, mode, wanted)
+        if not left:
+            return Judgement(DONE, "; ".join(result.failure[1] for result in results if result.failure))
+        judgement = judge(results, places, left, kind)
+        return self.load_again(mode) if judgement.verdict == PENDING else judgement
+
+    def step(self, backend: str, step: Step, mode: str, last: bool) -> SetResult:
+        """Run or write one step. A tool gets half of the time left while there is another one to try."""
+        self.actions.append(step.text)
+        if isinstance(step, Write):
+            try:
+                self.node.write(step)
+            except OSError as error:
+                verdict, meaning = _WRITE_ERRORS.get(error.errno or 0, (BROKEN, "unexpected"))
+                return SetResult({step.covers[0]: (verdict, f"{error.strerror}: {meaning}")})
+            return SetResult({step.covers[0]: (DONE, "written")})
+        left = self.time_left()
+        try:
+            ran = self.node.run(step, left if last else left / 2)
+        except PartitionError as error:
+            return SetResult({}, (BROKEN, str(error)))
+        set_by = rocm_smi_set if backend == "rocm-smi" else amd_smi_set
+        return set_by(ran.stdout, ran.stderr, mode)
+
+    def time_left(self) -> float:
+        """Seconds; never none at all."""
+        return max(self.end - self.node.now(), 1.0)
+
+    # ---- the driver ----------------------------------------------------------------------------------
+
+    def load_again(self, mode: str) -> Judgement:
+        """Reload the driver, so that a requested memory mode comes into effect."""
+        self.requested = mode
+        judgement = self.reload()
+        if judgement.verdict != DONE:
+            return judgement
+        self.requested = None
+        left = self.left(self.settled(), mode, {})
+        if left:
+            message = (
+                f"the driver was reloaded, and {named(left)} did not change to {mode}; look at "
+                "dmesg | grep 'NPS mode'"
+            )
+            return Judgement(REFUSED, message)
+        return Judgement(DONE)
+
+    def reload(self) -> Judgement:
+        """Unload and load the driver. Raises PartitionError when it is unloaded and does not load."""
+        self.actions.append(" ".join(UNLOAD))
+        try:
+            ran = self.node.run(Command(UNLOAD), max(self.time_left(), UNLOAD_MIN))
+        except PartitionError as error:
+            after = "the driver is still loaded" if self.node.loaded("amdgpu") else "the driver is gone"
+            return Judgement(REFUSED, f"{error}; {after}. If that happens again, reboot the node")
+        if self.node.loaded("amdgpu"):
+            message = (ran.stderr or ran.stdout).strip().rpartition("\n")[2] or f"exit code {ran.code}"
+            return Judgement(BUSY if "in use" in message else REFUSED, f"modprobe -r amdgpu: {message}")
+        self.ensure_loaded()
+        return Judgement(DONE)
+
+    def ensure_loaded(self) -> None:
+        """Load the driver if it is not. Raises PartitionError when that fails."""
+        message = ""
+        for number in range(LOAD_TRIES):
+            if self.node.loaded("amdgpu"):
+                break
+            if number:
+                self.node.sleep(float(2**number))
+            self.actions.append(" ".join(LOAD))
+            ran = self.node.run(Command(LOAD), max(self.time_left(), LOAD_SETTLE))
+            message = (ran.stderr or ran.stdout).strip().rpartition("\n")[2]
+        else:
+            if not self.node.loaded("amdgpu"):
+                raise PartitionError(
+                    f"The amdgpu driver does not load ({message}), and without it the node has no GPUs. Look "
+                    "at dmesg | grep amdgpu, reboot the node, and run again"
+                )
+
+    def settled(self) -> tuple[Gpu, ...]:
+        """The GPUs, once all are there again after a reload. Raises PartitionError when some stay away."""
+        end = self.node.now() + LOAD_SETTLE
+        while True:
+            try:
+                return self.look()
+            except PartitionError:
+                if self.node.now() >= end:
+                    raise
+            self.node.sleep(LOOK_AGAIN)

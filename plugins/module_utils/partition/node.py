@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node whose GPUs are partitioned: its files, programs, units and containers. Decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..common.module_main import NodeError
+from ..common.paths import PARTITION_JOURNAL
+from ..docker.client import SOCKET, Engine
+from ..observe import node_state
+from ..serving.converge import stop_gracefully
+from ..serving.instance import ALIVE
+from . import holders as partition_holders
+from . import journal as partition_journal
+from .backends import Command, Write
+from .gpus import Gpu, PartitionError, gpus_of
+from .holders import MONITOR_UNITS, Holder, Service
+from .journal import Journal
+from .modes import Ran
+
+SERVICE_TIMEOUT = 90.0  # systemd's own limit for a stop
+CDI_SPECS = ("/etc/cdi/amd.json", "/var/run/cdi/amd.json")
+MODE_FILES = ("current_compute_partition", "current_memory_partition")
+
+
+class Node:
+    """The machine: its files under `root`, its programs, its clock."""
+
+    def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
+        self.root = root
+        self.docker_socket = docker_socket
+        self.source = node_state.Source(root)
+
+    def path(self, path: str) -> str:
+        """Where `path` really is."""
+        return self.root.rstrip("/") + path
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs as the driver shows them now."""
+        self.source.problems.clear()
+        state = node_state.read_gpus(self.source)
+        ending = f"/{MODE_FILES[0]}"
+        unread = {
+            problem["what"][: -len(ending)]: problem["error"]
+            for problem in self.source.problems
+            if problem["what"].endswith(ending)
+        }
+        files = [f"{entry['sysfs_path']}/{name}" for entry in state for name in MODE_FILES]
+        writable = frozenset(path for path in files if self._writable(path))
+        return gpus_of(state, writable, frozenset(self.source.names("/dev/dri")), unread)
+
+    def _writable(self, path: str) -> bool:
+        try:
+            return bool(os.stat(self.path(path)).st_mode & 0o200)
+        except OSError:
+            return False
+
+    def tools(self) -> tuple[dict[str, str | None], str | None]:
+        """(paths of the management tools, ROCm's release)."""
+        rocm = node_state.read_rocm(self.source)
+        return dict(rocm["tools"]), rocm["version"]
+
+    def virtual(self) -> bool:
+        """Whether the CPU reports a hypervisor."""
+        return "hypervisor" in (self.source.text("/proc/cpuinfo", 8192) or "").split()
+
+    def loaded(self, module: str) -> bool:
+        """Whether a kernel module is loaded."""
+        return self.source.exists(f"/sys/module/{module}")
+
+    def module_users(self) -> int:
+        """Reference count of amdgpu."""
+        return self.source.number("/sys/module/amdgpu/refcnt") or 0
+
+    def euid(self) -> int:
+        """Who we are."""
+        return os.geteuid()
+
+    def now(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def holders(self) -> list[Holder]:
+        """Processes that hold the GPUs, with what they are."""
+        return partition_holders.holders(self.source, self._inspect)
+
+    def _inspect(self, container: str) -> Mapping[str, Any] | None:
+        try:
+            answer = node_state.Request(self.docker_socket, f"/containers/{container}/json", 5.0).answer()
+            return answer if isinstance(answer, dict) and "Name" in answer else None
+        except (OSError, ValueError):
+            return None
+
+    # ---- doing -----------------------------------------------------------------------------------------
+
+    def run(self, command: Command, timeout: float) -> Ran:
+        """Run a program. Raises PartitionError if it does not start, or does not end in time."""
+        name = command.argv[0]
+        program = self.path(name) if name.startswith("/") else self._find(name) or name
+        try:
+            process = subprocess.Popen(
+                [program, *command.argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            raise PartitionError(f"{name} does not start: {error.strerror}") from None
+        try:
+            stdout, stderr = process.communicate(command.stdin, timeout=timeout)
+            return Ran(process.returncode, stdout, stderr)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel: ends when that lets it
+                process.communicate(timeout=5)
+            raise PartitionError(f"{name} did not end within {timeout:.0f} s and was killed") from None
+
+    def _find(self, name: str) -> str | None:
+        """A program of the system, also where PATH lacks the directories of root's."""
+        places = ("usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin")
+        paths = (self.path(f"/{place}/{name}") for place in places)
+        return next((path for path in paths if os.path.exists(path)), None)
+
+    def write(self, step: Write) -> None:
+        """Write a mode. Raises OSError with the driver's errno."""
+        fd = os.open(self.path(step.path), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, step.value.encode())
+        finally:
+            os.close(fd)
+
+    # ---- services --------------------------------------------------------------------------------------
+
+    def alive(self, service: Service) -> bool:
+        """Whether a service runs."""
+        if service.kind == "unit":
+            return service.name in self._active([service.name])
+        try:
+            container = Engine(self.docker_socket).container(service.name)
+        except NodeError:
+            return False
+        return container is not None and container["State"]["Status"] in ALIVE
+
+    def monitors(self) -> list[Service]:
+        """Known monitors that run as systemd units."""
+        return [Service("unit", name) for name in self._active(MONITOR_UNITS)]
+
+    def _active(self, names: Sequence[str]) -> list[str]:
+        try:
+            ran = self.run(Command(("systemctl", "is-active", *names)), SERVICE_TIMEOUT)
+        except PartitionError:  # no systemd
+            return []
+        states = ran.stdout.split()
+        return [name for name, state in zip(names, states) if state in ("active", "activating", "reloading")]
+
+    def stop(self, wanted: Sequence[Service]) -> list[str]:
+        """Stop services gracefully: containers in parallel, then units. Returns warnings."""
+        containers = [service for service in wanted if service.kind != "unit"]
+        warnings: list[str] = []
+        if containers:
+            with ThreadPoolExecutor(max_workers=len(containers)) as pool:
+                warnings += [text for text in pool.map(self._stop_container, containers) if text]
+        units = [service.name for service in wanted if service.kind == "unit"]
+        if units:
+            try:
+                ran = self.run(Command(("systemctl", "stop", *units)), SERVICE_TIMEOUT * len(units))
+                if ran.code:
+                    warnings.append(f"systemctl stop {' '.join(units)}: {ran.stderr.strip() or ran.code}")
+            except PartitionError as error:
+                warnings.append(str(error))
+        return warnings
+
+    def _stop_container(self, service: Service) -> str:
+        try:
+            return stop_gracefully(Engine(self.docker_socket), service.name, service.seconds)
+        except NodeError as error:
+            return f"{service.name}: {error}"
+
+    def start(self, service: Service) -> None:
+        """Start a service. Raises PartitionError."""
+        if service.kind == "unit":
+            ran = self.run(Command(("systemctl", "start", service.name)), SERVICE_TIMEOUT)
+            if ran.code:
+                raise PartitionError(ran.stderr.strip() or f"systemctl start exited with {ran.code}")
+            return
+        try:
+            Engine(self.docker_socket).start(service.name)
+        except NodeError as error:
+            raise PartitionError(str(error)) from None
+
+    def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
+        """Write the Container Device Interface specs anew that there are: (commands run, warnings).
+
+        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
+        """
+        specs = [path for path in CDI_SPECS if self.source.exists(path)]
+        if specs and not self._find("amd-ctk"):
+            return [], [
+                f"{', '.join(specs)} lists the old devices, and there is no amd-ctk to write it anew."
+            ]
+        commands = [Command(("amd-ctk", "cdi", "generate", f"--output={path}")) for path in specs]
+        warnings = []
+        for command in () if check else commands:
+            try:
+                ran = self.run(command, SERVICE_TIMEOUT)
+                if ran.code:
+                    warnings.append(f"{command.text}: {(ran.stderr or ran.stdout).strip()[-200:]}")
+            except PartitionError as error:
+                warnings.append(str(error))
+        return [command.text for command in commands], warnings
+
+    # ---- the journal -----------------------------------------------------------------------------------
+
+    def load_journal(self) -> Journal | None:
+        """The journal of a change that was cut off."""
+        return partition_journal.load(self.path(PARTITION_JOURNAL))
+
+    def save_journal(self, journal: Journal) -> None:
+        """Put the journal on disk. Raises PartitionError."""
+        try:
+            partition_journal.save(self.path(PARTITION_JOURNAL), journal)
+        except OSError as error:
+            raise PartitionError(
+                f"{PARTITION_JOURNAL} cannot be written ({error.strerror}): without it nothing is changed"
+            ) from None
+
+    def drop_journal(self) -> None:
+        """Remove the journal."""
+        partition_journal.drop(self.path(PARTITION_JOURNAL))

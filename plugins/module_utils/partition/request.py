@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a node's partition modes, what that comes to, and why it cannot be: step 1 of the transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from . import checks
+from .backends import LOAD, UNLOAD, backends, expected_steps
+from .gpus import Gpu, PartitionError, Target, listed, predicted, present, select
+from .holders import Holder, Service, foreign, foreign_message, services
+from .journal import Journal
+from .modes import LOAD_SETTLE, Driver, Modes
+
+GRACE = 2.0  # seconds after which a process that is in the way is looked at again: it may be a short one
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the module was asked for. Times are seconds.
+
+    Without compute and memory, a change that was cut off is taken back. `servers`: containers of instances to
+    stop. `clean`: reload the driver when VRAM is in use that no process holds.
+    """
+
+    compute: str | None = None
+    memory: str | None = None
+    gpus: tuple[str, ...] = ("all",)
+    backend: str = "auto"
+    timeout: float = 300.0
+    retries: int = 5
+    servers: tuple[Service, ...] = ()
+    clean: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done; `error` is None when every GPU is in its mode and that was verified."""
+
+    changed: bool
+    before: list[dict[str, Any]]
+    after: list[dict[str, Any]]
+    backend: str | None
+    actions: list[str]
+    warnings: list[str]
+    stopped: list[str]
+    error: str | None = None
+
+
+class Machine(Driver, Protocol):
+    """The node that is changed."""
+
+    def tools(self) -> tuple[dict[str, str | None], str | None]:
+        """(paths of the management tools, ROCm's release)."""
+
+    def euid(self) -> int:
+        """Who we are."""
+
+    def virtual(self) -> bool:
+        """Whether the CPU reports a hypervisor."""
+
+    def module_users(self) -> int:
+        """Reference count of amdgpu: while it is not 0, the driver cannot be unloaded."""
+
+    def alive(self, service: Service) -> bool:
+        """Whether a service runs."""
+
+    def monitors(self) -> list[Service]:
+        """Known monitors that run as systemd units."""
+
+    def stop(self, wanted: Sequence[Service]) -> list[str]:
+        """Stop services gracefully, in parallel. Returns warnings."""
+
+    def start(self, service: Service) -> None:
+        """Start a service. Raises PartitionError."""
+
+    def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
+        """Write the Container Device Interface specs anew that there are: (commands run, warnings)."""
+
+    def load_journal(self) -> Journal | None:
+        """The journal of a change that was cut off."""
+
+    def save_journal(self, journal: Journal) -> None:
+        """Put the journal on disk."""
+
+    def drop_journal(self) -> None:
+        """Remove the journal."""
+
+
+@dataclass
+class Plan:
+    """What there is to do. `target` is all GPUs' modes; `journal` is of a change that was cut off."""
+
+    gpus: tuple[Gpu, ...]
+    target: Target
+    backends: tuple[str, ...]
+    tools: dict[str, str | None]
+    release: str | None
+    warnings: tuple[str, ...]
+    holders: list[Holder]
+    journal: Journal | None
+    stranded: tuple[Gpu, ...]
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything has to be done."""
+        return bool(self.journal or self.stranded or not self.target.reached(self.gpus))
+
+    @property
+    def reloads(self) -> bool:
+        """Whether the driver is to be loaded again."""
+        return bool(self.stranded) or self.target.memory_differs(self.gpus)
+
+
+def make_plan(node: Machine, request: Request) -> Plan:
+    """Step 1: look at the node and refuse what cannot work. Raises PartitionError; nothing was touched."""
+    journal = node.load_journal()
+    gpus = node.gpus()
+    if not gpus and journal and not node.loaded("amdgpu") and node.euid() == 0:
+        # A change was cut off between unloading and loading: its own last step is made up for.
+        Modes(node, (), {}, 0, node.now() + LOAD_SETTLE).ensure_loaded()
+        gpus = node.gpus()
+    if not gpus:
+        hint = "shows no GPU" if node.loaded("amdgpu") else "is not loaded (modprobe amdgpu)"
+        raise PartitionError(f"No AMD GPU on this node: the amdgpu driver {hint}.")
+    chosen = select(gpus, request.gpus)
+    target = _target(gpus, request, chosen, journal)
+    tools, release = node.tools()
+    ways, warnings = backends(request.backend, tools)
+    found: list[Holder] = []
+    stranded: tuple[Gpu, ...] = ()
+    if request.clean or not target.reached(gpus) or journal:
+        found = node.holders()
+        if request.clean and not found:
+            stranded = checks.stranded(gpus)
+    plan = Plan(gpus, target, ways, tools, release, warnings, found, journal, stranded)
+    if not target.reached(gpus) or stranded:
+        checks.refuse(gpus, target, chosen, euid=node.euid(), virtual=node.virtual())
+        if foreign(found):
+            node.sleep(GRACE)
+            plan.holders = node.holders()
+            if foreign(plan.holders):
+                raise PartitionError(foreign_message(foreign(plan.holders)))
+    return plan
+
+
+def _target(gpus: Sequence[Gpu], request: Request, chosen: Sequence[int], journal: Journal | None) -> Target:
+    now = present(gpus)
+    if request.compute is None and request.memory is None:
+        return earlier(gpus, journal) if journal else now
+    compute = dict(now.compute)
+    if request.compute is not None:
+        compute.update(dict.fromkeys(chosen, request.compute))
+    return Target(request.memory, compute)
+
+
+def earlier(gpus: Sequence[Gpu], journal: Journal) -> Target:
+    """What the GPUs were in before a change that was cut off."""
+    compute = {
+        gpu.index: journal.before_compute[gpu.bdf] for gpu in gpus if gpu.bdf in journal.before_compute
+    }
+    return Target(journal.before_memory, compute)
+
+
+def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
+    """What `Transaction.run` would do, for check mode."""
+    actions: list[str] = []
+    changing = not plan.target.reached(plan.gpus)
+    error = None
+    if plan.needed:
+        stops = stops_of(node, plan, request) if changing or plan.stranded else ()
+        actions += [f"stop {item.text}" for item in stops]
+        if plan.stranded and not plan.target.memory_differs(plan.gpus):
+            actions += [" ".join(UNLOAD), " ".join(LOAD)]
+        way = plan.backends[0]
+        actions += expected_steps(way, plan.tools.get(way), plan.release, plan.gpus, plan.target)
+        actions += node.refresh_cdi(check=True)[0]
+        cut_off = plan.journal.stopped if plan.journal else ()
+        restored = [item for item in dict.fromkeys((*cut_off, *stops)) if item.kind != "instance"]
+        actions += [f"start {item.text}" for item in reversed(restored)]
+    else:
+        error = checks.verify(plan.gpus, plan.target, node.loaded("ast"))
+    return Outcome(
+        changed=plan.needed,
+        before=listed(plan.gpus),
+        after=listed(predicted(plan.gpus, plan.target)),
+        backend=plan.backends[0] if changing else None,
+        actions=actions,
+        warnings=list(plan.warnings) if changing else [],
+        stopped=[],
+        error=error,
+    )
+
+
+def stops_of(node: Machine, plan: Plan, request: Request) -> tuple[Service, ...]:
+    """What has to be stopped: the instances that were named and run, and the holders that may be stopped."""
+    named = [item for item in request.servers if node.alive(item)]
+    return tuple(dict.fromkeys((*named, *services(plan.holders))))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs inside a container of the vLLM image: download one snapshot with the image's own huggingface_hub.
+
+Its text is given to `python3 -c`, so it imports nothing of this package. It uses only what huggingface_hub
+has had since 0.20 and still has in 2.x. The last line it prints is the report, as JSON after REPORT.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+from typing import Any
+
+from ..common.container_answers import REPORT
+
+ATTEMPTS = 5  # of a download that the network broke; what is on disk is not fetched again
+
+
+def causes(error: BaseException | None) -> list[dict[str, Any]]:
+    """The chain of an error, outermost first: types, HTTP status, errno and text."""
+    chain: list[dict[str, Any]] = []
+    while error is not None and len(chain) < 8:
+        chain.append(
+            {
+                "types": [kind.__name__ for kind in type(error).__mro__[:-2]],
+                "status": getattr(getattr(error, "response", None), "status_code", None),
+                "errno": getattr(error, "errno", None),
+                "text": str(error)[:800],
+            }
+        )
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def worth_another_try(chain: list[dict[str, Any]]) -> bool:
+    """Whether the network or the hub's load is to blame."""
+    statuses = [link["status"] for link in chain if link["status"]]
+    if statuses:
+        return bool(statuses[0] == 429 or statuses[0] >= 500)
+    names = " ".join(name for link in chain for name in link["types"])
+    return any(word in names for word in ("ConnectionError", "Timeout", "ProtocolError", "NetworkError"))
+
+
+def download(config: dict[str, Any], token: Any) -> str:
+    """Fetch the snapshot; its path."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    # Asked first, because snapshot_download takes a half-filled cache for good when the hub refuses it.
+    HfApi(token=token).model_info(config["repo"], revision=config["commit"])
+    options = {
+        "repo_id": config["repo"],
+        "revision": config["commit"],
+        "cache_dir": config["cache_dir"],
+        "allow_patterns": config["include"] or None,
+        "ignore_patterns": config["exclude"] or None,
+        "max_workers": config["max_workers"],
+        "token": token,
+    }
+    if "resume_download" in inspect.signature(snapshot_download).parameters:
+        options["resume_download"] = True  # before 0.23 an interrupted file starts again without it
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return str(snapshot_download(**options))
+        except Exception as error:
+            chain = causes(error)
+            if not worth_another_try(chain):
+                raise
+            print(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}", flush=True)
+            time.sleep(2**attempt)
+    return str(snapshot_download(**options))
+
+
+def main(argv: list[str]) -> int:
+    """argv[1]: the configuration as JSON. The token is read from a file: it is in no argument or variable."""
+    config = json.loads(argv[1])
+    token: Any = False  # False: send none, not even one that lies in the cache
+    if config["token_file"]:
+        with open(config["token_file"], encoding="utf-8") as stream:
+            token = stream.read().strip()
+    try:
+        report: dict[str, Any] = {"ok": True, "path": download(config, token)}
+    except Exception as error:
+        report = {"ok": False, "causes": causes(error)}
+    print(REPORT + json.dumps(report), flush=True)
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

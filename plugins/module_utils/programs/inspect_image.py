@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs inside an image, and prints one line of JSON: which vLLM, PyTorch, Python and ROCm are in it.
+
+Its text is sent into the container; the standard library of Python 3.8 is all there is, and no GPU. Neither
+vLLM nor PyTorch is imported: that takes long, and fails where their driver is missing. What they are is read
+from the metadata of their packages and from the files that their builds write.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+from typing import Any
+
+from ..common.container_answers import MARK, assigned, kind
+
+
+def version(package: str) -> str:
+    """The version of an installed package, "" for none."""
+    try:
+        return importlib.metadata.version(package) or ""
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def file_text(package: str, name: str) -> str:
+    """A file of a package, "" when it is not there."""
+    try:
+        found = importlib.util.find_spec(package)
+        places = found.submodule_search_locations if found else None
+        with open(os.path.join(next(iter(places or [""])), name), encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, ValueError, ImportError):
+        return ""
+
+
+def vllm_version() -> str:
+    """As its package says it, else as its build noted it, else as the command does, which loads all of it."""
+    known = version("vllm") or assigned(file_text("vllm", "_version.py"), "__version__")
+    if known:
+        return known
+    try:
+        done = subprocess.run(
+            ["vllm", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        )
+    except OSError:
+        return ""
+    words = done.stdout.split() if done.returncode == 0 else []
+    return words[-1] if words and re.match(r"\d+\.\d", words[-1]) else ""
+
+
+def rocm(torch: str) -> str | None:
+    """ROCm's release: as its packages note it, as its wheels do, else the one that PyTorch was built for.
+
+    Since 7.14 packages install into /opt/rocm/core-<release>, and wheels leave /opt/rocm out (ROCm/TheRock#5475).
+    """
+    found = ""
+    for place in ("/opt/rocm", "/opt/rocm/core", "/opt/rocm/core-*", "/opt/rocm-*"):
+        for path in sorted(glob.glob(f"{place}/.info/version")):
+            with open(path, encoding="utf-8") as stream:
+                found = found or stream.read()
+    found = found or version("rocm") or version("rocm-sdk-core") or torch.partition("+rocm")[2]
+    number = re.match(r"\d+(\.\d+)+", found)  # 7.0.0-38, 7.15.0a20260716: without the build
+    return number.group() if number else None
+
+
+def software() -> dict[str, Any]:
+    """All of it."""
+    torch_text = file_text("torch", "version.py")
+    torch = version("torch") or assigned(torch_text, "__version__")
+    vllm = vllm_version()
+    # vLLM's and PyTorch's Dockerfiles leave the targets that they compiled for in the image's environment.
+    gfx = re.findall(r"gfx[0-9a-f]+", os.environ.get("PYTORCH_ROCM_ARCH", ""))
+    return {
+        "vllm": vllm,
+        "platform": kind(vllm, torch, torch_text),
+        "rocm": rocm(torch),
+        "pytorch": torch or None,
+        "python": platform.python_version(),
+        "gfx": list(dict.fromkeys(gfx)) or None,
+    }
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(software()))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that the supervisor runs: its output passed through, its end noticed, its orphans ended."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LINES = 2000
+"""Lines of output that are kept in memory."""
+LINE_BYTES = 4096
+"""Bytes that are kept of one line."""
+SERVING = b"Application startup complete"
+"""What uvicorn says when vLLM's server answers requests."""
+_SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: signal (its number), child, serving, or what a group says (group.py)."""
+
+    kind: str
+    value: Any = None
+
+
+class Events:
+    """What the supervisor waits for. SimpleQueue may be used in signal handlers."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, kind: str, value: Any = None) -> None:
+        """Let it be known."""
+        self._queue.put(Event(kind, value))
+
+    def get(self, seconds: float | None = None) -> Event | None:
+        """The next event; None when nothing happened in time."""
+        try:
+            return self._queue.get(timeout=None if seconds is None else max(0.0, seconds))
+        except queue.Empty:
+            return None
+
+    def take_signals(self) -> None:
+        """Signals become events from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda got, _frame: self.put("signal", got))
+        signal.signal(signal.SIGCHLD, lambda _got, _frame: self.put("child"))
+
+
+class Output:
+    """Standard output: what the program says, byte for byte, and lines of our own; the last lines are kept."""
+
+    def __init__(self, redact: Callable[[str], str], descriptor: int = 1) -> None:
+        self._redact = redact
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._fresh = True  # at the start of a line
+        self._part = b""
+        self._last: collections.deque[bytes] = collections.deque(maxlen=LINES)
+
+    def write(self, data: bytes) -> None:
+        """Pass on what the program said."""
+        with self._lock:
+            self._out(data)
+            self._fresh = data.endswith(b"\n")
+            *lines, part = (self._part + data).split(b"\n")
+            self._last.extend(line[:LINE_BYTES] for line in lines)
+            self._part = part[-LINE_BYTES:]
+
+    def say(self, text: str) -> None:
+        """A line of the supervisor's own; it is not kept, as it is nothing that the program said."""
+        with self._lock:
+            line = f"supervise: {self._redact(text)}\n".encode(errors="backslashreplace")
+            self._out(line if self._fresh else b"\n" + line)
+            self._fresh = True
+
+    def kept(self) -> str:
+        """The last lines of the program, without secrets."""
+        with self._lock:
+            text = b"\n".join([*self._last, self._part])
+        return self._redact(text.decode(errors="replace"))
+
+    def forget(self) -> None:
+        """Another program begins."""
+        with self._lock:
+            self._last.clear()
+            self._part = b""
+
+    def _out(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                return  # nobody reads: the program must go on all the same
+
+
+class Child:
+    """A running program, in a session of its own; our descendants are its, as we run one at a time."""
+
+    def __init__(
+        self, argv: Sequence[str], output: Output, events: Events, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises OSError when it cannot be started."""
+        self._events = events
+        self._output = output
+        self.code: int | None = None
+        self.begun = time.monotonic()
+        reading, writing = os.pipe()
+        try:
+            # close_fds: what Docker's runtime left open for the program stays open; ours are never inherited.
+            self._process = subprocess.Popen(
+                list(argv), stdout=writing, stderr=writing, env=env, start_new_session=True, close_fds=False
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._pump = threading.Thread(target=self._copy, args=(reading,), daemon=True)
+        self._pump.start()
+
+    def _copy(self, reading: int) -> None:
+        watched = b""
+        serving = False
+        while True:
+            try:
+                data = os.read(reading, 65536)
+            except OSError:
+                data = b""
+            if not data:
+                os.close(reading)
+                return
+            self._output.write(data)
+            if not serving:
+                watched = watched[-len(SERVING) :] + data
+                if SERVING in watched:
+                    serving = True
+                    self._events.put("serving")
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.begun
+
+    def ended(self) -> bool:
+        """Reap whoever ended; whether the program itself did."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == self._process.pid:
+                self._process.returncode = code = _code(status)
+                self.code = code
+        return self.code is not None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program itself, which passes on what it wants to."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended in time; events but its end are left out."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.code is not None
+
+    def settle(self) -> None:
+        """Wait a moment for the rest of what it said; what it left may hold its output open."""
+        self._pump.join(0.5)
+
+    def end_all(self, grace: float) -> None:
+        """End the program and all that it left: SIGTERM, and SIGKILL after `grace` seconds.
+
+        A killed HIP process may leave GPU memory occupied, so that comes last.
+        """
+        told: set[int] = set()
+        deadline = time.monotonic() + grace
+        while True:
+            self.ended()
+            left = descendants()
+            if not left:
+                break
+            late = time.monotonic() >= deadline
+            for pid in left:
+                if late or pid not in told:
+                    told.add(pid)
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            if late and time.monotonic() > deadline + grace:
+                self._output.say(f"processes {sorted(left)} do not end, not even when killed")
+                break
+            time.sleep(0.02)
+        self._pump.join(2)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent ended become our children, as far as the kernel lets us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    """Processes below this one that have not ended."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stream:
+                # The name, in brackets, may hold anything; after it come state and parent.
+                state, parent = stream.read().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _code(status: int) -> int:
+    """The exit code as a shell has it: 128 + n for a signal."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervisors of an engine that runs over several hosts: they start together, and end together.
+
+The first rank listens, the others connect; JSON, a line per message. When all are there and ready, all go on.
+From then on the end, or the silence, of any rank is told to all. A run has one connection per rank; the next
+run makes new ones. What does not speak this is cut off, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .child import Events
+from .link import LINE_LIMIT, VERSION, Json, Link, Membership, Pulse, parse_message, resolve
+
+STRANGERS = 32
+"""Connections that have not said who they are, at most."""
+_LINGER = 1.0  # seconds, for the last message to arrive
+
+
+class Group(threading.Thread):
+    """Speaks with the other ranks, and tells the supervisor by events.
+
+    waits (why), go, serving, step (its name), lost (who, and why: a map with rank, host, kind, line, next_step).
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        events: Events,
+        say: Callable[[str], None],
+        pulse: Pulse,
+        gave_up: str = "",
+    ) -> None:
+        """gave_up: why this rank will not start, "" when it is ready to."""
+        super().__init__(daemon=True)
+        self._member, self._events, self._say, self._pulse = member, events, say, pulse
+        self._gave_up = gave_up
+        self._commands: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._waking, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._links: dict[socket.socket, Link] = {}
+        self._begun = self._closing = False
+        self._waits = self._refused = ""
+        self._beaten = self._tried = 0.0
+        self._strangers = 0
+
+    # For the supervisor.
+
+    def tell(self, what: str, **data: Any) -> None:
+        """Let the other ranks know: serving, step (name), end (kind, line, next_step)."""
+        self._command({"t": what, "rank": self._member.rank, **data})
+
+    def close(self) -> None:
+        """Leave; what was told before still arrives."""
+        self._command({"t": "close"})
+        if self.is_alive():
+            self.join(3 * _LINGER)
+
+    def _command(self, message: Json) -> None:
+        self._commands.put(message)
+        with contextlib.suppress(OSError):
+            self._waking.send(b".")
+
+    # The thread.
+
+    def run(self) -> None:
+        """Until it is closed."""
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        try:
+            while not self._closing:
+                self._connect_or_listen()
+                half = self._pulse.beat / 2
+                for key, _ in self._selector.select(half if self._begun else min(0.2, half)):
+                    self._readable(key.fileobj)  # type: ignore[arg-type]
+                self._watch()
+        finally:
+            self._end()
+
+    def _readable(self, sock: socket.socket) -> None:
+        if sock is self._woken:
+            with contextlib.suppress(OSError):
+                sock.recv(4096)
+            while not self._commands.empty():
+                self._obey(self._commands.get())
+        elif sock is self._listener:
+            self._accept()
+        elif sock in self._links:
+            self._receive(self._links[sock])
+
+    def _obey(self, message: Json) -> None:
+        if message["t"] == "close":
+            self._closing = True
+        else:
+            self._send_all(message)
+
+    def _connect_or_listen(self) -> None:
+        now = time.monotonic()
+        if self._begun or self._listener or self._links or now - self._tried < self._pulse.retry:
+            return
+        self._tried = now
+        if self._member.rank == 0:
+            self._listen()
+        else:
+            self._connect()
+
+    def _listen(self) -> None:
+        host, port = self._member.address
+        try:
+            family, _, _, _, address = resolve(host, port)
+            if str(address[0]).startswith("127.") and not host.startswith(("127.", "localhost")):
+                address = ("0.0.0.0", port)  # Debian's /etc/hosts: the host's own name is a loopback address
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                listener.listen(STRANGERS)
+            except BaseException:
+                listener.close()
+                raise
+        except OSError as error:
+            self._wait(f"cannot listen at {host}:{port} for the other ranks: {error.strerror or error}")
+            return
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def _connect(self) -> None:
+        host, port = self._member.address
+        try:
+            family, _, _, _, address = resolve(host, port)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(self._pulse.hello)
+                sock.connect(address)
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            self._wait(f"waits for {self._member.named(0)} at {host}:{port}: {error.strerror or error}")
+            return
+        link = self._add(sock, f"{host}:{port}")
+        link.rank = 0
+        self._send(link, {
+            "t": "hello", "v": VERSION, "engine": self._member.engine, "rank": self._member.rank,
+            "hosts": list(self._member.hosts), "gave_up": self._gave_up,
+        })  # fmt: skip
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            return
+        if sum(link.rank is None for link in self._links.values()) >= STRANGERS:
+            sock.close()
+            return
+        self._add(sock, f"{address[0]}:{address[1]}")
+
+    def _add(self, sock: socket.socket, peer: str) -> Link:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = self._links[sock] = Link(sock, peer)
+        self._selector.register(sock, selectors.EVENT_READ)
+        return link
+
+    def _receive(self, link: Link) -> None:
+        try:
+            data = link.sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(link, "connection closed")
+            return
+        *lines, link.buffer = (link.buffer + data).split(b"\n")
+        for line in lines:
+            message = parse_message(line)
+            if message is None:
+                return self._drop(link, "nonsense")
+            self._heard(link, message)
+            if link.sock not in self._links:
+                return None
+        if len(link.buffer) > LINE_LIMIT:
+            self._drop(link, "nonsense")
+        return None
+
+    def _heard(self, link: Link, message: Json) -> None:
+        link.heard = time.monotonic()
+        kind = message["t"]
+        if link.rank is None:
+            if kind == "hello":
+                self._hello(link, message)
+            else:
+                self._drop(link, "nonsense")
+        elif kind == "end":
+            self._relay(link, message)
+            self._lost(message)
+        elif kind == "serving" or kind == "step":
+            self._relay(link, message)
+            self._events.put(kind, message.get("name"))
+        elif self._member.rank and kind == "waits":
+            self._wait(str(message.get("why")))
+        elif self._member.rank and kind == "no":
+            self._refused = f"{self._member.named(0)} turns it away: {message.get('why')}"[:400]
+        elif self._member.rank and kind == "go" and not self._begun:
+            self._begun = True
+            self._events.put("go")
+
+    def _hello(self, link: Link, message: Json) -> None:
+        wrong = self._turned_away(message)
+        if wrong:
+            self._send(link, {"t": "no", "why": wrong})
+            return self._drop(link, wrong)
+        rank = message["rank"]
+        for other in [item for item in self._links.values() if item.rank == rank]:
+            self._drop(other, "it was started again")
+        link.rank, link.gave_up = rank, str(message.get("gave_up") or "")
+        return self._look()
+
+    def _turned_away(self, message: Json) -> str:
+        mine = (VERSION, self._member.engine, list(self._member.hosts))
+        theirs = (message.get("v"), message.get("engine"), message.get("hosts"))
+        for what, ours, other in zip(("version of the supervisor", "engine", "hosts"), mine, theirs):
+            if ours != other:
+                return f"its {what} is {other!r}, here it is {ours!r}"[:300]
+        rank = message.get("rank")
+        if not isinstance(rank, int) or not 0 < rank < len(self._member.hosts):
+            return f"there is no rank {rank!r}"[:300]
+        return ""
+
+    # What follows from it.
+
+    def _look(self) -> None:
+        """Begin when all are there, else say for whom it waits."""
+        if self._begun or self._member.rank != 0 or not self._listener:
+            return
+        links = {link.rank: link for link in self._links.values() if link.rank is not None}
+        others = range(1, len(self._member.hosts))
+        reasons = [f"{self._member.named(0)} gave up: {self._gave_up}"] if self._gave_up else []
+        reasons += [
+            f"{self._member.named(rank)} gave up: {links[rank].gave_up}"
+            for rank in others
+            if rank in links and links[rank].gave_up
+        ]
+        reasons += [f"waits for {self._member.named(rank)}" for rank in others if rank not in links]
+        if not reasons:
+            self._begin()
+            return
+        why = "; ".join(reasons)
+        self._wait(why)
+        self._send_all({"t": "waits", "why": why})
+
+    def _begin(self) -> None:
+        """Nobody else is let in: one that comes again is refused, and waits."""
+        assert self._listener is not None
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for link in [item for item in self._links.values() if item.rank is None]:
+            self._drop(link, "the run begins")
+        self._begun = True
+        self._send_all({"t": "go"})
+        self._events.put("go")
+
+    def _wait(self, why: str) -> None:
+        if why != self._waits:
+            self._waits = why
+            self._events.put("waits", why)
+
+    def _relay(self, link: Link, message: Json) -> None:
+        """The first rank passes on to the others what one says."""
+        if self._member.rank == 0:
+            for other in list(self._links.values()):
+                if other is not link and other.rank is not None:
+                    self._send(other, message)
+
+    def _lost(self, message: Json) -> None:
+        rank = message.get("rank")
+        known = isinstance(rank, int) and 0 <= rank < len(self._member.hosts)
+        data = {key: str(message.get(key) or "")[:1000] for key in ("kind", "line", "next_step")}
+        if self._begun:
+            host = self._member.hosts[rank] if known and isinstance(rank, int) else ""
+            self._events.put("lost", {"rank": rank if known else -1, "host": host, **data})
+
+    def _watch(self) -> None:
+        """Signs of life, given and missed."""
+        now = time.monotonic()
+        if now - self._beaten >= self._pulse.beat:
+            self._beaten = now
+            self._look()
+            self._send_all({"t": "beat"})
+        for link in list(self._links.values()):
+            limit = self._pulse.hello if link.rank is None else self._pulse.silent
+            if now - link.heard > limit:
+                self._drop(link, f"silent for {limit:.0f} s")
+
+    def _drop(self, link: Link, why: str) -> None:
+        if self._links.pop(link.sock, None) is None:
+            return
+        self._selector.unregister(link.sock)
+        link.sock.close()
+        if link.rank is None:
+            self._strangers += 1
+            if self._strangers <= 5:
+                self._say(f"{link.peer} was cut off: {why}")
+            return
+        if self._begun:
+            message = {
+                "t": "end", "rank": link.rank, "kind": "peer_lost", "line": why,
+                "next_step": "Look at that host: whether it is up, its container and its network.",
+            }  # fmt: skip
+            self._relay(link, message)
+            self._lost(message)
+        elif self._member.rank:
+            self._wait(self._refused or f"waits for {self._member.named(0)}: {why}")
+            self._refused = ""
+        else:
+            self._look()
+
+    def _send_all(self, message: Json) -> None:
+        for link in list(self._links.values()):
+            if link.rank is not None:
+                self._send(link, message)
+
+    def _send(self, link: Link, message: Json) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            if link.sock.send(data) == len(data):
+                return
+            why = "it does not read"
+        except OSError as error:
+            why = error.strerror or str(error)
+        self._drop(link, why)
+
+    def _end(self) -> None:
+        if self._listener:
+            self._listener.close()
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.sock.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + _LINGER
+        for link in self._links.values():
+            # Closing with something unread would take back what was sent.
+            with contextlib.suppress(OSError):
+                link.sock.settimeout(max(0.01, deadline - time.monotonic()))
+                while time.monotonic() < deadline and link.sock.recv(65536):
+                    pass
+            link.sock.close()
+        self._selector.close()
+        self._waking.close()
+        self._woken.close()

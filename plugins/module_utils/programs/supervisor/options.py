@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the supervisor.
+
+--state DIR             where state.json and failure-N.log are kept (/cache/supervise)
+--gpu renderDNNN        wait until this GPU's memory is free before vLLM starts; repeatable
+
+--group ADDRESS:PORT    where rank 0 of an engine over several hosts listens, and the others connect
+--rank K                this one's rank, from 0
+--hosts NAME,NAME,…     the hosts by rank, as people know them; alike for all ranks
+--engine NAME           what the ranks of one engine share; others are turned away
+
+--ray-head PORT         start Ray's head here, wait for all its nodes, and then run vLLM (rank 0)
+--ray-worker ADDRESS:PORT   join Ray there, and run no vLLM (all other ranks)
+--ray-ip ADDRESS        this host's own address for Ray
+--ray-gpus N            GPUs, and CPUs (else Ray counts), that it offers there
+--ray-cpus N
+--ray-arg=WORD          one more word for `ray start`; repeatable
+
+--time NAME=SECONDS     another time than that of Times or Pulse, for tests; repeatable
+--sysfs DIR             in place of /sys, for tests
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from .link import Membership, Pulse, parse_address
+from .ray import Ray
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. gpu: until GPUs that are not clean are a failure; poll, tell: how often they are looked at, and
+    told of; stop: for vLLM to end after another rank did; grace: between SIGTERM and SIGKILL for what is left;
+    settle: to name the cause of an end that another rank may only have felt, and twice that to hear of it;
+    ray: for its cluster to form.
+    """
+
+    gpu: float = 600.0
+    poll: float = 2.0
+    tell: float = 30.0
+    stop: float = 30.0
+    grace: float = 10.0
+    settle: float = 2.0
+    ray: float = 180.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    argv: tuple[str, ...]
+    state: str
+    gpus: tuple[str, ...]
+    sysfs: str
+    times: Times
+    pulse: Pulse
+    member: Membership | None
+    ray: Ray | None
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options; exits with code 2 for wrong ones."""
+    parser = _parser()
+    if "--" not in argv:
+        parser.error("-- and the command to run are missing")
+    border = list(argv).index("--")
+    known = parser.parse_args(list(argv[:border]))
+    command = tuple(argv[border + 1 :])
+    if not command:
+        parser.error("after -- comes the command to run")
+    try:
+        times = _times(known.time)
+        member = _member(known)
+        ray = _ray(known, member)
+    except ValueError as error:
+        parser.error(str(error))
+    pulse = {item.name for item in fields(Pulse)}
+    return Options(
+        command,
+        known.state,
+        tuple(known.gpu),
+        known.sysfs,
+        Times(**{name: value for name, value in times.items() if name not in pulse}),
+        Pulse(**{name: value for name, value in times.items() if name in pulse}),
+        member,
+        ray,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="supervise.py", allow_abbrev=False, usage="see the program's text")
+    parser.add_argument("--state", default="/cache/supervise")
+    parser.add_argument("--sysfs", default="/sys")
+    parser.add_argument("--rank", type=int, default=0)
+    for name in ("--gpu", "--time", "--ray-arg"):
+        parser.add_argument(name, action="append", default=[])
+    texts = ("--group", "--hosts", "--engine", "--ray-head", "--ray-worker", "--ray-ip", "--ray-gpus")
+    for name in (*texts, "--ray-cpus"):
+        parser.add_argument(name, default="")
+    return parser
+
+
+def _times(given: Sequence[str]) -> dict[str, float]:
+    names = [item.name for kind in (Times, Pulse) for item in fields(kind)]
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in names:
+            raise ValueError(f"--time: {name} is none of {', '.join(names)}")
+        found[name] = float(value)
+    return found
+
+
+def _member(known: argparse.Namespace) -> Membership | None:
+    if not known.group:
+        return None
+    hosts = tuple(known.hosts.split(","))
+    if len(hosts) < 2 or not 0 <= known.rank < len(hosts):
+        raise ValueError(f"--hosts {known.hosts}: rank {known.rank} is not among two hosts or more")
+    return Membership(parse_address(known.group), known.rank, hosts, known.engine)
+
+
+def _ray(known: argparse.Namespace, member: Membership | None) -> Ray | None:
+    if not known.ray_head and not known.ray_worker:
+        return None
+    if member is None or bool(known.ray_head) != (member.rank == 0) or not known.ray_ip:
+        raise ValueError(
+            "Ray needs --group and --ray-ip; --ray-head is for rank 0, --ray-worker for the others"
+        )
+    address = f"{known.ray_ip}:{known.ray_head}" if known.ray_head else known.ray_worker
+    return Ray(
+        bool(known.ray_head), address, known.ray_ip, known.ray_gpus, known.ray_cpus, tuple(known.ray_arg)
+    )

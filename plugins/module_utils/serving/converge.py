@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converges the servers of a node: stops the old ones gracefully, starts all, waits for tokens of each.
+
+A container on AMD GPUs is never killed first: SIGKILL in the middle of HIP work strands GPU memory
+(ROCm/mori#473, ROCm/rocm-systems#8263).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..common import paths as places
+from ..common.failure_signatures import Finding
+from ..common.files import make_private, write_atomic
+from ..common.module_main import NodeError
+from ..common.redact import Redactor
+from ..common.run_lock import ControllerGone, alone
+from ..docker.client import Engine, EngineError, Json, NotFound
+from ..observe import supervisor
+from . import supervisor_versions
+from .health import port_holder
+from .instance import (
+    LOG_FILE,
+    READY_FILE,
+    Actions,
+    Seen,
+    Server,
+    Steps,
+    actions_of,
+    cache_of,
+    decide,
+    diff_of,
+    look,
+    wanted_files,
+)
+from .readiness import ServerFailed, wait_ready
+from .start_errors import NO_DEVICE, explain_refusal
+
+POLL_SECONDS = 0.5  # between two looks at a server that starts
+
+
+@dataclass
+class Task:
+    """One server on its way."""
+
+    server: Server
+    seen: Seen
+    steps: Steps
+    actions: Actions
+    outcome: Json = field(default_factory=dict)
+    failure: Finding | None = None
+
+    def fail(self, finding: Finding) -> None:
+        """Note why it failed; the first reason stands."""
+        if self.failure is None:
+            self.failure = finding
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own).
+
+    program: the supervisor's files, by their paths. wait False: servers are started, and not waited for.
+    """
+
+    connect: Callable[[], Engine]
+    redact: Redactor
+    limit: int | None
+    program: Mapping[str, str]
+    wait: bool = True
+
+
+def converge(
+    fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
+) -> dict[str, Any]:
+    """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with."""
+    longest = max((server.ready_timeout + server.stop_timeout for server in servers), default=600)
+    with contextlib.nullcontext() if check else alone("vllm_server", longest):
+        return _converge(fleet, servers, remove, state, check)
+
+
+def _converge(
+    fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
+) -> dict[str, Any]:
+    engine = fleet.connect()
+    tasks = [_task(engine, server, state) for server in servers]
+    removals = [name for name in remove if _exists(engine, name)]
+    diff = [part for task in tasks for part in diff_of(task.server, task.seen, task.steps, state)]
+    diff += [_removal_diff(name) for name in removals]
+    versions = [supervisor_versions.lib_of(task.server.body) for task in tasks]
+    gone = [*(places.container_name(name) for name in removals), *_replaced(tasks)]
+    unused = supervisor_versions.unused(fleet.program, engine, versions, gone)
+    actions = [
+        *supervisor_versions.write_actions(fleet.program, versions),
+        *_all_actions(engine, tasks, removals),
+        *(f"remove {places.lib_dir(version)}" for version in unused),
+    ]
+    result: dict[str, Any] = {"actions": actions, "diff": diff, "warnings": []}
+    result["changed"] = bool(result["actions"])
+    if not check:
+        started = time.monotonic()
+        _write_libs(fleet.program, tasks, versions)
+        _prepare(engine, tasks)
+        result["warnings"] += _stop_all(fleet, tasks, removals)
+        for name in removals:
+            _remove(engine, name)
+        for task in tasks:
+            _change(engine, task)
+        supervisor_versions.remove(supervisor_versions.unused(fleet.program, engine, versions, ()))
+        if state != "stopped" and fleet.wait:
+            _wait_all(fleet, tasks)
+        result["seconds"] = round(time.monotonic() - started, 1)
+    result["servers"] = [_outcome(task, state, check, fleet.wait) for task in tasks]
+    failed = [task for task in tasks if task.failure]
+    if failed:
+        raise NodeError(_message(failed, len(tasks)), **result)
+    return result
+
+
+def _task(engine: Engine, server: Server, state: str) -> Task:
+    seen = look(engine, server)
+    if state == "started" and not seen.status:
+        raise NodeError(
+            f"Instance {server.name} has no container {server.container} to start. Deploy it first: "
+            "playbooks/site.yml, or state: present."
+        )
+    steps = decide(server, seen, state)
+    return Task(server, seen, steps, actions_of(server, steps))
+
+
+def _all_actions(engine: Engine, tasks: Sequence[Task], removals: Sequence[str]) -> list[str]:
+    """All texts, in the order of the work: first what can fail without harm, then stops, then changes."""
+    actions = [text for task in tasks for text in task.actions.prepare]
+    actions += [text for name in removals for text in _removal_stop(engine, name)]
+    actions += [text for task in tasks for text in task.actions.stop]
+    for name in removals:
+        if engine.container(places.container_name(name)) is not None:
+            actions.append(f"DELETE /containers/{places.container_name(name)}")
+        actions += [f"remove {path}" for path in _directories(name) if os.path.isdir(path)]
+    return actions + [text for task in tasks for text in task.actions.change]
+
+
+# ---- stopping and removing ---------------------------------------------------------------------------
+
+
+def _directories(name: str) -> tuple[str, str]:
+    return places.instance_dir(name), places.cache_dir(name)
+
+
+def _exists(engine: Engine, name: str) -> bool:
+    container = engine.container(places.container_name(name))
+    return container is not None or any(os.path.isdir(path) for path in _directories(name))
+
+
+def _removal_stop(engine: Engine, name: str) -> list[str]:
+    container = engine.container(places.container_name(name))
+    if container is None or not container["State"]["Running"]:
+        return []
+    return [f"POST /containers/{places.container_name(name)}/stop?t={_own_timeout(container)}"]
+
+
+def _own_timeout(container: Json) -> int:
+    """The stop time-out that the container was made with; vLLM needs more than Docker's 10 s."""
+    return int(container["Config"].get("StopTimeout") or 120)
+
+
+def _removal_diff(name: str) -> Json:
+    what = f"container {places.container_name(name)}"
+    return {"before_header": what, "after_header": what, "before": "there\n", "after": "absent\n"}
+
+
+def _stop_all(fleet: Fleet, tasks: Sequence[Task], removals: Sequence[str]) -> list[str]:
+    """Stop in parallel what has to stop; warnings about those that had to be killed."""
+    engine = fleet.connect()
+    stops = []
+    for name in removals:
+        container = engine.container(places.container_name(name))
+        if container is not None:
+            stops.append((places.container_name(name), _own_timeout(container)))
+    stops += [
+        (task.server.container, task.server.stop_timeout)
+        for task in tasks
+        if task.steps.stop and not task.failure
+    ]
+    if not stops:
+        return []
+    with ThreadPoolExecutor(max_workers=len(stops)) as pool:
+        return [
+            warning
+            for warning in pool.map(lambda stop: stop_gracefully(fleet.connect(), *stop), stops)
+            if warning
+        ]
+
+
+def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
+    """Ask a container to stop; Docker kills it after `seconds`, and then this returns a warning."""
+    before = engine.container(container)
+    if before is None or not before["State"]["Running"]:
+        return ""
+    with contextlib.suppress(NotFound):
+        engine.stop(container, seconds)
+    after = engine.container(container)
+    if after is not None and after["State"]["ExitCode"] == 137 and not after["State"].get("OOMKilled"):
+        return (
+            f"{container} did not stop within {seconds} s and was killed: GPU memory may stay occupied. "
+            "Check that it is free (amd-smi process; mem_info_vram_used), and raise runtime.stop_timeout."
+        )
+    return ""
+
+
+def _remove(engine: Engine, name: str) -> None:
+    engine.remove(places.container_name(name))
+    for path in _directories(name):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- creating and starting ---------------------------------------------------------------------------
+
+
+def _replaced(tasks: Sequence[Task]) -> list[str]:
+    return [task.server.container for task in tasks if task.steps.replace]
+
+
+def _write_libs(program: Mapping[str, str], tasks: Sequence[Task], versions: Sequence[str]) -> None:
+    """The program around vLLM, before a container mounts it: Docker makes empty directories of missing ones."""
+    try:
+        supervisor_versions.write(program, versions)
+    except OSError as error:
+        raise NodeError(  # a full disk has no file's name
+            f"{error.filename or places.lib_dir()} cannot be written: {error.strerror}. Nothing was stopped. "
+            "Check that disk, and run again."
+        ) from error
+    for task, version in zip(tasks, versions):
+        if task.steps.start and supervisor_versions.missing(program, version):
+            next_step = (
+                "Deploy the instance as it is wanted now: playbooks/site.yml makes its container anew."
+            )
+            task.fail(
+                Finding("supervisor_missing", f"{places.lib_dir(version)} is not on this node", next_step)
+            )
+
+
+def _prepare(engine: Engine, tasks: Sequence[Task]) -> None:
+    """Create the successors while the old ones serve: a refusal of the engine is known before a stop."""
+    for task in tasks:
+        if task.steps.tidy:
+            engine.remove(task.server.next_container)  # it was never started
+        missing = _missing_device(task.server) if task.steps.start else ""
+        if missing:
+            task.fail(Finding("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
+        if task.failure or not task.steps.replace:
+            continue
+        try:
+            engine.create(task.server.next_container, task.server.body)
+        except EngineError as error:
+            kind, next_step = explain_refusal(str(error), task.server)
+            task.fail(Finding(kind, str(error), f"{next_step} The running instance was not touched."))
+
+
+def _missing_device(server: Server) -> str:
+    """The first device file that the container wants and the node has not; "" when all are there."""
+    devices = (server.body.get("HostConfig") or {}).get("Devices") or []
+    paths = (str(device["PathOnHost"]) for device in devices)
+    return next((path for path in paths if not os.path.exists(path)), "")
+
+
+def _change(engine: Engine, task: Task) -> None:
+    """Create the container of one server, write its files, and start it."""
+    if task.failure or task.steps == Steps():
+        return
+    server, steps = task.server, task.steps
+    try:
+        if steps.create:
+            engine.create(server.container, server.body)
+        _write(server, steps.write)
+        if steps.replace:
+            engine.remove(server.container)
+            engine.rename(server.next_container, server.container)
+        if steps.start:
+            _start(engine, server)
+    except EngineError as error:
+        kind, next_step = explain_refusal(str(error), server)
+        task.fail(Finding(kind, str(error), f"{next_step} {_go_on(steps)}"))
+    except ServerFailed as error:
+        task.fail(error.finding)
+    except OSError as error:
+        where = error.filename or server.directory  # a full disk has no file's name
+        task.fail(Finding("files", f"{where}: {error.strerror}", f"Check that disk. {_go_on(steps)}"))
+
+
+def _go_on(steps: Steps) -> str:
+    if steps.replace:
+        return "The old instance is stopped; run again when that is mended, and it goes on from here."
+    return "Run again when that is mended."
+
+
+def _write(server: Server, names: Sequence[str]) -> None:
+    if names:
+        make_private(server.directory)
+    if server.cache_directory:
+        os.makedirs(server.cache_directory, mode=0o755, exist_ok=True)
+    for name in names:
+        file = wanted_files(server)[name]
+        write_atomic(os.path.join(server.directory, name), file.text, file.mode)
+
+
+def _start(engine: Engine, server: Server) -> None:
+    listens = server.endpoint.port and not server.headless
+    holder = port_holder(server.endpoint.host, server.endpoint.port) if listens else None
+    if holder:
+        raise ServerFailed(
+            "port_in_use",
+            f"port {server.endpoint.port} is taken by {holder}",
+            "Stop that process, or give the deployment another port; then run again.",
+        )
+    for name in (LOG_FILE, READY_FILE):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(server.directory, name))
+    supervisor.forget(cache_of(server))
+    engine.start(server.container)
+
+
+# ---- waiting -----------------------------------------------------------------------------------------
+
+
+def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
+    """Wait for every server in parallel; one that fails is stopped, and its log kept."""
+    waiting = [task for task in tasks if not task.failure]
+    if not waiting:
+        return
+
+    gone: list[ControllerGone] = []
+
+    def wait(task: Task) -> None:
+        engine = fleet.connect()
+        seconds = min(task.server.ready_timeout, fleet.limit or task.server.ready_timeout)
+        restarts = 0 if task.steps.start else task.seen.restarts
+        try:
+            ready = wait_ready(engine, task.server, seconds, restarts, POLL_SECONDS)
+            task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
+            _note_ready(engine, task.server)
+        except ControllerGone as error:
+            gone.append(error)  # what was started goes on starting, and the next run waits for it
+            return
+        except ServerFailed as error:
+            task.fail(error.finding)
+        except NodeError as error:
+            task.fail(Finding("docker", str(error), "Check the Docker engine, and run again."))
+        if task.failure:
+            _give_up(engine, fleet, task)
+
+    with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
+        list(pool.map(wait, waiting))
+    if gone:
+        raise gone[0]
+
+
+def _note_ready(engine: Engine, server: Server) -> None:
+    """Leave a note for node_state, so that a run after a killed one knows whether tokens were seen."""
+    container = engine.container(server.container)
+    if container is not None:
+        write_atomic(os.path.join(server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
+
+
+def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:
+    """Keep the log of a server that failed, and stop it gracefully; its container stays, for a new try.
+
+    One that this run did not start, and that still runs, is only reported: it may serve others than us.
+    """
+    server = task.server
+    with contextlib.suppress(NodeError, OSError):
+        text = engine.logs(server.container, 20000)
+        path = os.path.join(server.directory, LOG_FILE)
+        if os.path.isdir(server.directory):
+            write_atomic(path, fleet.redact(text), 0o600)
+            task.outcome["log_file"] = path
+    with contextlib.suppress(NodeError):
+        container = engine.container(server.container)
+        if container is None or (not task.steps.start and container["State"]["Status"] == "running"):
+            return
+        stop_gracefully(engine, server.container, server.stop_timeout)
+
+
+# ---- the outcome -------------------------------------------------------------------------------------
+
+
+def _outcome(task: Task, state: str, check: bool, waited: bool) -> Json:
+    status = "stopped" if state == "stopped" else "ready" if waited else "started"
+    found: Json = {
+        "name": task.server.name,
+        "changed": task.steps != Steps(),
+        "state": "failed"
+        if task.failure
+        else ("would be " + status if check and task.steps != Steps() else status),
+        **task.outcome,
+    }
+    if task.failure:
+        found.update(
+            {"class": task.failure.kind, "log_line": task.failure.line, "next_step": task.failure.next_step}
+        )
+    return found
+
+
+def _message(failed: Sequence[Task], total: int) -> str:
+    """All failures in one text; instances that failed for the same reason together."""
+    reasons: dict[Finding, list[Task]] = {}
+    for task in failed:
+        if task.failure:
+            reasons.setdefault(task.failure, []).append(task)
+    parts = []
+    for finding, tasks in reasons.items():
+        names = ", ".join(task.server.name for task in tasks)
+        logs = [str(task.outcome["log_file"]) for task in tasks if "log_file" in task.outcome]
+        where = f" Log: {', '.join(logs)}." if logs else ""
+        parts.append(f"{names}: {finding.kind}: {finding.line} | {finding.next_step}{where}")
+    others = total - len(failed)
+    rest = f" The other {others} serve." if others > 1 else " The other one serves." if others else ""
+    return f"{len(failed)} of {total} instances failed.{rest} " + " || ".join(parts)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An instance as it should be, as it is, and the steps between the two. Pure, but for look()."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..common import paths
+from ..common.files import read_text
+from ..common.instance_key import node_key
+from ..common.module_main import NodeError
+from ..common.redact import env_assignments, env_secrets, mask_env
+from ..docker.client import Engine, Json
+from ..observe import supervisor
+from .health import Endpoint
+
+LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-fleet.spec")
+SPEC_FILE = "spec.sha256"
+LOG_FILE = "startup.log"
+READY_FILE = "ready"  # the id of the container that generated tokens; node_state reads it
+ALIVE = ("running", "restarting", "paused")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_KEYS = (
+    "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
+    "image", "port", "host", "served_model", "headless", "ready_timeout", "stop_timeout",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of the artefact."""
+
+    text: str
+    mode: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
+
+    headless: it works for a server on another host, and has no port.
+    """
+
+    name: str
+    deployment: str
+    directory: str
+    cache_directory: str
+    files: Mapping[str, TextFile]
+    spec_hash: str
+    body: Json
+    endpoint: Endpoint
+    headless: bool
+    ready_timeout: int
+    stop_timeout: int
+
+    @property
+    def container(self) -> str:
+        """The container's name."""
+        return paths.container_name(self.name)
+
+    @property
+    def next_container(self) -> str:
+        """The name of its successor, from its creation until the old one is gone."""
+        return self.container + ".next"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is there: the container's Docker state ("" for none), what it was made from, and its restarts.
+
+    `successor`: a container of a replacement that was cut off lies about.
+    """
+
+    successor: bool
+    status: str
+    spec: str
+    image: str
+    restarts: int
+    texts: Mapping[str, str]
+    modes: Mapping[str, int]
+    gave_up: bool = False  # its supervisor runs, and tries no more
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has, or may soon have, processes."""
+        return self.status in ALIVE
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What to do with one server. `replace`: make the successor, and remove the old one once it has stopped.
+
+    `tidy`: first remove a successor that an earlier run left.
+    """
+
+    tidy: bool = False
+    replace: bool = False
+    stop: bool = False
+    write: tuple[str, ...] = ()
+    create: bool = False
+    start: bool = False
+
+
+# ---- reading the parameters --------------------------------------------------------------------------
+
+
+def parse_server(data: Mapping[str, Any], state: str) -> Server:
+    """A server from the module's parameters; the wanted state says what must be there. Raises NodeError."""
+    name = data.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise NodeError(
+            f"servers: the name {name!r} is not a lower-case word of letters, digits and hyphens."
+        )
+    for key in data:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_KEYS)}."
+            raise NodeError(f"servers[{name}]: unknown key {key}; {hint}")
+    needed = {
+        "present": ("directory", "files", "spec_hash", "container", "port", "served_model"),
+        "started": ("port", "served_model"),
+        "stopped": (),
+    }[state]
+    for key in needed:
+        if not data.get(key):
+            raise NodeError(f"servers[{name}]: {key} is missing, and state {state} needs it.")
+    directory = str(data.get("directory") or paths.instance_dir(name))
+    if not directory.startswith("/") or os.path.basename(directory) != name:
+        raise NodeError(
+            f"servers[{name}]: the directory {directory!r} is not an absolute path that ends in {name}."
+        )
+    files = {file: _text_file(name, file, item) for file, item in sorted((data.get("files") or {}).items())}
+    body = dict(data.get("container") or {})
+    labels = {**(body.get("Labels") or {}), **dict(zip(LABELS, _label_values(data, name)))}
+    api_key = env_assignments(files["env"].text).get("VLLM_API_KEY", "") if "env" in files else ""
+    api_key = api_key or node_key()
+    return Server(
+        name=name,
+        deployment=str(data.get("deployment") or ""),
+        directory=directory,
+        cache_directory=str(data.get("cache_directory") or ""),
+        files=files,
+        spec_hash=str(data.get("spec_hash") or ""),
+        body={**body, "Labels": labels},
+        endpoint=Endpoint(
+            str(data.get("host") or "127.0.0.1"),
+            _number(data, "port", 0),
+            str(data.get("served_model") or ""),
+            api_key,
+        ),
+        headless=bool(data.get("headless")),
+        ready_timeout=_number(data, "ready_timeout", 1800),
+        stop_timeout=_number(data, "stop_timeout", 120),
+    )
+
+
+def _label_values(data: Mapping[str, Any], name: str) -> tuple[str, str, str]:
+    return name, str(data.get("deployment") or ""), str(data.get("spec_hash") or "")
+
+
+def _number(data: Mapping[str, Any], key: str, default: int) -> int:
+    value = data.get(key)
+    if value is None:
+        return default
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise NodeError(f"servers[{data.get('name')}]: {key} is {value!r}, not a whole number.") from error
+
+
+def _text_file(server: str, name: str, item: Any) -> TextFile:
+    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE):
+        raise NodeError(f"servers[{server}]: {name!r} is not the name of an artefact's file.")
+    try:
+        return TextFile(str(item["text"]), int(str(item["mode"]), 8))
+    except (KeyError, TypeError, ValueError) as error:
+        raise NodeError(
+            f'servers[{server}]: the file {name} needs text and mode (octal digits, as text: "0600").'
+        ) from error
+
+
+def check_name(name: str) -> str:
+    """An instance's name, which becomes part of paths. Raises NodeError."""
+    if not _NAME.fullmatch(name):
+        raise NodeError(f"remove: {name!r} is not the name of an instance.")
+    return name
+
+
+# ---- looking and deciding ----------------------------------------------------------------------------
+
+
+def look(engine: Engine, server: Server) -> Seen:
+    """What is there of a server."""
+    texts: dict[str, str] = {}
+    modes: dict[str, int] = {}
+    for name in [*server.files, SPEC_FILE]:
+        path = os.path.join(server.directory, name)
+        text = read_text(path)
+        if text is not None:
+            texts[name], modes[name] = text, os.stat(path).st_mode & 0o7777
+    container = engine.container(server.container)
+    successor = engine.container(server.next_container) is not None
+    if container is None:
+        return Seen(successor, "", "", "", 0, texts, modes)
+    config = container["Config"]
+    said = supervisor.look(cache_of(server))
+    return Seen(
+        successor=successor,
+        status=str(container["State"]["Status"]),
+        spec=str((config.get("Labels") or {}).get("instinct-fleet.spec") or ""),
+        image=str(config.get("Image") or ""),
+        restarts=int(container.get("RestartCount") or 0),
+        texts=texts,
+        modes=modes,
+        gave_up=said is not None and said.gave_up,
+    )
+
+
+def cache_of(server: Server) -> str:
+    """The instance's writable directory on the node."""
+    return server.cache_directory or paths.cache_dir(server.name)
+
+
+def wanted_files(server: Server) -> dict[str, TextFile]:
+    """The artefact, and the file with its hash; that one is written last, so it vouches for the others."""
+    return {**server.files, SPEC_FILE: TextFile(server.spec_hash + "\n", 0o600)}
+
+
+def decide(server: Server, seen: Seen, state: str) -> Steps:
+    """The steps from what is there to the wanted state."""
+    return replace(_decide(server, seen, state), tidy=seen.successor)
+
+
+def _decide(server: Server, seen: Seen, state: str) -> Steps:
+    if state == "stopped":
+        return Steps(stop=seen.alive)
+    healthy = seen.status == "running" and not seen.gave_up
+    if state == "started":
+        return Steps(stop=seen.alive and not healthy, start=not healthy)
+    write = tuple(
+        name
+        for name, file in wanted_files(server).items()
+        if seen.texts.get(name) != file.text or seen.modes.get(name) != file.mode
+    )
+    if not seen.status:
+        return Steps(write=write, create=True, start=True)
+    if (seen.spec, seen.image) != (server.spec_hash, str(server.body.get("Image"))) or seen.status == "dead":
+        return Steps(replace=True, stop=seen.alive, write=write, start=True)
+    if healthy and not write:
+        return Steps()
+    return Steps(stop=seen.alive, write=write, start=True)
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The texts of a server's steps, by the phase in which they are done over all servers."""
+
+    prepare: tuple[str, ...]
+    stop: tuple[str, ...]
+    change: tuple[str, ...]
+
+
+def actions_of(server: Server, steps: Steps) -> Actions:
+    """What is told of the steps: requests to the engine, and files."""
+    name, successor = server.container, server.next_container
+    files = wanted_files(server)
+    change = [f"POST /containers/create?name={name}"] if steps.create else []
+    change += [f"write {os.path.join(server.directory, f)} (mode {files[f].mode:04o})" for f in steps.write]
+    if steps.replace:
+        change += [f"DELETE /containers/{name}", f"POST /containers/{successor}/rename?name={name}"]
+    if steps.start:
+        change.append(f"POST /containers/{name}/start")
+    prepare = [f"DELETE /containers/{successor} (left by an earlier run)"] if steps.tidy else []
+    prepare += [f"POST /containers/create?name={successor}"] if steps.replace else []
+    return Actions(
+        prepare=tuple(prepare),
+        stop=(f"POST /containers/{name}/stop?t={server.stop_timeout}",) if steps.stop else (),
+        change=tuple(change),
+    )
+
+
+def diff_of(server: Server, seen: Seen, steps: Steps, state: str) -> list[Json]:
+    """Before and after, for people: the container's state and the files, secrets masked."""
+    if steps == Steps():
+        return []
+    spec = seen.spec if state != "present" else server.spec_hash
+    before = f"{seen.status}, spec {seen.spec[:12]}" if seen.status else "absent"
+    after = "exited" if state == "stopped" else "running"
+    found: list[Json] = [
+        _pair(f"container {server.container}", before + "\n", f"{after}, spec {spec[:12]}\n")
+    ]
+    for name in steps.write:
+        path = os.path.join(server.directory, name)
+        old, new = seen.texts.get(name, ""), wanted_files(server)[name].text
+        if name == "env":
+            old, new = mask_env(old), mask_env(new)
+        mode, wanted = seen.modes.get(name), wanted_files(server)[name].mode
+        if old == new and mode != wanted:
+            old, new = f"mode {mode or 0:04o}\n", f"mode {wanted:04o}\n"
+        found.append(_pair(path, old, new))
+    return found
+
+
+def _pair(what: str, before: str, after: str) -> Json:
+    return {"before_header": what, "after_header": what, "before": before, "after": after}
+
+
+def secrets_of(servers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Secret values in the servers' environment files: never to be told."""
+    found: list[str] = []
+    for data in servers:
+        item = (data.get("files") or {}).get("env") if isinstance(data, Mapping) else None
+        text = item.get("text") if isinstance(item, Mapping) else None
+        if isinstance(text, str):
+            found += env_secrets(text)
+    return found

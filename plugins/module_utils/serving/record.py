@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the module serving_generation does: records generations, binds deployments, forgets what is too old."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..common.generations import SCHEMA, Hold, Trial
+from ..common.hashing import canonical
+from ..common.module_main import NodeError
+from ..docker.client import Json
+from .store import NAME, STATE, Store, light, now_text
+
+KEEP = 5
+
+
+def change(
+    store: Store,
+    record: Sequence[Mapping[str, Any]],
+    instances: Sequence[Mapping[str, Any]],
+    bindings: Sequence[Mapping[str, Any]],
+    journal: Sequence[str],
+    keep: int,
+    check: bool,
+) -> dict[str, Any]:
+    """Record generations, bind deployments, and note lines. What is there already is not written again."""
+    now, actions, diff, lines = now_text(), [], [], []
+    described = {str(item.get("name")): item for item in instances}
+    for wanted in record:
+        deployment, number = _named(wanted), int(wanted["generation"])
+        generation = _joined(wanted, described, now)
+        path = store.path(deployment, f"{number}.json")
+        if number in store.numbers(deployment):
+            _same(store.generation(deployment, number), generation, path)
+            continue
+        actions.append(f"write {path} (mode 0600)")
+        diff.append(_diff(path, None, light(generation)))
+        names = ", ".join(item["name"] for item in generation["members"]) or "no instance"
+        lines.append(f"{deployment} generation {number} recorded: {names} ({generation['why']})")
+        if not check:
+            store.put(deployment, f"{number}.json", generation)
+    for wanted in bindings:
+        deployment = _named(wanted)
+        before = store.state(deployment)
+        after = _bound(before, wanted, now)
+        if after == before:
+            continue
+        path = store.path(deployment, STATE)
+        actions.append(f"write {path} (mode 0600)")
+        diff.append(_diff(path, before, after))
+        lines += _bound_lines(deployment, before, after)
+        if not check:
+            store.put(deployment, STATE, after)
+    for deployment in dict.fromkeys(_named(wanted) for wanted in record):
+        needed = [int(item) for wanted in record for item in wanted.get("needed") or ()
+                  if wanted["deployment"] == deployment]  # fmt: skip
+        more = [int(w["generation"]) for w in record if w["deployment"] == deployment] if check else []
+        for number in _too_old(store, deployment, keep, needed, more):
+            actions.append(f"remove {store.path(deployment, f'{number}.json')}")
+            if not check:
+                store.drop(deployment, number)
+        if not check:
+            store.summarise(deployment)
+    lines += journal
+    actions += [f"append to {store.journal}: {line}" for line in lines]
+    if not check:
+        store.note(lines, now)
+    return {"changed": bool(actions), "actions": actions, "diff": diff}
+
+
+def _named(data: Mapping[str, Any]) -> str:
+    name = data.get("deployment")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise NodeError(f"{name!r} is not the name of a deployment: lower-case letters, digits and hyphens.")
+    return name
+
+
+def _joined(wanted: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]], now: str) -> Json:
+    """The generation as it is stored: its members with their servers and descriptions."""
+    members = []
+    for member in wanted["members"]:
+        instance = described.get(member["name"])
+        server = (instance or {}).get("server")
+        if instance is None or not server or server.get("spec_hash") != member["spec_hash"]:
+            raise NodeError(
+                f"Generation {wanted['generation']} of {wanted['deployment']} has {member['name']}, "
+                "which is not among the instances with that hash. Give both from the same plan."
+            )
+        plain = {key: value for key, value in instance.items() if key not in ("server", "host")}
+        members.append({**member, "server": server, "described": plain})
+    head = {key: value for key, value in wanted.items() if key != "needed"}
+    return {**head, "schema": SCHEMA, "made": now, "members": members}
+
+
+def _same(there: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> None:
+    """Raise when a number stands for something else: two runs at once, or a store from elsewhere."""
+    specs = [{item["name"]: item["spec_hash"] for item in each["members"]} for each in (there, wanted)]
+    if canonical(specs[0]) != canonical(specs[1]):
+        raise NodeError(
+            f"{path} is already recorded, with other members: another run has recorded it since this one "
+            "looked. Nothing was changed; run again."
+        )
+
+
+def _bound(before: Mapping[str, Any], wanted: Mapping[str, Any], now: str) -> Json:
+    after = dict(before)
+    for key, parse, gone in (("held", Hold.from_json, "lifted"), ("trial", Trial.from_json, "ended")):
+        if key not in wanted:
+            continue
+        value = wanted[key]
+        if value is None:
+            # When: a host that was away meanwhile still has it, and must not bind the others again.
+            after.update({key: None, gone: now} if before.get(key) else {})
+            continue
+        try:
+            new = parse(value).to_json()
+        except (KeyError, TypeError, ValueError) as error:
+            raise NodeError(f"{key} of {wanted['deployment']}: {error} is missing or wrong.") from None
+        old = before.get(key) or {}
+        same = (old.get("generation"), old.get("why")) == (new["generation"], new["why"])
+        new["since"] = new["since"] or (old.get("since") if same else "") or now
+        after[key] = new
+    return after
+
+
+def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for key, begins, ends in (
+        ("held", "is held at", "is no longer held at"),
+        ("trial", "is on trial with", "is no longer on trial with"),
+    ):
+        old, new = before.get(key) or {}, after.get(key) or {}
+        if (old.get("generation"), old.get("why")) == (new.get("generation"), new.get("why")):
+            continue
+        if new:
+            lines.append(f"{deployment} {begins} generation {new['generation']} ({new['why']})")
+        else:
+            lines.append(f"{deployment} {ends} generation {old['generation']}")
+    return lines
+
+
+def _too_old(
+    store: Store, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
+) -> list[int]:
+    """Numbers to forget: all but the newest, and those that something still stands on."""
+    numbers = sorted({*store.numbers(deployment), *more})
+    state = store.state(deployment)
+    bound = [item["generation"] for item in (state["held"], state["trial"]) if item]
+    return [number for number in numbers[:-keep] if number not in {*needed, *bound}]
+
+
+def _diff(path: str, before: Any, after: Any) -> Json:
+    texts = ["" if item is None else json.dumps(item, indent=1) + "\n" for item in (before, after)]
+    return {"before_header": path, "after_header": path, "before": texts[0], "after": texts[1]}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generations that a node keeps: files of root's, each whole on disk before anything that it describes changes.
+
+generations/<deployment>/<number>.json   a generation with every member's server and description (may hold an API key)
+generations/<deployment>/summary.json    all that are kept, without these two: what node_state reads
+generations/<deployment>/state.json      whether the deployment is held, or on trial
+journal.log                              a line for every event
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..common import paths
+from ..common.files import make_private, read_text, write_atomic
+from ..common.generations import SCHEMA, History
+from ..common.module_main import NodeError
+from ..docker.client import Json
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+NUMBERED = re.compile(r"([1-9][0-9]*)\.json")
+SUMMARY, STATE = "summary.json", "state.json"
+HEAVY = ("server", "described")
+KEEP = 5
+
+
+class Store:
+    """A node's generations. Every method that reads raises NodeError for a damaged file."""
+
+    def __init__(self, state_dir: str = "") -> None:
+        top = state_dir or paths.STATE_DIR
+        self.root = f"{top}/generations"
+        self.journal = f"{top}/journal.log"
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    def path(self, deployment: str, name: str) -> str:
+        """A file of a deployment."""
+        return os.path.join(self.root, deployment, name)
+
+    def numbers(self, deployment: str) -> list[int]:
+        """The numbers that are kept, rising."""
+        try:
+            names = os.listdir(os.path.join(self.root, deployment))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(match[1]) for match in map(NUMBERED.fullmatch, names) if match)
+
+    def generation(self, deployment: str, number: int) -> Json:
+        """A whole generation."""
+        found = self._load(self.path(deployment, f"{number}.json"))
+        if found is None:
+            kept = ", ".join(map(str, self.numbers(deployment))) or "none"
+            raise NodeError(
+                f"Generation {number} of {deployment} is not kept on this node (kept: {kept}). "
+                "Plan again: another run has changed the node's store since this one looked."
+            )
+        return found
+
+    def state(self, deployment: str) -> Json:
+        """Whether the deployment is held, or on trial."""
+        found = self._load(self.path(deployment, STATE)) or {}
+        keys = ("held", "trial", "lifted", "ended")
+        return {"schema": SCHEMA, **{key: found.get(key) for key in keys}}
+
+    def history(self, deployment: str) -> History:
+        """What is kept of a deployment, without files."""
+        kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
+        return History.from_json({"deployment": deployment, "kept": kept, **self.state(deployment)})
+
+    def member(self, data: Mapping[str, Any]) -> Json:
+        """The stored member that {"name", "deployment", "generation", "spec_hash"} stands for."""
+        name, deployment, number = data.get("name"), str(data.get("deployment") or ""), data["generation"]
+        if not NAME.fullmatch(deployment):
+            raise NodeError(f"servers[{name}]: {deployment!r} is not the name of a deployment.")
+        found = self.generation(deployment, int(number))
+        member = next((item for item in found["members"] if item["name"] == name), None)
+        if member is None:
+            raise NodeError(f"Generation {number} of {deployment} has no instance {name} on this node.")
+        if data.get("spec_hash") not in (None, "", member["spec_hash"]):
+            raise NodeError(
+                f"Instance {name} of generation {number} is {member['spec_hash'][:12]} in the node's store, and "
+                f"{str(data['spec_hash'])[:12]} in the plan: another run has changed it. Run again."
+            )
+        return dict(member)
+
+    def server(self, data: Mapping[str, Any]) -> Json:
+        """SERVER of a stored member, as the plan had it when the generation was recorded."""
+        return dict(self.member(data)["server"])
+
+    def instance(self, data: Mapping[str, Any]) -> Json:
+        """INSTANCE of a stored member, as the plan had it."""
+        member = self.member(data)
+        return {**member["described"], "server": member["server"], "generation": int(data["generation"])}
+
+    def _load(self, path: str) -> Json | None:
+        text = read_text(path)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"schema {found['schema']}")
+            return dict(found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise NodeError(
+                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it, and what it holds is "
+                "forgotten; what runs is not touched by that."
+            ) from None
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    def put(self, deployment: str, name: str, data: Mapping[str, Any]) -> None:
+        """Write a file of a deployment; it is on disk, and under its name, when this returns."""
+        directory = os.path.join(self.root, deployment)
+        make_private(self.root)
+        make_private(directory)
+        write_atomic(os.path.join(directory, name), json.dumps(data, indent=1) + "\n", 0o600)
+        _sync(directory)
+
+    def drop(self, deployment: str, number: int) -> None:
+        """Forget a generation."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(deployment, f"{number}.json"))
+        _sync(os.path.join(self.root, deployment))
+
+    def summarise(self, deployment: str) -> None:
+        """Write summary.json anew from the generations."""
+        kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
+        self.put(deployment, SUMMARY, {"schema": SCHEMA, "kept": kept})
+
+    def note(self, lines: Iterable[str], now: str) -> None:
+        """Append lines to the journal."""
+        text = "".join(f"{now} {' '.join(line.split())}\n" for line in lines)
+        if not text:
+            return
+        os.makedirs(os.path.dirname(self.journal), exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.journal, flags, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def light(generation: Mapping[str, Any]) -> Json:
+    """A generation without its members' files and descriptions."""
+    members = [
+        {key: value for key, value in member.items() if key not in HEAVY} for member in generation["members"]
+    ]
+    return {**generation, "members": members}
+
+
+def now_text() -> str:
+    """The time as records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _sync(directory: str) -> None:
+    """A new name, or that a name is gone, is on disk when its directory is."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- for the module vllm_server ---------------------------------------------------------------
+
+
+def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> list[Json]:
+    """Servers, of which those that name a generation are as the node's store has them.
+
+    Raises NodeError for one that is not there.
+    """
+    source = store or Store()
+    return [
+        {key: value for key, value in item.items() if key != "generation"}
+        if item.get("generation") is None
+        else source.server(item)
+        for item in items
+    ]
+
+
+def note_servers(
+    servers: Iterable[Any], result: Mapping[str, Any], removed: Iterable[str], store: Store | None = None
+) -> None:
+    """Lines in the journal for what vllm_server did; `servers` are of server.Server, `result` the module's."""
+    target = store or Store()
+    known = {server.name: server for server in servers}
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for outcome in result.get("servers") or ():
+        if outcome["changed"] or outcome["state"] == "failed":
+            one, many = VERBS.get(outcome["state"], ("failed", "failed"))
+            if one == "failed":
+                one = many = f"failed: {outcome.get('class')}: {outcome.get('log_line')}"
+            key = (_owner(target, known[outcome["name"]]), one, many)
+            found.setdefault(key, []).append(outcome["name"])
+    lines = [
+        f"{owner}{', '.join(names)} {one if len(names) == 1 else many}"
+        for (owner, one, many), names in found.items()
+    ]
+    target.note([*lines, *(f"{name} removed" for name in removed)], now_text())
+
+
+VERBS = {"ready": ("serves", "serve"), "started": ("starts", "start"), "stopped": ("stopped", "stopped")}
+
+
+def _owner(store: Store, server: Any) -> str:
+    """The deployment and, where it is known, the generation of a server, as the beginning of a line."""
+    made = None
+    if NAME.fullmatch(server.deployment):
+        with contextlib.suppress(NodeError):
+            made = store.history(server.deployment).of_spec(server.name, server.spec_hash)
+    if made:
+        return f"{server.deployment} generation {made.generation}: "
+    return f"{server.deployment}: " if server.deployment else ""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program around vLLM on a node: a directory per version, kept as long as anything may start with it.
+
+A container mounts the version that it was made with. Generations of a deployment that are kept for a way back
+name theirs, so these stay too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..common import paths
+from ..common.files import read_text
+from ..common.hashing import spec_hash
+from ..docker.client import Engine
+
+_VERSION = re.compile(r"[0-9a-f]{12}")
+Program = Mapping[str, str]
+"""The present version: texts by their paths in its directory."""
+
+
+def version_of(program: Program) -> str:
+    """The name of its directory; plugin_utils/bundle.py names it so in the plan."""
+    return spec_hash(program)[:12]
+
+
+def lib_of(body: Mapping[str, Any]) -> str:
+    """The version that a container mounts, from its create body or its inspection; "" for none."""
+    for bind in (body.get("HostConfig") or {}).get("Binds") or ():
+        source, _, rest = str(bind).partition(":")
+        if rest.partition(":")[0] == paths.LIB_MOUNT:
+            return os.path.basename(source)
+    return ""
+
+
+def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
+    """What is told of writing, for versions that containers will mount."""
+    return [
+        f"write {paths.lib_dir(version)} ({len(program)} files)" for version in _lacking(program, versions)
+    ]
+
+
+def missing(program: Program, version: str) -> bool:
+    """Whether a version is neither on the node nor the one that can be written."""
+    return version not in ("", version_of(program)) and not os.path.isdir(paths.lib_dir(version))
+
+
+def write(program: Program, versions: Iterable[str]) -> None:
+    """Write the present version, if it is among these, and read it back. Raises OSError."""
+    for version in _lacking(program, versions):
+        directory = paths.lib_dir(version)
+        os.makedirs(paths.STATE_DIR, mode=0o700, exist_ok=True)
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        for name, text in program.items():
+            path = os.path.join(directory, name)
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            temporary = f"{path}.new"
+            with open(temporary, "w", encoding="utf-8", newline="") as stream:
+                os.fchmod(stream.fileno(), 0o644)
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        if _lacking(program, [version]):
+            raise OSError(5, "is not what was written", directory)
+
+
+def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
+    """Versions on the node that nothing starts with: no container but those in `gone`, and no generation.
+
+    `versions`: those of the containers that are wanted.
+    """
+    try:
+        there = {name for name in os.listdir(paths.lib_dir()) if _VERSION.fullmatch(name)}
+    except FileNotFoundError:
+        return []
+    left = there - {*versions, version_of(program)}
+    if left:
+        removed = set(gone)
+        for entry in engine.containers_labelled("instinct-fleet.instance"):
+            names = {name.lstrip("/") for name in entry.get("Names") or ()}
+            container = None if names & removed else engine.container(str(entry["Id"]))
+            left.discard(lib_of(container or {}))
+    for path in glob.glob(f"{paths.STATE_DIR}/generations/*/*.json") if left else ():
+        text = read_text(path) or ""
+        left = {version for version in left if version not in text}
+    return sorted(left)
+
+
+def remove(versions: Iterable[str]) -> None:
+    """Remove versions. What cannot be removed now is found again by the next run."""
+    for version in versions:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(paths.lib_dir(version))
+
+
+def _lacking(program: Program, versions: Iterable[str]) -> list[str]:
+    version = version_of(program)
+    if version not in versions:
+        return []
+    directory = paths.lib_dir(version)
+    same = all(read_text(os.path.join(directory, name)) == text for name, text in program.items())
+    return [] if same else [version]

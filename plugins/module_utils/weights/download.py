@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a model to a node: one download container per model and commit, which outlives the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.failure_signatures import tail
+from ..common.files import free_bytes, sized, write_atomic
+from ..common.hashing import canonical, text_hash
+from ..common.module_main import NodeError
+from ..common.run_lock import alone, leave_if_abandoned
+from ..docker.client import Engine, EngineError, Json, NotFound
+from . import cache
+from .cache import Snapshot
+from .download_errors import Asked, explain, explain_start, parse_report
+
+SECRETS_DIR = "/run/instinct-fleet"
+LABEL = "instinct-fleet.fetch"
+RUNNING, LEFT = "running", "left"
+DISK_MARGIN = 16 * 2**20  # bytes that must stay free beside the download
+
+_CACHE = "/hf"  # the cache inside the container
+_TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
+_WAIT_SLICE = 5.0  # seconds of one wait request
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What to bring and how. `token` is a secret and is in no other field; `timeout` in seconds.
+
+    program: the text of programs/download.py, which runs in the container.
+    """
+
+    snapshot: Snapshot
+    image: str
+    endpoint: str
+    token: str
+    timeout: int
+    max_workers: int
+    program: str = ""
+
+    @property
+    def container(self) -> str:
+        """The same for every run, so that a second run finds a download that the first one started."""
+        return f"instinct-fetch-{text_hash(f'{self.snapshot.repo}@{self.snapshot.commit}')[:12]}"
+
+    @property
+    def spec(self) -> str:
+        """What makes a running download ours: the same files into the same cache from the same hub."""
+        snapshot = self.snapshot
+        parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
+        return text_hash(canonical(parts))[:16]
+
+    @property
+    def asked(self) -> Asked:
+        """What messages may tell of this."""
+        snapshot, hub = self.snapshot, self.endpoint or "https://huggingface.co"
+        return Asked(snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token))
+
+
+def fetch_of(params: Mapping[str, Any]) -> Fetch:
+    """A fetch from the module's parameters. Raises NodeError."""
+    for name in ("commit", "image"):
+        if not params[name]:
+            raise NodeError(f"{name} is needed to fetch {params['repo']} from the hub.")
+    endpoint = str(params["endpoint"] or "").rstrip("/")
+    if "@" in endpoint:
+        raise NodeError("endpoint holds an account. Take it out: give the token as token.")
+    files: dict[str, int] = {}
+    for path, size in params["files"].items():
+        try:
+            files[str(path)] = int(size)
+        except (TypeError, ValueError) as error:
+            raise NodeError(f"files: the size of {path} is {size!r}, not a number of bytes.") from error
+    snapshot = Snapshot(
+        cache_dir=params["cache_dir"],
+        repo=params["repo"],
+        revision=params["revision"],
+        commit=params["commit"],
+        files=files,
+        include=tuple(params["include"]),
+        exclude=tuple(params["exclude"]),
+    )
+    cache.check_snapshot(snapshot)
+    token = str(params["token"] or "").strip()
+    limits = (params["timeout"], params["max_workers"])
+    return Fetch(snapshot, params["image"], endpoint, token, *limits, params["program"])
+
+
+def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
+    """Bring the snapshot unless it is there; verify every file; mark it as whole."""
+    with contextlib.nullcontext() if check else alone("hf_model", fetch.timeout):
+        return _converge(engine, fetch, check)
+
+
+def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
+    snapshot = fetch.snapshot
+    container = _container(engine, fetch)
+    found = cache.sizes(snapshot)
+    absent = cache.missing(snapshot, found)
+    # Another download may be writing beside us, to blobs of the same repository.
+    rubbish = {} if engine.running_labelled(LABEL) else cache.abandoned(snapshot)
+    actions = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
+    before = {"files": len(snapshot.files) - len(absent), "marked": cache.has_marker(snapshot)}
+    result = {
+        "changed": bool(actions),
+        "actions": actions,
+        "bytes": snapshot.bytes,
+        "snapshot": snapshot.path,
+        "seconds": 0.0,
+        "diff": _diff(fetch, before, bool(actions)),
+    }
+    if absent and container != RUNNING:
+        check_disk(fetch, absent, sum(rubbish.values()))
+    if check or not actions:
+        return result
+    started = time.monotonic()
+    for path in rubbish:
+        os.unlink(path)
+    if absent and container != RUNNING:
+        _start(engine, fetch, found)
+    if absent or container == RUNNING:
+        _wait(engine, fetch)
+    elif container:
+        engine.remove(fetch.container)
+    verify(fetch)
+    if not cache.has_ref(snapshot):
+        cache.write_ref(snapshot)
+    cache.make_readable(snapshot)
+    cache.write_marker(snapshot)
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def planned_actions(fetch: Fetch, found: Mapping[str, int | None], container: str) -> list[str]:
+    """What has to be done, in order; the same texts in check mode. `container`: what _container() says."""
+    snapshot = fetch.snapshot
+    absent = cache.missing(snapshot, found)
+    actions: list[str] = []
+    if container == RUNNING:
+        actions.append(f"wait for container {fetch.container} (downloads {snapshot.repo}@{snapshot.commit})")
+    elif container:
+        actions.append(f"DELETE /containers/{fetch.container} (left by an earlier run)")
+    if absent and container != RUNNING:
+        for name in cache.wrong(snapshot, found):
+            path, expected = os.path.join(snapshot.path, name), snapshot.files[name]
+            actions.append(f"remove {path} ({found[name]} bytes instead of {expected})")
+        size = sized(sum(snapshot.files[name] for name in absent))
+        actions += [
+            f"POST /containers/create?name={fetch.container} (download {snapshot.repo}@{snapshot.commit}, "
+            f"{len(absent)} files, {size}, into {snapshot.cache_dir})",
+            f"POST /containers/{fetch.container}/start",
+        ]
+    if not cache.has_ref(snapshot):
+        actions.append(f"write {snapshot.ref_path}")
+    if absent or not cache.has_marker(snapshot):
+        actions.append(f"write {snapshot.marker_path}")
+    return actions
+
+
+def _diff(fetch: Fetch, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
+    name = f"{fetch.snapshot.repo}@{fetch.snapshot.commit}"
+    after = {"files": len(fetch.snapshot.files), "marked": True} if change else dict(before)
+    return {"before": dict(before), "after": after, "before_header": name, "after_header": name}
+
+
+def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
+    return [f"remove {path} ({sized(size)} that no download goes on from)" for path, size in rubbish.items()]
+
+
+def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
+    """Raise NodeError when the disk has no room for what is missing; `freed` bytes are removed first."""
+    snapshot = fetch.snapshot
+    left = sum(snapshot.files[name] for name in absent) - cache.partial_bytes(snapshot)
+    need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir) + freed
+    if have < need:
+        raise NodeError(
+            f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {sized(have)} free, and "
+            f"{sized(need)} are needed ({len(absent)} files missing, and {sized(DISK_MARGIN)} to spare). "
+            "Remove weights that nothing uses from its hub directory, leave formats out with exclude, or "
+            "set hf_model_cache_dir to a larger disk."
+        )
+
+
+# ---- the container -----------------------------------------------------------------------------------
+
+
+def container_body(fetch: Fetch, token_path: str) -> Json:
+    """The container that downloads: it has the network and the cache; no GPU, few capabilities."""
+    snapshot = fetch.snapshot
+    config = {
+        "repo": snapshot.repo,
+        "commit": snapshot.commit,
+        "cache_dir": f"{_CACHE}/hub",
+        "include": list(snapshot.include),
+        "exclude": list(snapshot.exclude),
+        "max_workers": fetch.max_workers,
+        "token_file": _TOKEN if token_path else "",
+    }
+    mounts: list[Json] = [{"Type": "bind", "Source": snapshot.cache_dir, "Target": _CACHE}]
+    if token_path:
+        mounts.append({"Type": "bind", "Source": token_path, "Target": _TOKEN, "ReadOnly": True})
+    env = {
+        "HF_HOME": _CACHE,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
+        "HF_TOKEN_PATH": _TOKEN,
+        **({"HF_ENDPOINT": fetch.endpoint} if fetch.endpoint else {}),
+    }
+    return {
+        "Image": fetch.image,
+        "User": "0:0",
+        "Entrypoint": ["python3", "-c", fetch.program, json.dumps(config)],
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": {LABEL: fetch.spec},
+        "HostConfig": {
+            "Mounts": mounts,
+            "NetworkMode": "host",
+            "UsernsMode": "host",
+            "Init": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
+            "SecurityOpt": ["no-new-privileges"],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}},
+        },
+    }
+
+
+def _container(engine: Engine, fetch: Fetch) -> str:
+    """RUNNING when this very download is under way, LEFT for any other container of its name, "" for none."""
+    container = engine.container(fetch.container)
+    if container is None:
+        return ""
+    ours = (container["Config"].get("Labels") or {}).get(LABEL) == fetch.spec
+    return RUNNING if ours and container["State"]["Running"] else LEFT
+
+
+def _wait(engine: Engine, fetch: Fetch) -> None:
+    """Wait for the download's end; NodeError says why it failed."""
+    deadline = time.monotonic() + fetch.timeout
+    code = None
+    while code is None:
+        leave_if_abandoned()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise NodeError(
+                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It goes on in "
+                f"container {fetch.container} (docker logs {fetch.container}): run again to wait for it, or "
+                "raise hf_model_timeout.",
+                changed=True,
+            )
+        try:
+            code = engine.wait(fetch.container, min(left, _WAIT_SLICE))
+        except NotFound as error:
+            raise NodeError(
+                f"Container {fetch.container} was removed while it downloaded {fetch.snapshot.repo}. Run "
+                "again: what is on disk is kept.",
+                changed=True,
+            ) from error
+    log = engine.logs(fetch.container)
+    engine.remove(fetch.container)
+    report = parse_report(log)
+    if code != 0 or not (report or {}).get("ok"):
+        message = explain(fetch.asked, report, code, log)
+        raise NodeError(message, changed=True, log=tail(log) if report is None else [])
+
+
+def _start(engine: Engine, fetch: Fetch, found: Mapping[str, int | None]) -> None:
+    snapshot = fetch.snapshot
+    # What an earlier run left: an ended download, or one of other files, which gets time to close its own.
+    engine_stop_and_remove(engine, fetch.container)
+    for name in cache.wrong(snapshot, found):
+        cache.remove_file(snapshot, name)
+    os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
+    token_path = _write_token(fetch.token)
+    try:
+        engine.create(fetch.container, container_body(fetch, token_path))
+        engine.start(fetch.container)
+    except EngineError as error:
+        engine.remove(fetch.container)
+        raise NodeError(explain_start(fetch.asked, str(error))) from error
+    finally:
+        # The container has the file mounted by now, and keeps it without its name.
+        _remove_token()
+
+
+def engine_stop_and_remove(engine: Engine, name: str, seconds: int = 10) -> None:
+    """Stop a container if there is one, and remove it."""
+    try:
+        engine.stop(name, seconds)
+    except NotFound:
+        return
+    engine.remove(name)
+
+
+def _write_token(token: str) -> str:
+    """Put the token where only root reads it; its path, or "" without a token."""
+    _remove_token()
+    if not token:
+        return ""
+    os.makedirs(SECRETS_DIR, mode=0o700, exist_ok=True)
+    os.chmod(SECRETS_DIR, 0o700)
+    path = os.path.join(SECRETS_DIR, "hf_token")
+    write_atomic(path, token, 0o600)
+    return path
+
+
+def _remove_token() -> None:
+    try:
+        os.unlink(os.path.join(SECRETS_DIR, "hf_token"))
+    except FileNotFoundError:
+        return
+
+
+def verify(fetch: Fetch) -> None:
+    """Raise NodeError unless every file is there with its size."""
+    snapshot = fetch.snapshot
+    found = cache.sizes(snapshot)
+    absent = cache.missing(snapshot, found)
+    if not absent:
+        return
+    first = absent[0]
+    have = "is missing" if found[first] is None else f"has {found[first]} bytes"
+    raise NodeError(
+        f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
+        f"{len(snapshot.files)} files are not as the hub listed them: {first} {have}, expected "
+        f"{snapshot.files[first]} bytes. Run again to fetch them anew; if it stays, run playbooks/plan.yml "
+        "-e refresh=true, and check the exclude patterns.",
+        changed=True,
+    )

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a download failed, in plain words, with the next step. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.container_answers import REPORT
+from ..common.failure_signatures import tail
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the hub, as far as messages tell it; with_token says whether there was a token."""
+
+    repo: str
+    commit: str
+    hub: str
+    cache_dir: str
+    image: str
+    with_token: bool
+
+
+def parse_report(log: str) -> dict[str, Any] | None:
+    """The report that the program printed; None when it did not come to that."""
+    for line in reversed(log.splitlines()):
+        if line.startswith(REPORT):
+            try:
+                report = json.loads(line[len(REPORT) :])
+            except ValueError:
+                return None
+            return report if isinstance(report, dict) else None
+    return None
+
+
+def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str) -> str:
+    """Why a download failed, in plain words, with the next step."""
+    repo = asked.repo
+    if report is None or not report.get("causes"):
+        if code in (137, 143):
+            return (
+                f"The download of {repo} was stopped from outside (exit code {code}). Run again: it goes on."
+            )
+        last = " | ".join(tail(log, 2)) or "it wrote no log"
+        return f"The download of {repo} broke off (exit code {code}): {last}"
+    chain = report["causes"]
+    names = {name for link in chain for name in link["types"]}
+    text = str(chain[0]["text"]).strip() or "/".join(chain[0]["types"][:1])
+    status = next((link["status"] for link in chain if link["status"]), None)
+    errno = next((link["errno"] for link in chain if isinstance(link["errno"], int)), None)
+    texts = " ".join(str(link["text"]) for link in chain)
+    for matches, plain in _explanations(asked, names, status, errno, texts):
+        if matches:
+            return f"Cannot fetch {repo}: {plain} ({_short(text)})"
+    return f"Cannot fetch {repo}: {chain[0]['types'][0]}: {_short(text)}"
+
+
+def _explanations(
+    asked: Asked, names: set[str], status: int | None, errno: int | None, text: str
+) -> Sequence[tuple[bool, str]]:
+    """(whether it is this, what to tell), the more specific first."""
+    hub, page = asked.hub, f"{asked.hub}/{asked.repo}"
+    token = asked.with_token
+    no_repo = "RepositoryNotFoundError" in names
+    network = re.search(r"Connect|Timeout|ProxyError|NetworkError|ProtocolError|gaierror", " ".join(names))
+    return (
+        (
+            "GatedRepoError" in names and not token,
+            f"the model is gated, and no token was given. Accept its terms at {page}, make a read token "
+            "there, and set hf_model_token (or hf_model_token_file).",
+        ),
+        (
+            "GatedRepoError" in names,
+            f"the model is gated, and the account of this token has no access. Accept its terms at {page} "
+            "with that account (some are granted by hand, later); a fine-grained token also needs the right "
+            "to read gated repositories.",
+        ),
+        (
+            "RevisionNotFoundError" in names,
+            f"it has no commit {asked.commit}. It may have been rewritten: run playbooks/plan.yml -e "
+            "refresh=true to pin the revision again.",
+        ),
+        (
+            no_repo and not token,
+            f"{hub} has no such model, or it is private. Check the name; for a private one set "
+            "hf_model_token.",
+        ),
+        (
+            status == 401 or (no_repo and status != 404),
+            f"{hub} does not accept the token. It is wrong or expired: make a new one, and set "
+            "hf_model_token (or hf_model_token_file).",
+        ),
+        (
+            no_repo or status == 404,
+            f"{hub} has no such model, or the token's account may not see it. Check the name and the "
+            "account.",
+        ),
+        (status == 403, f"{hub} forbids it (403). The token lacks the right to read this repository."),
+        (
+            status == 429,
+            f"{hub} limits the number of requests from this address or account (429). Wait some minutes and "
+            "run again (what is on disk is kept); a token raises the limit, and a mirror "
+            "(hf_model_endpoint) avoids it.",
+        ),
+        (
+            bool(status and status >= 500),
+            f"{hub} fails (HTTP {status}). Run again later: what is on disk is kept.",
+        ),
+        (
+            errno == 28 or "No space left on device" in text,
+            f"the disk of {asked.cache_dir} is full. Make room, and run again: what is on disk is kept.",
+        ),
+        (
+            errno in (1, 13, 30),
+            f"the cache {asked.cache_dir} cannot be written. Check its owner, its mount and its file system.",
+        ),
+        (
+            "ImportError" in names,
+            f"the image {asked.image} has no usable huggingface_hub. Use a vLLM image.",
+        ),
+        (
+            "SSLError" in names or "CERTIFICATE_VERIFY_FAILED" in text,
+            f"the certificate of {hub} is not trusted inside the container.",
+        ),
+        (
+            bool(network) or "LocalEntryNotFoundError" in names,
+            f"{hub} cannot be reached from this node. Check name resolution, firewall and proxy, or set "
+            "hf_model_endpoint to a mirror; run again to go on (what is on disk is kept).",
+        ),
+    )
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:300] + " …"
+
+
+def explain_start(asked: Asked, message: str) -> str:
+    """Why the download container could not be started."""
+    if "No such image" in message:
+        return (
+            f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. Run "
+            f"the vllm_image role first. (Docker says: {message})"
+        )
+    if "python3" in message and "not found" in message:
+        return (
+            f"The image {asked.image} has no python3 in its PATH. Use a vLLM image. (Docker says: {message})"
+        )
+    return f"The download container of {asked.repo} could not be started: {message}"

@@ -1,0 +1,95 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of bench_report; the work is done on the control node, by plugins/action/bench_report.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: bench_report
+short_description: Gather the benchmarks of all nodes into one directory of results
+version_added: "0.1.0"
+description:
+  - Reads what M(vllm_bench) returned on each node from the variables of the hosts (C(__benchmark_serve),
+    C(__benchmark_offline), or a list of benchmarks in
+    C(benchmark_results)), and what the node is from C(__benchmark_state), a M(node_state) registered just
+    before the measurement, else from C(node_state_result), which tells of the node before it was changed.
+  - Writes C(results_dir/run/) with C(summary.json), C(benchmarks.csv), vLLM's own output in C(raw/),
+    C(report.html) and C(plan.json), and points the symbolic link C(results_dir/latest) at it. The directory
+    appears complete or not at all, and a run that exists is never overwritten.
+  - Runs on the control node only, once for the whole play, and connects to nothing.
+  - A host that failed or could not be reached is named among the failures; it does not make this task fail.
+  - Values of secret variables and options are masked, and the inventory's secrets wherever they turn up.
+options:
+  run:
+    description:
+      - Name of the run. Empty for the time in UTC. If there is such a run already, C(-2), C(-3) and so on is
+        added.
+    type: str
+    default: ""
+  results_dir:
+    description: Where runs are kept. A relative path starts where ansible-playbook was started.
+    type: path
+    default: results
+  hosts:
+    description:
+      - Hosts that were to be measured. Default is the hosts of the play that are in the group C(instinct),
+        those that failed included, else that group.
+    type: list
+    elements: str
+  report:
+    description: Write C(report.html). Without it no plot is drawn.
+    type: bool
+    default: true
+  plan:
+    description: The plan, of which a copy is kept. Default is that of C(fleet_plan_result), if there is one.
+    type: dict
+attributes:
+  check_mode:
+    description: Nothing is measured in check mode, so nothing is written.
+    support: full
+  diff_mode:
+    description: A run is always new.
+    support: none
+author:
+  - instinct-fleet maintainers
+seealso:
+  - module: node_state
+  - module: vllm_bench
+"""
+
+EXAMPLES = r"""
+- name: Measure serving
+  instinct.fleet.vllm_bench:
+    run: "20260131"
+    kind: serve
+    targets: "{{ benchmark_instances }}"
+  register: __benchmark_serve
+
+- name: Report
+  instinct.fleet.bench_report:
+    run: "20260131"
+  run_once: true
+"""
+
+RETURN = r"""
+run:
+  description: Name of the run, as written.
+  returned: when something was measured or failed
+  type: str
+  sample: 20260131T101500Z
+directory:
+  description: Where the files are.
+  returned: when something was measured or failed
+  type: path
+  sample: /home/operator/fleet/results/20260131T101500Z
+failures:
+  description: What was to be measured and was not, or not fully.
+  returned: when something was measured or failed
+  type: list
+  elements: dict
+  sample: [{host: n3, what: connection, message: "Connection timed out"}]
+text:
+  description: The summary for people, as printed.
+  returned: when something was measured or failed
+  type: str
+"""

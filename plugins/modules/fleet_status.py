@@ -1,0 +1,65 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of fleet_status; the work is done on the control node, by plugins/action/fleet_status.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fleet_status
+short_description: Tell what runs in the fleet, in one table
+version_added: "0.1.0"
+description:
+  - Judges what M(instance_status) found on each host of the play, registered as C(instance_status_result), and prints
+    a table - by deployment, trouble first with its first error and the next step, instances in equal state in one line.
+  - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing. Hosts that were not
+    reached are told too; a load balancer knows which instances they have.
+  - Does not fail by itself; RV(verdict) says what does not serve.
+options:
+  detail:
+    description: One line for every instance.
+    type: bool
+    default: false
+  status_file:
+    description: Write the status as JSON to this file on the control node, also in check mode.
+    type: path
+attributes:
+  check_mode:
+    description: Nothing is ever changed.
+    support: full
+  diff_mode:
+    description: Nothing is ever changed.
+    support: none
+author:
+  - instinct-fleet maintainers
+seealso:
+  - module: instance_status
+"""
+
+EXAMPLES = r"""
+- name: Read what runs
+  instinct.fleet.instance_status:
+  become: true
+  register: instance_status_result
+
+- name: Tell
+  instinct.fleet.fleet_status:
+    detail: true
+  run_once: true
+  register: fleet_status_result
+"""
+
+RETURN = r"""
+status:
+  description: Deployments with their sums, instances, hosts that were not reached, load balancers, problems.
+  returned: success
+  type: dict
+verdict:
+  description: What does not serve, in one line; empty when all of it does.
+  returned: success
+  type: str
+  sample: "1 of 8 instances do not serve: llama-1 on mi300x-02 (gave up)."
+text:
+  description: The table, as printed.
+  returned: success
+  type: str
+"""

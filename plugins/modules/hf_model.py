@@ -1,0 +1,188 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: bring a model's weights to a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: hf_model
+short_description: Download a model from the Hugging Face hub into a node's cache, pinned to a commit
+version_added: "0.1.0"
+description:
+  - Downloads a snapshot with the C(huggingface_hub) of the vLLM image, in a container that has the network
+    and the cache and nothing else. The node needs no Python packages.
+  - The download goes on when the control node dies, and the next run waits for it. When the download itself
+    was
+    killed, the next one keeps all files that are whole, and goes on with the others as far as the image's
+    C(huggingface_hub) can.
+  - Afterwards every file's size is compared with what the hub listed, and a marker says that the snapshot is
+    whole. A second run only looks at the files, and needs no hub.
+  - A model given by an absolute path is not fetched; only its presence is checked.
+author: instinct-fleet contributors (@instinct-fleet)
+requirements:
+  - a Docker engine on the node, with the image
+options:
+  repo:
+    description: Repository of the hub, C(org/name), or an absolute path of the node.
+    type: str
+    required: true
+  commit:
+    description: The commit to fetch, 40 hex digits. Needed unless O(repo) is a path.
+    type: str
+  revision:
+    description:
+      - Branch or tag that stood for O(commit) when it was pinned. The cache notes it, so that offline
+        look-ups by this name find the commit.
+    type: str
+    default: main
+  image:
+    description: The image to run the download in. Needed unless O(repo) is a path.
+    type: str
+  files:
+    description: The files to have, as a map of path to size in bytes. Needed unless O(repo) is a path.
+    type: dict
+    default: {}
+  include:
+    description: Patterns of files to fetch, as C(--include) of the hub's client; empty for all.
+    type: list
+    elements: str
+    default: []
+  exclude:
+    description: Patterns of files to leave out, as C(--exclude) of the hub's client.
+    type: list
+    elements: str
+    default: []
+  cache_dir:
+    description: C(HF_HOME) on the node; snapshots are below its C(hub) directory.
+    type: path
+    default: /var/lib/instinct-fleet/hf
+  endpoint:
+    description: A mirror of the hub, as C(HF_ENDPOINT).
+    type: str
+  token:
+    description:
+      - Hub token for gated and private models.
+      - It is written to C(/run/instinct-fleet/hf_token) (root only) for the moment in which the container
+        starts, and removed. It is in no argument, variable, label or log.
+    type: str
+  timeout:
+    description: Seconds to wait for the download. A longer one goes on, and the next run waits for it.
+    type: int
+    default: 86400
+  max_workers:
+    description: Files downloaded at once.
+    type: int
+    default: 8
+  program:
+    description: The program that downloads. The action plugin of this module's name gives it; leave it out.
+    type: str
+    default: ""
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+attributes:
+  check_mode:
+    support: full
+    description:
+      - Says what would be fetched, after the same disk check. A node without an engine counts as one on which
+        nothing runs.
+  diff_mode:
+    support: full
+    description: How many of the files are there, and whether the marker stands, before and after.
+  idempotent:
+    support: full
+    description: Files that are there with their size are not fetched again.
+"""
+
+EXAMPLES = r"""
+- name: Fetch a model without the copies in other formats
+  instinct.fleet.hf_model:
+    repo: amd/Llama-3.1-8B-Instruct-FP8-KV
+    commit: fa42f9a9105c545755fea25cf69f49ac8c8b40e1
+    image: rocm/vllm@sha256:8f1c2d0e5b7a4f6392d1c0b5a4e3f2d1c0b9a8f7e6d5c4b3a2f1e0d9c8b7a6f5
+    exclude: ["original/*"]
+    token: "{{ vault_hf_token }}"
+    files:
+      config.json: 1234
+      model-00001-of-00002.safetensors: 4886466168
+
+- name: Check a model that was put on the node by other means
+  instinct.fleet.hf_model:
+    repo: /data/models/my-llama
+"""
+
+RETURN = r"""
+snapshot:
+  description: The snapshot's directory on the node, or the model's own path.
+  type: str
+  returned: success
+  sample: /var/lib/instinct-fleet/hf/hub/models--lab--tiny-llama/snapshots/0123456789abcdef
+bytes:
+  description: Size of all files together; null for a model given by path.
+  type: int
+  returned: success
+seconds:
+  description: How long fetching and verifying took.
+  type: float
+  returned: success
+actions:
+  description: Requests and files written, in order; in check mode those that would be.
+  type: list
+  elements: str
+  returned: success
+log:
+  description: Last lines of a download that broke off without a report of its own.
+  type: list
+  elements: str
+  returned: when such a download fails
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
+    finish,
+    refuse_short_secrets,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache import local_model
+from ansible_collections.instinct.fleet.plugins.module_utils.weights.download import converge, fetch_of
+
+
+def argument_spec():
+    """The module's options."""
+    return {
+        "repo": {"type": "str", "required": True},
+        "commit": {"type": "str"},
+        "revision": {"type": "str", "default": "main"},
+        "image": {"type": "str"},
+        "files": {"type": "dict", "default": {}},
+        "include": {"type": "list", "elements": "str", "default": []},
+        "exclude": {"type": "list", "elements": "str", "default": []},
+        "cache_dir": {"type": "path", "default": paths.HF_CACHE},
+        "endpoint": {"type": "str"},
+        "token": {"type": "str", "no_log": True},
+        "timeout": {"type": "int", "default": 86400},
+        "max_workers": {"type": "int", "default": 8},
+        "program": {"type": "str", "default": ""},
+        "docker_socket": {"type": "path", "default": SOCKET},
+    }
+
+
+def work(params, check):
+    """Bring the model. Returns the module's result."""
+    refuse_short_secrets({"token": params["token"]})
+    if params["repo"].startswith("/"):
+        local_model(params["repo"])
+        return {"changed": False, "actions": [], "snapshot": params["repo"], "bytes": None, "seconds": 0.0}
+    return converge(connect(params["docker_socket"], check), fetch_of(params), check)
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [module.params["token"]], lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

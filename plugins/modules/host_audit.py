@@ -1,0 +1,88 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of host_audit; the work is done on the control node, by plugins/action/host_audit.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_audit
+short_description: Judge the fleet's hosts against what AMD asks of them
+version_added: "0.1.0"
+description:
+  - Compares what M(host_facts) found on each host, registered as C(host_facts_result), with the items of
+    C(catalog/host_items.yml), and prints a table - hosts in equal state together, the worst first.
+  - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing.
+  - Does not fail by itself; RV(failing) names the hosts with a required item wrong.
+options:
+  hosts:
+    description: Hosts to judge. Default is the hosts of the play that are in the group C(instinct), else that group.
+    type: list
+    elements: str
+  explain:
+    description: Tell every item with its reason and source, and the BIOS settings that Linux does not show.
+    type: bool
+    default: false
+  audit_file:
+    description: Write the audit as JSON to this file on the control node, also in check mode.
+    type: path
+attributes:
+  check_mode:
+    description: Nothing is ever changed.
+    support: full
+  diff_mode:
+    description: Nothing is ever changed.
+    support: none
+author:
+  - instinct-fleet maintainers
+seealso:
+  - module: host_facts
+"""
+
+EXAMPLES = r"""
+- name: Read the host
+  instinct.fleet.host_facts:
+  become: true
+  register: host_facts_result
+
+- name: Judge
+  instinct.fleet.host_audit:
+    audit_file: audit.json
+  run_once: true
+  register: host_audit_result
+"""
+
+RETURN = r"""
+hosts:
+  description: Result, findings and what prepare.yml would do, by host.
+  returned: success
+  type: dict
+failing:
+  description: Hosts with a required item wrong.
+  returned: success
+  type: list
+  elements: str
+  sample: [n3]
+verdict:
+  description: The same in one line with what is wrong; empty when nothing is.
+  returned: success
+  type: str
+  sample: "Wrong on n3: iommu-pt."
+waiting:
+  description: Items that take a reboot, by host.
+  returned: success
+  type: dict
+  sample: {n3: [iommu-pt]}
+todo:
+  description: Hosts on which prepare.yml has something to do, as M(ansible.builtin.add_host) wants them.
+  returned: success
+  type: list
+  elements: dict
+spanning:
+  description: Instances of deployments over several hosts of which one takes a reboot, by host, for M(vllm_server).
+  returned: success
+  type: dict
+text:
+  description: The audit for people, as printed.
+  returned: success
+  type: str
+"""

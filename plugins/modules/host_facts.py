@@ -1,0 +1,119 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: read a host for its audit."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_facts
+short_description: Read all that the audit of an AMD Instinct host looks at
+version_added: "0.1.0"
+description:
+  - Reads in one call what M(node_state) reads, and beside it the kernel command line of this boot and the next, sysctls
+    with the file that sets each at boot, CPU governors and idle states, huge pages, limits, PCI links, Access Control
+    Services, RDMA ports, the state of the clock, and what amdgpu said in the kernel log.
+  - Changes nothing, and judges nothing; M(host_audit) does. Runs C(dmesg) and no other program.
+  - A source that cannot be read gives null, and an entry in RV(host_facts.problems).
+options:
+  cache_dirs:
+    description: Hugging Face caches (C(HF_HOME)) whose disks are looked at, as M(node_state) has them.
+    type: list
+    elements: path
+attributes:
+  check_mode:
+    description: Can run in check mode and return the same result, as it only reads.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed. Nothing ever does.
+    support: none
+  idempotent:
+    description: Running it twice in a row changes nothing.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node
+  - root, to see PCI configuration space and the kernel log
+seealso:
+  - module: node_state
+  - module: host_audit
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Read the host
+  instinct.fleet.host_facts:
+  become: true
+  register: host_facts_result
+"""
+
+RETURN = r"""
+node_state:
+  description: As M(node_state) returns it.
+  returned: success
+  type: dict
+host_facts:
+  description: What the audit looks at beside it. Sizes are bytes.
+  returned: success
+  type: dict
+  contains:
+    cmdline: {description: Words of the kernel command line now and at the next boot by C(file)., type: dict}
+    sysctls: {description: Value now and at boot with the file and line that set it, by key., type: dict}
+    cpu: {description: "Vendor, CPUs by governor, idle states with the CPUs that may enter them, SMT.", type: dict}
+    huge_pages: {description: How transparent huge pages are given out., type: str, sample: madvise}
+    boot_settings: {description: What C(tmpfiles.d) writes below C(/sys) at boot., type: dict}
+    tuned: {description: Profile of the tuned daemon; null when it does not run., type: str}
+    limits: {description: File and value of the limits that hold for all users., type: dict}
+    shm_bytes: {description: Size of C(/dev/shm)., type: int}
+    pci_gpus: {description: AMD's accelerators on the PCI bus., type: list, elements: dict}
+    acs: {description: "Bridges that have Access Control Services, and those that have them on.", type: dict}
+    iommus: {description: How many IOMMUs the kernel found., type: int}
+    nics: {description: Ports of RDMA NICs., type: list, elements: dict}
+    clock_synchronized: {description: Whether the clock is kept in time; null when that is not known., type: bool}
+    kernel_log: {description: Lines of amdgpu that tell of trouble., type: dict}
+    problems: {description: Sources that could not be read., type: list, elements: dict}
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import read_host
+
+ROOT = "/"
+
+
+def argument_spec() -> dict[str, Any]:
+    """The module's arguments, as DOCUMENTATION describes them."""
+    return {"cache_dirs": {"type": "list", "elements": "path"}}
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Read both parts."""
+
+    def run(command: list[str]) -> str:
+        # Without this, a program that is not there would end the module.
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"}, handle_exceptions=False)
+        if code:
+            raise OSError(err.strip() or f"{command[0]} ended with {code}")
+        return str(out)
+
+    source = node_state.Source(ROOT)
+    facts = read_host(source, run)
+    facts["problems"] = source.problems
+    args = {**node_state.DEFAULTS, "sysfs_root": ROOT, "cache_dirs": module.params["cache_dirs"]}
+    return {"changed": False, "host_facts": facts, "node_state": node_state.node_state(args)}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [], lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

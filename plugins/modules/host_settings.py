@@ -1,0 +1,271 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: settings of the running kernel and of logins, now and after every boot."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_settings
+short_description: Set sysctls, files of sysfs and limits, now and after every boot
+version_added: "0.1.0"
+description:
+  - Sets values in the running kernel, and writes what sets them again at boot - a file in C(sysctl.d), one in
+    C(tmpfiles.d) with a unit that applies it late in the boot, and one in C(limits.d). Other lines in these files are
+    kept.
+  - A sysctl that another file under C(/etc) would set otherwise later in a boot is commented out there; such a file
+    elsewhere belongs to a package, and is an error that names it.
+  - Reads back what it wrote.
+options:
+  sysctl:
+    description: Values by key.
+    type: dict
+    default: {}
+  sysfs:
+    description: Values by file below C(/sys); a name may have C(*) in it for any CPU or device.
+    type: dict
+    default: {}
+  limits:
+    description: Soft and hard limits of every user, root included, by their names in C(limits.conf). For new logins.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    description: Can run in check mode and return what it would do, without touching anything.
+    support: full
+  diff_mode:
+    description: Will return values and files before and after.
+    support: full
+  idempotent:
+    description: Running it again changes nothing.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node
+  - root
+  - systemd, for files of sysfs to last
+seealso:
+  - module: kernel_cmdline
+  - module: numa_balancing
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Keep the CPUs awake and their clock high
+  instinct.fleet.host_settings:
+    sysfs:
+      /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor: performance
+      /sys/devices/system/cpu/cpu*/cpuidle/state2/disable: "1"
+    limits:
+      memlock: unlimited
+  become: true
+"""
+
+RETURN = r"""
+actions:
+  description: What was written, in order; in check mode what would be.
+  returned: success
+  type: list
+  elements: str
+  sample: ["write performance > /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor (384 files)"]
+"""
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import chosen
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source, sysctl_settings
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import (
+    FILE,
+    Edit,
+    Setting,
+    SysctlError,
+    keep,
+    runtime_path,
+    same,
+)
+
+ROOT = "/"
+
+
+@dataclass(frozen=True)
+class Write:
+    """A value for files of the kernel that do not have it; `name` is the pattern that they were found by."""
+
+    name: str
+    value: str
+    files: tuple[str, ...]
+    old: str
+
+    @property
+    def text(self) -> str:
+        """For `actions`."""
+        more = f" ({len(self.files)} files)" if len(self.files) > 1 else ""
+        return f"write {self.value} > {self.name}{more}"
+
+
+def argument_spec() -> dict[str, Any]:
+    """The module's arguments, as DOCUMENTATION describes them."""
+    return {name: {"type": "dict", "default": {}} for name in ("sysctl", "sysfs", "limits")}
+
+
+def local(path: str) -> str:
+    """Where a path of the node is for this process."""
+    return ROOT.rstrip("/") + path
+
+
+def real(path: str) -> str:
+    """A path of the node with its links followed."""
+    return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
+
+
+def text_of(path: str) -> str:
+    """A file's text; empty when it is not there."""
+    try:
+        with open(local(path), encoding="utf-8", errors="surrogateescape") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
+
+
+def value_of(path: str) -> str:
+    """What a file of the kernel says. Raises NodeError when it is not there."""
+    try:
+        return chosen(text_of(path).strip()) or ""
+    except OSError as error:
+        raise NodeError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
+    """Files of the kernel whose value differs. Raises NodeError for a sysctl that this kernel does not have."""
+    found = []
+    for key, value in sysctl.items():
+        path = runtime_path(key)
+        if not os.path.exists(local(path)):
+            raise NodeError(f"This kernel has no sysctl {key}.")
+        old = value_of(path)
+        if not same(old, value):
+            found.append(Write(path, value, (path,), old))
+    for pattern, value in sysfs.items():
+        files = sorted("/" + os.path.relpath(file, local("/")) for file in glob.glob(local(pattern)))
+        if not files:
+            raise NodeError(f"No file is called {pattern} on this host.")
+        olds = {file: value_of(file) for file in files}
+        wrong = tuple(file for file, old in olds.items() if old != value)
+        if wrong:
+            found.append(Write(pattern, value, wrong, ", ".join(sorted({olds[file] for file in wrong}))))
+    return found
+
+
+def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
+    """Edits that make sysctls last, one key after the other. Raises NodeError."""
+    source = Source(ROOT)
+    found: dict[str, Edit] = {}
+    for key, value in sysctl.items():
+        settings = [
+            Setting(file, real(file), line, said) for file, line, said in sysctl_settings(source, key)
+        ]
+        if settings and same(settings[-1].value, value):
+            continue
+        files = {path: text_of(path) for path in {FILE, *(setting.real for setting in settings)}}
+        files.update({path: edit.new for path, edit in found.items()})
+        try:
+            edits, _ = keep(key, value, settings, files)
+        except SysctlError as error:
+            raise NodeError(str(error)) from None
+        for edit in edits:
+            before = found.get(edit.path)
+            said = f"{before.text}; {edit.text}" if before else edit.text
+            found[edit.path] = Edit(edit.path, before.old if before else edit.old, edit.new, said)
+    return list(found.values())
+
+
+def apply(module: AnsibleModule, edits: list[Edit], changed: list[Write], link: bool) -> None:
+    """Files first, then the kernel: a crash in between leaves nothing that a boot undoes."""
+    for edit in edits:
+        os.makedirs(os.path.dirname(local(edit.path)), mode=0o755, exist_ok=True)
+        temporary = os.path.join(module.tmpdir, "host_settings")
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(edit.new)
+        if not os.path.exists(local(edit.path)):
+            os.chmod(temporary, 0o644)
+        module.atomic_move(temporary, local(edit.path))
+    if link:
+        os.makedirs(os.path.dirname(local(persistent_files.WANTED_BY)), mode=0o755, exist_ok=True)
+        os.symlink(persistent_files.UNIT, local(persistent_files.WANTED_BY))
+    if os.path.isdir(local("/run/systemd/system")) and any(
+        edit.path == persistent_files.UNIT for edit in edits
+    ):
+        module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+    for write in changed:
+        for file in write.files:
+            with open(local(file), "w", encoding="ascii") as stream:
+                stream.write(f"{write.value}\n")
+
+
+def diff(edits: list[Edit], changed: list[Write]) -> list[dict[str, str]]:
+    """Before and after of files and values."""
+    found = [(edit.path, edit.old, edit.new) for edit in edits]
+    found += [(write.name, f"{write.old}\n", f"{write.value}\n") for write in changed]
+    return [
+        {"before_header": name, "before": old, "after_header": name, "after": new} for name, old, new in found
+    ]
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    sysctl, sysfs, limits = (
+        {str(key): str(value) for key, value in module.params[name].items()}
+        for name in ("sysctl", "sysfs", "limits")
+    )
+    for path in sysfs:
+        if not path.startswith("/sys/") or ".." in path:
+            raise NodeError(f"sysfs: {path} is not a file below /sys.")
+    changed = writes(sysctl, sysfs)
+    files = {
+        path: text_of(path)
+        for path in (persistent_files.TMPFILES, persistent_files.UNIT, persistent_files.LIMITS)
+    }
+    edits = sysctl_edits(sysctl) + list(persistent_files.edits(files, sysfs, limits))
+    link = bool(sysfs) and not os.path.lexists(local(persistent_files.WANTED_BY))
+    actions = [edit.text for edit in edits] + ([f"link {persistent_files.WANTED_BY}"] if link else [])
+    actions += [write.text for write in changed]
+    result: dict[str, Any] = {"changed": bool(actions), "actions": actions}
+    if module._diff:
+        result["diff"] = diff(edits, changed)
+    if actions and os.geteuid() != 0:
+        raise NodeError("Settings of a host need root: use become: true (-b).")
+    if module.check_mode or not actions:
+        return result
+    try:
+        apply(module, edits, changed, link)
+    except OSError as error:
+        raise NodeError(
+            f"Cannot write {error.filename or 'a file'}: {error.strerror or error}.", **result
+        ) from None
+    left = writes(sysctl, sysfs)
+    if left:
+        raise NodeError(
+            f"{left[0].name} reads back {left[0].old} and not {left[0].value}. Something else on this host sets it.",
+            **result,
+        )
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [], lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: what runs on a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: instance_status
+short_description: Read what runs on a node, and what its load balancer sends where
+version_added: "0.1.0"
+description:
+  - Reads in one call every instance of the node - its container, what its supervisor says of it and of its failures,
+    C(/health), and C(/metrics) twice a second apart, all instances at the same time.
+  - On a host with a load balancer it reads HAProxy's servers too.
+  - Changes nothing and judges nothing; M(fleet_status) does.
+author: instinct-fleet contributors (@instinct-fleet)
+options:
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+attributes:
+  check_mode:
+    description: Can run in check mode and return the same result, as it only reads.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed. Nothing ever does.
+    support: none
+  idempotent:
+    description: Running it twice in a row changes nothing.
+    support: full
+seealso:
+  - module: fleet_status
+  - module: node_state
+"""
+
+EXAMPLES = r"""
+- name: Read what runs
+  instinct.fleet.instance_status:
+  become: true
+  register: instance_status_result
+"""
+
+RETURN = r"""
+instance_status:
+  description: What was found. Times are seconds since the epoch.
+  returned: success
+  type: dict
+  contains:
+    schema: {description: Version of this structure., type: int, sample: 1}
+    now: {description: The node's clock., type: float}
+    instances:
+      description:
+        - One entry per container of an instance. C(health) is the status of C(/health), 0 without an answer and null
+          when it was not asked; C(metrics) is null when there are none; C(failure) is what the log says of a container
+          that ended by itself and has no supervisor.
+      type: list
+      elements: dict
+      sample: [{name: llama-0, deployment: llama, status: running, exit_code: 0, oom_killed: false, started: 1.0,
+                finished: null, restarts: 0, spec_hash: 12ab, image: "r@sha256:22", vllm: 0.11.2,
+                endpoint: {host: 127.0.0.1, port: 8000}, ready: true, supervisor: null, health: 200,
+                metrics: {running: 3, waiting: 0, kv: 0.12, tokens_per_second: 210.5, prompt_tokens_per_second: 90.0,
+                          generated: 1000}, failure: null}]
+    balancer:
+      description: Servers of the load balancer on this host; null where there is none. C(out) says who took it out.
+      type: dict
+      sample: {error: "", servers: [{name: "llama/n1.llama-0:8000", host: n1, instance: llama-0, deployment: llama,
+                                     state: ready, up: true, check: L7OK, requests: 3, out: null}]}
+    problems: {description: What could not be read., type: list, elements: str}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import Node, read_node
+
+
+def argument_spec():
+    """The module's options."""
+    return {"docker_socket": {"type": "path", "default": SOCKET}}
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    node = Node(docker_socket=module.params["docker_socket"])
+    finish(module, [], lambda: {"changed": False, "instance_status": read_node(node)})
+
+
+if __name__ == "__main__":
+    main()

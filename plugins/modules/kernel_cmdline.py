@@ -1,0 +1,185 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: words on the kernel's command line, from the next boot on."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_cmdline
+short_description: Put words on the kernel command line of the next boots
+version_added: "0.1.0"
+description:
+  - Adds parameters to the kernel's command line in the boot loader's configuration. They hold from the next boot on;
+    this module does not reboot.
+  - On systems with C(grubby) (RHEL and its kin) through it, for every kernel. On Debian and Ubuntu through a file in
+    C(/etc/default/grub.d) and C(update-grub); C(/etc/default/grub) is left alone.
+  - Reads the boot loader's configuration back. Parameters that are there already, be it by another file, are not
+    added again; C(pci=a,b) counts as C(pci=a) and C(pci=b).
+options:
+  words:
+    description: Parameters such as C(iommu=pt). Without white space or quotes.
+    type: list
+    elements: str
+    required: true
+attributes:
+  check_mode:
+    description: Can run in check mode and return what it would do, without touching anything.
+    support: full
+  diff_mode:
+    description: Will return the command line of the next boot before and after.
+    support: full
+  idempotent:
+    description: Running it again changes nothing.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node
+  - root
+seealso:
+  - module: host_settings
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Let the GPUs pass the IOMMU from the next boot on
+  instinct.fleet.kernel_cmdline:
+    words: [pci=realloc=off, pci=bfsort, iommu=pt]
+  become: true
+"""
+
+RETURN = r"""
+before:
+  description: Words of the next boot as it was; null when the boot loader's configuration could not be read.
+  returned: success
+  type: list
+  elements: str
+after:
+  description: The same afterwards, read back; in check mode as it would be.
+  returned: success
+  type: list
+  elements: str
+reboot_required:
+  description: Whether a word is missing on the command line of the running kernel.
+  returned: success
+  type: bool
+actions:
+  description: Files written and commands run, in order; in check mode those that would be.
+  returned: success
+  type: list
+  elements: str
+  sample: ["write iommu=pt > /etc/default/grub.d/60-instinct-fleet.cfg", update-grub]
+"""
+
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import next_boot
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
+
+ROOT = "/"
+
+
+def argument_spec() -> dict[str, Any]:
+    """The module's arguments, as DOCUMENTATION describes them."""
+    return {"words": {"type": "list", "elements": "str", "required": True}}
+
+
+def drop_in_path() -> str:
+    """Where our drop-in is for this process."""
+    return ROOT.rstrip("/") + kernel_cmdline.DROP_IN
+
+
+def grub(module: AnsibleModule, missing: list[str]) -> tuple[str, list[list[str]]]:
+    """The drop-in's new text, and the command that makes GRUB's configuration. Raises NodeError."""
+    program = module.get_bin_path("update-grub")
+    if not program:
+        raise NodeError(
+            "This host has neither grubby nor update-grub, so its boot loader is not one that this module knows. "
+            f"Put {' '.join(missing)} on the kernel command line by hand."
+        )
+    try:
+        with open(drop_in_path(), encoding="utf-8") as stream:
+            old = stream.read()
+    except FileNotFoundError:
+        old = ""
+    have = kernel_cmdline.drop_in_words(old)
+    return kernel_cmdline.drop_in([*have, *(word for word in missing if word not in have)]), [[program]]
+
+
+def write(module: AnsibleModule, text: str) -> None:
+    """Write the drop-in whole or not at all."""
+    temporary = os.path.join(module.tmpdir, "kernel_cmdline")
+    with open(temporary, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    os.chmod(temporary, 0o644)
+    os.makedirs(os.path.dirname(drop_in_path()), mode=0o755, exist_ok=True)
+    module.atomic_move(temporary, drop_in_path())
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    wanted = module.params["words"]
+    for word in wanted:
+        if not kernel_cmdline.is_word(word):
+            raise NodeError(f"words: {word!r} is not one parameter without white space and quotes.")
+    source = Source(ROOT)
+    _, before = next_boot(source)
+    now = kernel_cmdline.words(source.text("/proc/cmdline") or "")
+    missing = [word for word in wanted if word not in (before or ())]
+    result: dict[str, Any] = {
+        "changed": bool(missing),
+        "before": None if before is None else list(before),
+        "after": [*(before or ()), *missing],
+        "reboot_required": not set(wanted) <= set(now),
+        "actions": [],
+    }
+    if module._diff:
+        result["diff"] = {"before": " ".join(before or ()) + "\n", "after": " ".join(result["after"]) + "\n"}
+    if not missing:
+        return result
+    grubby = module.get_bin_path("grubby")
+    text = ""
+    if grubby:
+        commands = [[grubby, "--update-kernel=ALL", f"--args={' '.join(missing)}"]]
+    else:
+        text, commands = grub(module, missing)
+        result["actions"].append(f"write {' '.join(missing)} > {kernel_cmdline.DROP_IN}")
+    result["actions"] += [" ".join(command) for command in commands]
+    if os.geteuid() != 0:
+        raise NodeError("The boot loader's configuration needs root: use become: true (-b).")
+    if module.check_mode:
+        return result
+    if text:
+        write(module, text)
+    for command in commands:
+        code, out, err = module.run_command(command)
+        if code:
+            said = (err or out).strip()[-300:]
+            hint = "Run it by hand to see why, then run this again."
+            raise NodeError(f"{' '.join(command)} ended with {code}: {said} {hint}", **result)
+    file, after = next_boot(Source(ROOT))
+    if after is None or not set(wanted) <= set(after):
+        lost = [word for word in wanted if word not in (after or ())]
+        raise NodeError(
+            f"{file or 'The boot loader'} does not have {' '.join(lost)} although {commands[-1][0]} succeeded. "
+            "Look whether a later file in /etc/default/grub.d replaces GRUB_CMDLINE_LINUX.",
+            **result,
+        )
+    return {**result, "after": list(after)}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [], lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

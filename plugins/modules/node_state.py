@@ -1,0 +1,1 @@
+../module_utils/observe/node_state.py

@@ -1,0 +1,238 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: automatic NUMA balancing, now and after reboot."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: numa_balancing
+short_description: Turn the kernel's automatic NUMA balancing off or on, now and after reboot
+version_added: "0.1.0"
+description:
+  - Sets C(kernel.numa_balancing) in the running kernel and, for the next boots, in a file of C(sysctl.d).
+  - AMD's guides want it off on hosts with Instinct GPUs.
+  - Another file under C(/etc) that would set it otherwise later in a boot gets its line commented out; such a
+    file elsewhere belongs to a package, and is an error that names it.
+  - Reads back what it wrote. A kernel without the feature needs nothing, and RV(message) says so.
+options:
+  enabled:
+    description: Whether NUMA balancing is to be on.
+    type: bool
+    default: false
+  persist:
+    description:
+      - Whether to make the setting last over reboots.
+      - Nothing is written when the next boot gives the same already, be it by another file or by
+        C(numa_balancing=disable) on the kernel command line.
+    type: bool
+    default: true
+  sysctl_file:
+    description: The file to write, in a C(sysctl.d) directory. Other lines in it are kept.
+    type: path
+    default: /etc/sysctl.d/60-instinct-fleet.conf
+attributes:
+  check_mode:
+    description: Can run in check mode and return what it would do, without touching anything.
+    support: full
+  diff_mode:
+    description: Will return the kernel's value and every file before and after.
+    support: full
+  idempotent:
+    description: Running it again changes nothing.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node
+  - root
+seealso:
+  - module: node_state
+  - name: System optimization
+    description: AMD's guide for hosts with Instinct GPUs.
+    link: https://instinct.docs.amd.com/projects/amdgpu-docs/en/latest/system-optimization/mi300x.html
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Turn NUMA balancing off, now and after reboot
+  instinct.fleet.numa_balancing:
+  become: true
+
+- name: Turn it on again
+  instinct.fleet.numa_balancing:
+    enabled: true
+  become: true
+"""
+
+RETURN = r"""
+before:
+  description: Value in the kernel, value that the next boot gives, and what decides that; null for none.
+  returned: success
+  type: dict
+  sample: {runtime: 1, persisted: null, file: null}
+after:
+  description: The same afterwards, read back; in check mode as it would be.
+  returned: success
+  type: dict
+  sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
+actions:
+  description: What was written, in order; in check mode what would be.
+  returned: success
+  type: list
+  elements: str
+  sample:
+    - write kernel.numa_balancing = 0 > /etc/sysctl.d/60-instinct-fleet.conf
+    - write 0 > /proc/sys/kernel/numa_balancing
+message:
+  description: Why there was nothing to do, when the kernel has no automatic NUMA balancing.
+  returned: when the kernel lacks the feature
+  type: str
+  sample: This kernel has no automatic NUMA balancing; nothing to do.
+"""
+
+import os
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
+    SYSCTL_DIRS,
+    Source,
+    read_numa_balancing,
+    sysctl_settings,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import Setting, SysctlError
+
+ROOT = "/"
+
+
+def argument_spec() -> dict[str, Any]:
+    """The module's arguments, as DOCUMENTATION describes them."""
+    return {
+        "enabled": {"type": "bool", "default": False},
+        "persist": {"type": "bool", "default": True},
+        "sysctl_file": {"type": "path", "default": "/etc/sysctl.d/60-instinct-fleet.conf"},
+    }
+
+
+def local(path: str) -> str:
+    """Where a path of the node is for this process."""
+    return ROOT.rstrip("/") + path
+
+
+def real(path: str) -> str:
+    """A path of the node with its links followed."""
+    return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
+
+
+def read(source: Source) -> dict[str, Any]:
+    """The setting now and after the next boot."""
+    return read_numa_balancing(source, (source.text("/proc/cmdline") or "").split())
+
+
+def make_change(params: dict[str, Any], source: Source) -> numa.Change:
+    """Look at the files and decide. Raises NodeError."""
+    path = params["sysctl_file"]
+    if os.path.dirname(path) not in SYSCTL_DIRS or not path.endswith(".conf"):
+        raise NodeError(
+            f"sysctl_file: {path} is not read at boot. It must end in .conf and be in one of "
+            f"{', '.join(SYSCTL_DIRS)}."
+        )
+    settings = [
+        Setting(file, real(file), line, value) for file, line, value in sysctl_settings(source, numa.KEY)
+    ]
+    files = {}
+    for file in {path, *(setting.real for setting in settings)}:
+        if os.path.exists(local(file)):
+            with open(local(file), encoding="utf-8", errors="surrogateescape") as stream:
+                files[file] = stream.read()
+    wanted = {"enabled": params["enabled"], "persist": params["persist"], "sysctl_file": path}
+    try:
+        return numa.plan(read(source), settings, files, **wanted)
+    except SysctlError as error:
+        raise NodeError(str(error)) from None
+
+
+def apply(module: AnsibleModule, change: numa.Change) -> None:
+    """Write the files, then the kernel's value: a crash in between leaves nothing that a boot undoes."""
+    for edit in change.edits:
+        temporary = os.path.join(module.tmpdir, "numa_balancing")
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(edit.new)
+        if not os.path.exists(local(edit.path)):
+            os.makedirs(os.path.dirname(local(edit.path)), mode=0o755, exist_ok=True)
+            os.chmod(temporary, 0o644)
+        module.atomic_move(temporary, local(edit.path))
+    if change.runtime is not None:
+        with open(local(numa.RUNTIME), "w", encoding="ascii") as stream:
+            stream.write(change.runtime + "\n")
+
+
+def diff(change: numa.Change, before: dict[str, Any]) -> list[dict[str, str]]:
+    """Before and after of the kernel's value and of every file."""
+    entries = [
+        {"before_header": edit.path, "before": edit.old, "after_header": edit.path, "after": edit.new}
+        for edit in change.edits
+    ]
+    if change.runtime is not None:
+        old, new, header = f"{before['runtime']}\n", f"{change.runtime}\n", numa.RUNTIME
+        entries.append({"before_header": header, "before": old, "after_header": header, "after": new})
+    return entries
+
+
+def work(module: AnsibleModule) -> dict[str, Any]:
+    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    source = Source(ROOT)
+    params = module.params
+    before = read(source)
+    change = make_change(params, source)
+    actions = list(change.actions)
+    result: dict[str, Any] = {"changed": bool(actions), "before": before, "actions": actions}
+    if module._diff:
+        result["diff"] = diff(change, before)
+    if before["runtime"] is None:
+        result["message"] = "This kernel has no automatic NUMA balancing; nothing to do."
+    if actions and os.geteuid() != 0:
+        raise NodeError("Setting kernel.numa_balancing needs root: use become: true (-b).")
+    if module.check_mode:
+        return {**result, "after": predicted(before, change, params)}
+    try:
+        apply(module, change)
+    except OSError as error:
+        raise NodeError(
+            f"Cannot write {error.filename or 'a file'}: {error.strerror or error}.", **result
+        ) from None
+    after = result["after"] = read(source)
+    now, boot = after["runtime"], after["persisted"]
+    wrong = now is not None and (now != 0) != params["enabled"]
+    if wrong or (params["persist"] and change.edits and (boot is None or (boot != 0) != params["enabled"])):
+        raise NodeError(
+            f"kernel.numa_balancing reads back otherwise than written: now {now}, after a boot {boot} by "
+            f"{after['file']}. Something else on this host sets it.",
+            **result,
+        )
+    return result
+
+
+def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any]) -> dict[str, Any]:
+    """What reading back will show."""
+    after = dict(before)
+    if change.runtime is not None:
+        after["runtime"] = int(change.runtime)
+    if change.edits:
+        after.update(persisted=int(params["enabled"]), file=change.file)
+    return after
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [], lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

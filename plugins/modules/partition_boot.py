@@ -1,0 +1,109 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: keep the partition modes of GPUs over reboots."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: partition_boot
+short_description: Keep the partition modes of AMD Instinct GPUs over reboots
+version_added: "0.1.0"
+description:
+  - The driver forgets compute partition modes at a reboot, and Docker does not start containers whose devices are
+    missing. This installs a oneshot unit, C(instinct-partition.service), which runs before C(docker.service) and sets
+    the modes again with the transaction of M(rocm_partition). It says in the journal what it did, does nothing when
+    modes are as they should be, and holds Docker up for five minutes at most.
+  - Where the modes are those that a boot brings anyway (V(SPX), V(NPS1)), the unit is removed.
+options:
+  compute:
+    description: The mode to keep. Without it, that which each GPU is in.
+    type: str
+    choices: [SPX, DPX, TPX, QPX, CPX]
+  memory:
+    description: The memory mode to keep. Without it, that which the GPUs are in.
+    type: str
+    choices: [NPS1, NPS2, NPS4]
+  program:
+    description: The program that sets the modes at boot. The action plugin of this name gives it; leave it out.
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    description: Can run in check mode and return what it would do, without touching anything.
+    support: full
+  diff_mode:
+    description: Will return the unit and the recorded modes before and after.
+    support: full
+  idempotent:
+    description: Running it again changes nothing.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node
+  - root
+  - systemd
+seealso:
+  - module: rocm_partition
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Keep what rocm_partition has set
+  instinct.fleet.partition_boot:
+    compute: CPX
+    memory: NPS4
+  become: true
+"""
+
+RETURN = r"""
+actions:
+  description: Files written, linked or removed; in check mode those that would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [write /etc/systemd/system/instinct-partition.service]
+"""
+
+import base64
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import converge, record_of
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import COMPUTE_MODES, MEMORY_MODES
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
+
+
+def argument_spec() -> dict[str, Any]:
+    """The module's arguments, as DOCUMENTATION describes them."""
+    return {
+        "compute": {"type": "str", "choices": list(COMPUTE_MODES)},
+        "memory": {"type": "str", "choices": list(MEMORY_MODES)},
+        "program": {"type": "str", "default": ""},
+    }
+
+
+def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
+    """Keep the modes. Returns the module's result."""
+    record = record_of(node.gpus(), module.params["compute"], module.params["memory"])
+    return converge(
+        node.path,
+        record,
+        module.check_mode,
+        lambda command: module.run_command(command, check_rc=True),
+        base64.b64decode(module.params["program"]),
+    )
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, [], lambda: work(module, Node()))
+
+
+if __name__ == "__main__":
+    main()

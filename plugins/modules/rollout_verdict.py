@@ -1,0 +1,65 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of rollout_verdict; the work is done on the control node, by plugins/action/rollout_verdict.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rollout_verdict
+short_description: Decide what follows from a batch of a rollout
+version_added: "0.1.0"
+description:
+  - Runs on the control node, once for all hosts, after each batch. When a host of the batch noted a failure, the
+    batch goes back (where there is a way back) and the rollout ends. When a host cannot be reached any more, the
+    rollout ends, and what is done stays.
+  - In the end, without O(batch), tells what was done, and fails when the rollout ended early.
+options:
+  rollout:
+    description: The plan's rollout, with its operation and all batches.
+    type: dict
+    required: true
+  batch:
+    description: The batch that was just done. Without it, the rollout is over.
+    type: dict
+attributes:
+  check_mode:
+    description: Decides as it would otherwise.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+author:
+  - instinct-fleet maintainers
+"""
+
+EXAMPLES = r"""
+- name: Judge the batch
+  instinct.fleet.rollout_verdict:
+    rollout: "{{ fleet_host_plan.rollout }}"
+    batch: "{{ rollout_batch }}"
+  run_once: true
+  register: rollout_verdict_result
+"""
+
+RETURN = r"""
+stop:
+  description: Whether the rollout ends.
+  type: bool
+  returned: with O(batch)
+back:
+  description: Whether this batch goes back to the generation that it had.
+  type: bool
+  returned: with O(batch)
+turned:
+  description: Whether the batch that ended the rollout was to go back.
+  type: bool
+  returned: with O(batch)
+why:
+  description: Why.
+  type: str
+  returned: with O(batch)
+batch:
+  description: The number of the batch that was judged.
+  type: int
+  returned: with O(batch)
+"""

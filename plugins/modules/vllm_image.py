@@ -1,0 +1,232 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: bring a vLLM image to a node, by digest or from source."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_image
+short_description: Pull a vLLM image by digest, or build it from a git ref
+version_added: "0.1.0"
+description:
+  - Pulls an image by digest through the Docker Engine API, reads it back, and gives it the name that people
+    use for it.
+  - Or clones a git repository, checks a ref out, and runs C(docker build) with vLLM's Dockerfile for ROCm, as
+    AMD's documents show.
+  - An image that is there already is not asked for again, so a second run needs no registry.
+  - Before a pull, the free disk of Docker's directory is compared with what the image needs.
+  - Then the image is asked what is in it, once in its life on a node - a container without GPU and network
+    reads the versions of vLLM, PyTorch, Python and ROCm, and imports none of them. The answer is kept in
+    C(/var/lib/instinct-fleet/images), where M(node_state) reads it.
+author: instinct-fleet contributors (@instinct-fleet)
+requirements:
+  - a Docker engine on the node
+  - for O(build), the commands C(git) and C(docker) on the node
+options:
+  pull:
+    description:
+      - The image to pull, as C(repository@sha256:digest).
+      - Exactly one of O(pull) and O(build) is needed.
+    type: str
+  ref:
+    description:
+      - The name that people use, C(repository:tag). A pulled image gets it as a tag; a reference with a
+        digest gives no tag.
+      - With O(build), the tag of the result when O(build.tag) is not given.
+    type: str
+  bytes:
+    description:
+      - What the registry sends for the image, in bytes (compressed). Without it the disk is not checked.
+    type: int
+  registry_username:
+    description: Account at the image's registry. Needs O(registry_password).
+    type: str
+  registry_password:
+    description: Password or token of the account. It is sent to the engine with the pull, and stored nowhere.
+    type: str
+  build:
+    description:
+      - Build the image on the node. The result is labelled with a hash of these inputs; an image with this
+        label is not built again. Pin a commit in O(build.ref), as a branch that moves does not change the
+        inputs.
+    type: dict
+    suboptions:
+      repo:
+        description: URL that git can clone, without a password in it.
+        type: str
+        required: true
+      ref:
+        description: Branch, tag or commit.
+        type: str
+        required: true
+      dockerfile:
+        description: The Dockerfile's path in the repository.
+        type: str
+        default: docker/Dockerfile.rocm
+      args:
+        description: Build arguments. They can be read in the image's history, so they hold no secret.
+        type: dict
+        default: {}
+      tag:
+        description: The result's name. Default is O(ref), else C(instinct-fleet/vllm:<hash>).
+        type: str
+  timeout:
+    description:
+      - Seconds that a build may take, and that another run of this module on the node is waited for.
+      - A pull has no limit as long as it makes progress.
+    type: int
+    default: 14400
+  program:
+    description: The program that says what is in the image. The action plugin of this name gives it; leave it out.
+    type: str
+    default: ""
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+attributes:
+  check_mode:
+    support: full
+    description:
+      - Says what would be pulled, built and asked, after the same disk check. A node without an engine counts
+        as one that has nothing.
+  diff_mode:
+    support: full
+    description: Whether the image is there, the image that the tag names, and its vLLM, before and after.
+  idempotent:
+    support: full
+    description:
+      - An image with the wanted digest, or built from the same inputs, is not touched, and not asked again.
+"""
+
+EXAMPLES = r"""
+- name: Pull an image by digest
+  instinct.fleet.vllm_image:
+    ref: rocm/vllm:rocm7.0.0_vllm_0.11.1_20251024
+    pull: rocm/vllm@sha256:8f1c2d0e5b7a4f6392d1c0b5a4e3f2d1c0b9a8f7e6d5c4b3a2f1e0d9c8b7a6f5
+    bytes: 7516192768
+
+- name: Build one, as in AMD's document
+  instinct.fleet.vllm_image:
+    build:
+      repo: https://github.com/ROCm/vllm.git
+      ref: b432b7a285aa0dcb9677380936ffa74931bb6d6f
+      args:
+        USE_CYTHON: "1"
+      tag: instinct-fleet/vllm:rocm-0.9.1
+"""
+
+RETURN = r"""
+image_id:
+  description: The engine's id of the image; null in check mode when the image is not there yet.
+  type: str
+  returned: success
+  sample: sha256:2f1a
+digest:
+  description: Digest of the pulled image; null for a built one.
+  type: str
+  returned: success
+  sample: sha256:8f1c
+bytes:
+  description: Size of the unpacked image; null in check mode when the image is not there yet.
+  type: int
+  returned: success
+commit:
+  description: The commit that was built; null when nothing was built.
+  type: str
+  returned: with O(build)
+software:
+  description:
+    - What the image answered; null in check mode when it was not asked yet. V("") and null in it stand for what
+      the image did not tell.
+  type: dict
+  returned: success
+  sample: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
+           gfx: [gfx942, gfx950]}
+actions:
+  description: Requests to the engine and commands, in order; in check mode those that would be made.
+  type: list
+  elements: str
+  returned: success
+  sample: ["POST /images/create?fromImage=rocm/vllm&tag=sha256:8f1c"]
+log:
+  description: Last lines of a build that failed, or of a container that did not answer.
+  type: list
+  elements: str
+  returned: when there are any
+"""
+
+from contextlib import nullcontext
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
+    finish,
+    refuse_short_secrets,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import (
+    converge_build,
+    converge_pull,
+    wanted,
+)
+
+
+def argument_spec():
+    """The module's options."""
+    return {
+        "pull": {"type": "str"},
+        "ref": {"type": "str"},
+        "bytes": {"type": "int"},
+        "registry_username": {"type": "str"},
+        "registry_password": {"type": "str", "no_log": True},
+        "build": {
+            "type": "dict",
+            "options": {
+                "repo": {"type": "str", "required": True},
+                "ref": {"type": "str", "required": True},
+                "dockerfile": {"type": "str", "default": "docker/Dockerfile.rocm"},
+                "args": {"type": "dict", "default": {}},
+                "tag": {"type": "str"},
+            },
+        },
+        "timeout": {"type": "int", "default": 14400},
+        "program": {"type": "str", "default": ""},
+        "docker_socket": {"type": "path", "default": SOCKET},
+    }
+
+
+def work(params, check):
+    """Bring the image. Returns the module's result."""
+    refuse_short_secrets({"registry_password": params["registry_password"]})
+    engine = connect(params["docker_socket"], check)
+    if params["build"]:
+        plan = build_plan(params["build"], params["ref"])
+        with nullcontext() if check else alone("vllm_image", params["timeout"]):
+            return converge_build(engine, plan, paths.DATA_DIR, params["timeout"], check, params["program"])
+    want = wanted(
+        params["pull"],
+        params["ref"],
+        params["bytes"],
+        params["registry_username"],
+        params["registry_password"],
+    )
+    with nullcontext() if check else alone("vllm_image", params["timeout"]):
+        return converge_pull(engine, want, check, params["program"])
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec=argument_spec(),
+        mutually_exclusive=[("pull", "build")],
+        required_one_of=[("pull", "build")],
+        supports_check_mode=True,
+    )
+    finish(module, [module.params["registry_password"]], lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: watch vLLM servers for a while."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vllm_watch
+short_description: Watch vLLM servers of a node for a while, and fail when one ends or is restarted
+version_added: "0.1.0"
+description:
+  - For the time after a change, in which an engine that passes its first requests may still die.
+  - Fails as soon as a container does not run, was restarted, or its vLLM ended inside it.
+author: instinct-fleet contributors (@instinct-fleet)
+requirements:
+  - a Docker engine on the node
+options:
+  servers:
+    description: The instances' names.
+    type: list
+    elements: str
+    required: true
+  seconds:
+    description: How long to watch; 0 looks once.
+    type: int
+    default: 30
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+attributes:
+  check_mode:
+    support: full
+    description: Looks once.
+  diff_mode:
+    support: none
+    description: Nothing is changed.
+"""
+
+EXAMPLES = r"""
+- name: Watch what was replaced
+  instinct.fleet.vllm_watch:
+    servers: [llama-0]
+    seconds: 30
+"""
+
+RETURN = r"""
+servers:
+  description: The instances that were watched.
+  type: list
+  elements: str
+  returned: success
+seconds:
+  description: For how long.
+  type: float
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import watch
+
+
+def argument_spec():
+    """The module's options."""
+    return {
+        "servers": {"type": "list", "elements": "str", "required": True},
+        "seconds": {"type": "int", "default": 30},
+        "docker_socket": {"type": "path", "default": SOCKET},
+    }
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    seconds = 0 if module.check_mode else module.params["seconds"]
+    finish(
+        module,
+        [],
+        lambda: watch(
+            connect(module.params["docker_socket"], module.check_mode), module.params["servers"], seconds
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a host's GPUs, driver, hardware and services. Pure functions, named in host_items.yml."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...module_utils.common.versions import version_key
+from ..catalog.images import check_driver
+from .items import ELSEWHERE, OK, UNKNOWN, WRONG, Verdict, View
+
+Rule = Mapping[str, Any]
+NO_GPUS = Verdict(ELSEWHERE, "no GPU")
+
+
+def gpu_count(rule: Rule, view: View) -> Verdict:
+    """As many GPUs on the PCI bus as declared, or as servers of this model have."""
+    if view.facts.get("pci_gpus") is None:
+        return Verdict(UNKNOWN, "the PCI bus was not read")
+    there = len(view.gpus)
+    wanted = view.gpu_count or (view.per_node.get(view.models[0].name, 0) if view.models else 0)
+    if not wanted:
+        return Verdict(WRONG, "no AMD accelerator", "GPUs")
+    return Verdict(OK if there == wanted else WRONG, f"{there} of {wanted}", f"{wanted} GPUs")
+
+
+def gpu_driver(rule: Rule, view: View) -> Verdict:
+    """Every GPU is driven by amdgpu."""
+    if not view.gpus:
+        return NO_GPUS
+    if not view.state["driver"]["loaded"]:
+        return Verdict(WRONG, "amdgpu is not loaded", "amdgpu")
+    left = [gpu["bdf"] for gpu in view.gpus if gpu["driver"] != "amdgpu"]
+    if left:
+        return Verdict(WRONG, f"not on {_names(left)}", "amdgpu")
+    return Verdict(OK, view.state["driver"]["version"] or "the kernel's own", "amdgpu")
+
+
+def gpu_link(rule: Rule, view: View) -> Verdict:
+    """Every GPU's PCIe link has `speed` (GT/s) and `width` (lanes)."""
+    if not view.gpus:
+        return NO_GPUS
+    slow: dict[str, list[str]] = {}
+    for gpu in view.gpus:
+        speed = (gpu["link_speed"] or "").split(" ")[0]
+        if not speed or gpu["link_width"] is None:
+            return Verdict(UNKNOWN, f"{gpu['bdf']} does not tell its link")
+        try:
+            right = float(speed) >= rule["speed"] and gpu["link_width"] >= rule["width"]
+        except ValueError:  # "Unknown", which the kernel says of a link that is down
+            right = False
+        if not right:
+            slow.setdefault(f"{speed.removesuffix('.0')} GT/s x{gpu['link_width']}", []).append(gpu["bdf"])
+    wanted = f"{rule['speed']:.0f} GT/s x{rule['width']}"
+    if slow:
+        return Verdict(WRONG, "; ".join(f"{link} on {_names(names)}" for link, names in slow.items()), wanted)
+    return Verdict(OK, wanted, wanted)
+
+
+def gpu_firmware(rule: Rule, view: View) -> Verdict:
+    """All GPUs have one VBIOS."""
+    versions = Counter(gpu["vbios"] for gpu in view.gpus if gpu["vbios"])
+    if not versions:
+        return Verdict(ELSEWHERE, "no GPU tells its VBIOS")
+    common, _ = versions.most_common(1)[0]
+    others = [gpu["bdf"] for gpu in view.gpus if gpu["vbios"] not in (None, common)]
+    if others:
+        return Verdict(WRONG, f"another on {_names(others)}", common)
+    return Verdict(OK, common, common)
+
+
+def driver_for_image(rule: Rule, view: View) -> Verdict:
+    """The driver is new enough for the ROCm of each image that the host's deployments name."""
+    version = view.state["driver"]["version"]
+    if not view.rocms:
+        return Verdict(ELSEWHERE, "no image whose ROCm is known")
+    if not version:
+        return Verdict(ELSEWHERE, "the kernel's own driver has no version")
+    for image, rocm in view.rocms.items():
+        finding = check_driver(view.images, rocm, version)
+        if finding:
+            return Verdict(WRONG, f"{version} for ROCm {rocm}", "", f"{image}: {finding.what}")
+    return Verdict(OK, version)
+
+
+def rocm_for_gpu(rule: Rule, view: View) -> Verdict:
+    """The host's ROCm knows the GPUs."""
+    version = view.state["rocm"]["version"]
+    if not version or not view.models:
+        return Verdict(ELSEWHERE, "no ROCm on the host" if not version else "no GPU")
+    for model in view.models:
+        needed = next((item["rocm"] for item in view.images["gpus"] if item["name"] == model.name), None)
+        if needed and version_key(version) < version_key(needed):
+            return Verdict(WRONG, f"ROCm {version}", f"ROCm {needed} for {model.name}")
+    return Verdict(OK, f"ROCm {version}")
+
+
+def kernel_log(rule: Rule, view: View) -> Verdict:
+    """amdgpu has told of no trouble since the boot."""
+    log = view.facts.get("kernel_log")
+    if log is None:
+        return Verdict(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
+    if log["count"]:
+        lines = f"{log['count']} line{'s' if log['count'] > 1 else ''}"
+        return Verdict(WRONG, lines, "none", f"last: {log['last'][0]}" if log["last"] else "")
+    return Verdict(OK, "none")
+
+
+def memory(rule: Rule, view: View) -> Verdict:
+    """Memory of the host, by GPU model (TB = 10^12 bytes)."""
+    wanted = max((rule["tb"].get(model.name, 0.0) for model in view.models), default=0.0)
+    found = view.state.get("memory_bytes")
+    if not found:
+        return Verdict(UNKNOWN, "/proc/meminfo was not read")
+    if not wanted:
+        return Verdict(ELSEWHERE, "no minimum is known for these GPUs")
+    text = f"{found / 1e12:.1f} TB" if found >= 1e11 else f"{found / 1e9:.0f} GB"
+    return Verdict(OK if found >= wanted * 1e12 else WRONG, f"{text} of {wanted} TB", f"{wanted} TB")
+
+
+def acs(rule: Rule, view: View) -> Verdict:
+    """No PCI bridge has Access Control Services on."""
+    found = view.facts.get("acs")
+    if found is None:
+        return Verdict(UNKNOWN, "PCI configuration space could not be read", note=_problem(view, "acs"))
+    if found["on"]:
+        return Verdict(WRONG, f"on for {len(found['on'])} of {found['able']} bridges", "off")
+    return Verdict(OK, "off", "off")
+
+
+def rdma_ports(rule: Rule, view: View) -> Verdict:
+    """Every port of the RDMA NICs is active."""
+    nics = view.facts.get("nics")
+    if nics is None:
+        return Verdict(UNKNOWN, "the RDMA NICs were not read")
+    if not nics:
+        return Verdict(ELSEWHERE, "no RDMA NIC")
+    down = [nic["name"] for nic in nics if nic["state"] != "ACTIVE"]
+    if down:
+        return Verdict(WRONG, f"{_names(down)} down", "active")
+    return Verdict(OK, f"{len(nics)} active", "active")
+
+
+def clock(rule: Rule, view: View) -> Verdict:
+    """Something keeps the clock in time."""
+    found = view.facts.get("clock_synchronized")
+    if found is None:
+        return Verdict(UNKNOWN, "the kernel did not tell")
+    return Verdict(OK, "yes") if found else Verdict(WRONG, "no")
+
+
+def shm(rule: Rule, view: View) -> Verdict:
+    """/dev/shm has `gib_per_gpu` for every GPU."""
+    found, count = view.facts.get("shm_bytes"), len(view.gpus)
+    if found is None:
+        return Verdict(UNKNOWN, "/dev/shm was not read")
+    if not count:
+        return NO_GPUS
+    wanted = rule["gib_per_gpu"] * count
+    return Verdict(OK if found >= wanted << 30 else WRONG, f"{found / (1 << 30):.0f} GiB", f"{wanted} GiB")
+
+
+def disk(rule: Rule, view: View) -> Verdict:
+    """Free space where Docker keeps images."""
+    root = view.state["docker"]["root_dir"] or "/var/lib/docker"
+    found = next((item["free_bytes"] for item in view.state["disk"] if item["path"] == root), None)
+    if found is None:
+        return Verdict(UNKNOWN, f"{root} was not read")
+    return Verdict(
+        OK if found >= rule["gb"] * 1e9 else WRONG, f"{found / 1e9:.0f} GB in {root}", f"{rule['gb']} GB"
+    )
+
+
+def docker(rule: Rule, view: View) -> Verdict:
+    """The Docker engine answers, and is not older than `version`."""
+    found = view.state["docker"]
+    if not found["available"]:
+        return Verdict(
+            WRONG, "does not answer" if found["installed"] else "not installed", "", found["error"] or ""
+        )
+    if found["version"] and version_key(found["version"]) < version_key(rule["version"]):
+        return Verdict(
+            WRONG, found["version"], f"{rule['version']} or newer", fix={"hand": "install a newer engine"}
+        )
+    return Verdict(OK, found["version"] or "yes")
+
+
+def numa_nodes_per_socket(rule: Rule, view: View) -> Verdict:
+    """The BIOS splits no socket into NUMA nodes."""
+    sockets = view.state["cpu"]["sockets"]
+    nodes = sum(bool(node["cpus"]) for node in view.state["numa_nodes"])
+    if not sockets or not nodes:
+        return Verdict(UNKNOWN, "sockets or NUMA nodes were not read")
+    if nodes < sockets:
+        return Verdict(WRONG, f"{nodes} for {sockets} sockets (NPS0)", "NPS1")
+    return Verdict(OK if nodes == sockets * rule["count"] else WRONG, f"{nodes} on {sockets} sockets", "NPS1")
+
+
+def iommu(rule: Rule, view: View) -> Verdict:
+    """The kernel found an IOMMU."""
+    return (
+        Verdict(OK, "found") if view.facts["iommus"] else Verdict(WRONG, "the kernel found none", "an IOMMU")
+    )
+
+
+def large_bar(rule: Rule, view: View) -> Verdict:
+    """The CPU sees all of each GPU's memory."""
+    known = [gpu for gpu in view.gpus if gpu["vram"] and gpu["visible_vram"] is not None]
+    if not known:
+        return Verdict(UNKNOWN, "the driver does not tell") if view.gpus else NO_GPUS
+    small = [gpu["bdf"] for gpu in known if gpu["visible_vram"] < gpu["vram"]]
+    if small:
+        return Verdict(WRONG, f"part of the memory of {_names(small)}", "all memory visible")
+    return Verdict(OK, "all memory visible")
+
+
+def smt(rule: Rule, view: View) -> Verdict:
+    """Cores do not run two threads."""
+    found = (view.facts.get("cpu") or {}).get("smt")
+    if found is None:
+        return Verdict(ELSEWHERE, "these CPUs have none")
+    return Verdict(OK, "off", "off") if found == "0" else Verdict(WRONG, "on", "off")
+
+
+def _problem(view: View, what: str) -> str:
+    """Why something could not be read."""
+    return next((item["error"] for item in view.facts.get("problems") or () if item["what"] == what), "")
+
+
+def _names(names: Iterable[str], limit: int = 3) -> str:
+    """ "a, b, c" or "8: a, b, c, …"."""
+    listed = [name.removeprefix("0000:") for name in names]
+    if len(listed) <= limit:
+        return ", ".join(listed)
+    return f"{len(listed)} ({', '.join(listed[:limit])}, …)"

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Items of a host's audit (catalog/host_items.yml), and what looking at one comes to. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..catalog.gpus import GpuCatalog, GpuModel
+from ..generations.drift import Drift
+
+REQUIRED, RECOMMENDED, ADVISORY = "required", "recommended", "advisory"
+LEVELS = (REQUIRED, RECOMMENDED, ADVISORY)
+OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
+ELSEWHERE, SKIPPED = "not applicable", "skipped"
+SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits")
+"""Kinds of fixes that prepare.yml carries out."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing a host should have; the keys are those of catalog/host_items.yml."""
+
+    id: str
+    title: str
+    level: str
+    check: Mapping[str, Any]
+    fix: Mapping[str, Any]
+    reboot: bool
+    why: str
+    see: str
+    source: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    kept: str = ""
+
+
+def parse_items(data: Mapping[str, Any]) -> tuple[Item, ...]:
+    """The items of catalog/host_items.yml, in its order."""
+    return tuple(Item(**item) for item in data["items"])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: OK, WRONG, UNKNOWN or ELSEWHERE.
+
+    `note` names what decides or changed it. Of what is wrong, `pending` says that the next boot puts it right,
+    and `now` that it is right until the next boot. `fix` takes the place of the item's where the host needs
+    another one.
+    """
+
+    status: str
+    found: str
+    wanted: str = ""
+    note: str = ""
+    pending: bool = False
+    now: bool = False
+    fix: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An item with its verdict on one host."""
+
+    item: Item
+    verdict: Verdict
+
+    @property
+    def status(self) -> str:
+        """The verdict's."""
+        return self.verdict.status
+
+    @property
+    def fix(self) -> Mapping[str, Any]:
+        """What puts it right here."""
+        return self.item.fix if self.verdict.fix is None else self.verdict.fix
+
+    @property
+    def reboot(self) -> bool:
+        """Whether putting it right takes a reboot."""
+        return self.status == WRONG and self.item.reboot and not self.verdict.now
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e audit_file and other programs."""
+        (how, what), *_ = self.fix.items()
+        wrong = self.status == WRONG
+        return {
+            "id": self.item.id,
+            "title": self.item.title,
+            "level": self.item.level,
+            "status": self.status,
+            "found": self.verdict.found,
+            "wanted": self.verdict.wanted or self.item.title,
+            "note": self.verdict.note,
+            "fix": {how: what} if wrong else None,
+            "reboot": self.reboot,
+            "source": self.item.source,
+        }
+
+
+@dataclass(frozen=True)
+class View:
+    """A host as the checks see it: what was read, what the inventory declares, and the catalogue.
+
+    `facts` and `state` are those of the module host_facts; `rocms` are the ROCm releases of the host's images,
+    by image; `images` is catalog/images.yml; gpu_count 0: as many as `per_node` says of the model; `drift` is how what
+    runs differs from its records.
+    """
+
+    facts: Mapping[str, Any]
+    state: Mapping[str, Any]
+    catalog: GpuCatalog
+    images: Mapping[str, Any]
+    gpu_model: str | None = None
+    gpu_count: int = 0
+    rocms: Mapping[str, str] = field(default_factory=dict)
+    per_node: Mapping[str, int] = field(default_factory=dict)
+    drift: tuple[Drift, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[Mapping[str, Any], ...]:
+        """Accelerators on the PCI bus; none when it could not be read."""
+        return tuple(self.facts.get("pci_gpus") or ())
+
+    @property
+    def models(self) -> tuple[GpuModel, ...]:
+        """The GPUs' models as far as the catalogue knows them, each once; else the one that is declared."""
+        ids = dict.fromkeys(f"1002:{gpu['device_id'] or 0:04x}" for gpu in self.gpus)
+        found = [model for model in map(self.catalog.by_pci_id, ids) if model]
+        declared = self.catalog.by_name(self.gpu_model) if self.gpu_model and not found else None
+        found += [declared] if declared else []
+        return tuple(dict.fromkeys(found))
+
+    def applies(self, when: Mapping[str, Any]) -> bool:
+        """Whether all conditions of an item hold."""
+        vendor = (self.facts.get("cpu") or {}).get("vendor") or ""
+        roce = any(nic["layer"] == "Ethernet" for nic in self.facts.get("nics") or ())
+        holds = {
+            "cpu": {"AuthenticAMD": "amd", "GenuineIntel": "intel"}.get(vendor) == when.get("cpu"),
+            "bare_metal": not self.state.get("virtual_machine"),
+            "roce": roce,
+        }
+        return all(holds[name] for name in when)

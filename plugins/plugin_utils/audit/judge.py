@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge hosts against the catalogue's items, and say what prepare.yml has to do. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+from . import hardware_checks, kernel_checks, serving_checks
+from .items import (
+    ADVISORY,
+    ELSEWHERE,
+    RECOMMENDED,
+    REQUIRED,
+    SETTINGS,
+    SKIPPED,
+    UNKNOWN,
+    WRONG,
+    Finding,
+    Item,
+    Verdict,
+    View,
+)
+
+Check = Callable[[Mapping[str, Any], View], Verdict]
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        kernel_checks.cmdline,
+        kernel_checks.sysctl,
+        kernel_checks.governor,
+        kernel_checks.idle_state,
+        kernel_checks.huge_pages,
+        kernel_checks.limit,
+        hardware_checks.gpu_count,
+        hardware_checks.gpu_driver,
+        hardware_checks.gpu_link,
+        hardware_checks.gpu_firmware,
+        hardware_checks.driver_for_image,
+        hardware_checks.rocm_for_gpu,
+        hardware_checks.kernel_log,
+        hardware_checks.memory,
+        hardware_checks.acs,
+        hardware_checks.rdma_ports,
+        hardware_checks.clock,
+        hardware_checks.shm,
+        hardware_checks.disk,
+        hardware_checks.docker,
+        hardware_checks.numa_nodes_per_socket,
+        hardware_checks.iommu,
+        hardware_checks.large_bar,
+        hardware_checks.smt,
+        serving_checks.records,
+    )
+}
+"""Kinds of checks that items may name."""
+FAILS, IMPROVABLE, FINE, UNREACHED = "fails", "could be better", "fine", "not reached"
+RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
+
+
+def audit(
+    items: Iterable[Item], view: View, skip: Collection[str] = (), also: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Every item's finding on a host, in the catalogue's order.
+
+    `skip` are ids that the operator does not want judged. Advisory items in `also` count as recommended.
+    """
+    found = []
+    for item in items:
+        if item.id in skip:
+            verdict = Verdict(SKIPPED, "host_prep_skip names it")
+        elif not view.applies(item.when):
+            verdict = Verdict(ELSEWHERE, "not on this kind of host")
+        else:
+            verdict = CHECKS[item.check["kind"]](item.check, view)
+        raised = item.id in also and item.level == ADVISORY
+        found.append(Finding(replace(item, level=RECOMMENDED) if raised else item, verdict))
+    return tuple(found)
+
+
+def counted(findings: Iterable[Finding], level: str, status: str = WRONG) -> list[Finding]:
+    """The findings of a level with this status."""
+    return [finding for finding in findings if finding.item.level == level and finding.status == status]
+
+
+def result(findings: Collection[Finding]) -> str:
+    """What the findings come to: FAILS when a required item is wrong, IMPROVABLE when a recommended one is."""
+    if counted(findings, REQUIRED):
+        return FAILS
+    return IMPROVABLE if counted(findings, RECOMMENDED) else FINE
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What prepare.yml does on a host, as the modules kernel_cmdline and host_settings take it.
+
+    `waiting` are ids of items that take a reboot.
+    """
+
+    cmdline: tuple[str, ...] = ()
+    sysctl: Mapping[str, str] = field(default_factory=dict)
+    sysfs: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def reboot(self) -> bool:
+        """Whether some item waits for a reboot, be it after these changes or after earlier ones."""
+        return bool(self.waiting)
+
+    @property
+    def settings(self) -> dict[str, dict[str, str]]:
+        """Arguments of host_settings that are not empty."""
+        named = {"sysctl": self.sysctl, "sysfs": self.sysfs, "limits": self.limits}
+        return {name: dict(value) for name, value in named.items() if value}
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.cmdline or self.settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """For add_host."""
+        return {"cmdline": list(self.cmdline), "settings": self.settings, "waiting": list(self.waiting)}
+
+
+def todo(findings: Iterable[Finding]) -> Todo:
+    """Fixes of required and recommended items that are wrong, and of advisory ones that were asked for."""
+    words: list[str] = []
+    settings: dict[str, dict[str, str]] = {"sysctl": {}, "sysfs": {}, "limits": {}}
+    waiting = []
+    for finding in findings:
+        if finding.status != WRONG or finding.item.level == ADVISORY:
+            continue
+        how, what = next(iter(finding.fix.items()))
+        if how == "kernel_cmdline":
+            waiting += [finding.item.id] if finding.reboot else []
+            words += [] if finding.verdict.pending else [what]
+        elif how in settings:
+            settings[how].update(what)
+    return Todo(tuple(words), **settings, waiting=tuple(waiting))
+
+
+def by_prepare(finding: Finding) -> bool:
+    """Whether prepare.yml puts it right, a reboot aside."""
+    return next(iter(finding.fix)) in SETTINGS
+
+
+def unknown(findings: Iterable[Finding]) -> list[Finding]:
+    """What could not be judged, advisory items aside."""
+    return [finding for finding in findings if finding.status == UNKNOWN and finding.item.level != ADVISORY]
+
+
+def differences(views: Mapping[str, View]) -> dict[str, dict[str, list[str]]]:
+    """Versions that hosts with the same GPUs do not share: {what: {version: hosts}}. AMD asks for one on all."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for models in dict.fromkeys(view.models for view in views.values()):
+        alike = {name: view for name, view in views.items() if view.models == models and models}
+        prefix = (
+            f"{', '.join(model.name for model in models)} "
+            if len({v.models for v in views.values()}) > 1
+            else ""
+        )
+        for what, read in _VERSIONS.items():
+            versions: dict[str, list[str]] = {}
+            for name, view in alike.items():
+                value = read(view)
+                if value:
+                    versions.setdefault(value, []).append(name)
+            if len(versions) > 1:
+                found[f"{prefix}{what}"] = versions
+    return found
+
+
+_VERSIONS: dict[str, Callable[[View], str]] = {
+    "operating system": lambda view: str(view.state["os"]["pretty_name"] or ""),
+    "kernel": lambda view: str(view.state["kernel"] or ""),
+    "amdgpu driver": lambda view: str(view.state["driver"]["version"] or ""),
+    "ROCm": lambda view: str(view.state["rocm"]["version"] or ""),
+    "Docker": lambda view: str(view.state["docker"]["version"] or ""),
+    "VBIOS": lambda view: ", ".join(sorted({str(gpu["vbios"]) for gpu in view.gpus if gpu["vbios"]})),
+}

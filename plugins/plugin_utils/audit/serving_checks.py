@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what runs on a host against its records of generations. Pure functions, and the items that use them.
+
+The items stand here and not in catalog/host_items.yml, as they are this toolkit's own rules and have no other source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...module_utils.common.errors import natural
+from ..desired.node_state import NodeState
+from ..generations import drift
+from .items import OK, RECOMMENDED, WRONG, Item, Verdict, View
+
+TOLD = 3
+SEE = "playbooks/status.yml"
+SOURCE = "docs/runbooks/status.md"
+# What differs from host to host and says nothing to people: hosts in equal state are told together.
+_OWN = re.compile(r" \(spec \w+\)| since [0-9TZ:.-]+(?= )")
+
+
+def _item(name: str, title: str, why: str, *kinds: str) -> Item:
+    check = {"kind": "records", "of": kinds}
+    return Item(name, title, RECOMMENDED, check, {"hand": "site.yml"}, False, why, SEE, SOURCE)
+
+
+RECORDS: tuple[Item, ...] = (
+    _item(
+        "serving-recorded",
+        "what runs is recorded",
+        "rollback.yml brings back what a generation knows, and nothing else",
+        drift.UNKNOWN,
+        drift.BROKEN,
+    ),
+    _item(
+        "serving-files",
+        "instances' files are unchanged",
+        "a restart would take over what was changed by hand",
+        drift.FILES,
+    ),
+    _item(
+        "serving-runs",
+        "what is recorded runs",
+        "capacity is missing, and a rollout counts on it",
+        drift.STOPPED,
+        drift.MISSING,
+        drift.SURPLUS,
+    ),
+    _item(
+        "serving-alike",
+        "hosts run the same generation",
+        "equal requests get answers of different models or releases",
+        drift.DIFFERS,
+    ),
+    _item(
+        "serving-free",
+        "no hold, no rollout cut off",
+        "site.yml leaves what is held or on trial as it is",
+        drift.HELD,
+        drift.TRIAL,
+    ),
+)
+
+
+def records(rule: Mapping[str, Any], view: View) -> Verdict:
+    """Differences of some kinds between a host and its records."""
+    found = [item for item in view.drift if item.kind in rule["of"]]
+    if not found:
+        return Verdict(OK, "as recorded")
+    names = list(dict.fromkeys(item.instance or item.deployment for item in found))
+    texts = [_OWN.sub("", f"{item.instance or item.deployment} {item.text}") for item in found]
+    more = [f"{len(texts) - TOLD} more"] if len(texts) > TOLD else []
+    fixes = list(dict.fromkeys(item.fix for item in found))
+    return Verdict(
+        WRONG,
+        ", ".join(names) if len(names) <= TOLD else f"{len(names)} instances",
+        note="; ".join([*texts[:TOLD], *more]),
+        fix={"hand": " ".join(fixes)},
+    )
+
+
+def drifts(states: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[drift.Drift, ...]]:
+    """Differences of every host by its node_state; those between hosts are told on all that have the deployment."""
+    nodes = {host: NodeState.from_json(state) for host, state in states.items()}
+    found: dict[str, list[drift.Drift]] = {host: [] for host in nodes}
+    for item in drift.drift(nodes):
+        for host in [item.host] if item.host else _with(nodes, item.deployment):
+            found[host].append(item)
+    return {host: tuple(items) for host, items in found.items()}
+
+
+def _with(nodes: Mapping[str, NodeState], deployment: str) -> Sequence[str]:
+    return sorted(
+        (
+            host
+            for host, node in nodes.items()
+            if any(item.deployment == deployment for item in node.generations)
+        ),
+        key=natural,
+    )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the modules on the node returned to the verdict on a new release. Pure.
+
+SMOKE is the result of vllm_smoke, BENCH of vllm_bench; of a module that failed, its message. The baseline is what was
+found of the old release; it is kept on the node, so that a run after a dead controller can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.smoke_prompts import Reply, Smoke
+from ...module_utils.common.smoke_prompts import judge as judge_smoke
+from .verdict import OK, SLOWER, Rules, Speed, Window, judge, runs_of
+
+SCHEMA = 1
+GARBAGE, BROKEN = "garbage", "broken"
+VERDICTS = (OK, SLOWER, GARBAGE, BROKEN)
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The old release. `identity` is vllm_smoke's `instance`; `rounds` are its replies, two times.
+
+    `reference`: the name of the instance measured beside it, "" for none. `notes`: what could not be found out.
+    """
+
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    endpoint: str = ""
+    rounds: tuple[tuple[Reply, ...], ...] = ()
+    window: Window | None = None
+    reference: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """There was no old instance."""
+        return not self.identity
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Baseline:
+        """What to_json made; {} is the empty one, and so is what another release of this toolkit made."""
+        if data.get("schema") != SCHEMA:
+            return cls(notes=("the baseline is of another version of this toolkit",) if data else ())
+        return cls(
+            data["identity"],
+            data["endpoint"],
+            tuple(tuple(map(Reply.from_json, replies)) for replies in data["rounds"]),
+            Window.from_json(data["window"]) if data["window"] else None,
+            data["reference"],
+            tuple(data["notes"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, some ten kilobytes."""
+        return {
+            "schema": SCHEMA,
+            "identity": dict(self.identity),
+            "endpoint": self.endpoint,
+            "rounds": [[vars(reply) for reply in replies] for replies in self.rounds],
+            "window": self.window.to_json() if self.window else None,
+            "reference": self.reference,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of the new release. `more`: runs that are wanted before this is final; 0: it is.
+
+    `client`: the image that is to measure the new release, {} for its own.
+    """
+
+    kind: str
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    more: int = 0
+    speed: Speed | None = None
+    smoke: Smoke | None = None
+    looks: tuple[Window, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return f"{self.kind}: {'; '.join(self.reasons)}"
+
+
+def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
+    """What is known of the old release, after both modules were run on it; the empty one without `instance`."""
+    identity = smoke.get("instance") or {}
+    if not identity:
+        return Baseline(notes=tuple(filter(None, [str(smoke.get("msg") or "")])))
+    notes = []
+    rounds = tuple(replies_of(smoke))
+    if not rounds:
+        notes.append(str(smoke.get("note") or smoke.get("msg") or "the old instance was asked nothing"))
+    window, problem = measured(bench, str(identity["name"]), reference)
+    if problem:
+        notes.append(f"the old instance could not be measured: {problem}")
+    there = bool(window and window.reference)
+    if reference and window and not there:
+        notes.append(f"{reference} could not be measured beside it")
+    return Baseline(
+        identity,
+        str(smoke.get("endpoint") or ""),
+        rounds,
+        window,
+        reference if there else "",
+        tuple(notes),
+    )
+
+
+def replies_of(smoke: Result) -> list[tuple[Reply, ...]]:
+    """The replies of each time that the prompts were asked."""
+    return [tuple(map(Reply.from_json, replies)) for replies in smoke.get("rounds") or ()]
+
+
+def measured(bench: Result, name: str, reference: str) -> tuple[Window | None, str]:
+    """(what was measured, ""), or (None, why it was not)."""
+    entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
+    own = entries.get(name)
+    if own is None:
+        return None, str(bench.get("msg") or "no benchmark was run")
+    if own["error"]:
+        return None, str(own["error"])
+    beside = entries.get(reference) if reference else None
+    return Window(
+        runs_of(own["results"]), runs_of(beside["results"]) if beside and not beside["error"] else None
+    ), ""
+
+
+def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:
+    """The image that measures the new release: the old one's, as the same client measures both alike.
+
+    A model of another name may need a tokenizer that only its own image has.
+    """
+    if before.empty or before.identity.get("model") != new.get("model"):
+        return {}
+    return {"image": str(before.identity["image"]), "vllm": str(before.identity["vllm"])}
+
+
+def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Rules) -> Verdict:
+    """The verdict on what is known so far: the new one's answers, and the benchmarks of no, one or two looks."""
+    identity = smoke.get("instance") or {}
+    if not identity:
+        return Verdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be asked"),))
+    same_model, same_size, other = _differences(before.identity, identity)
+    warnings = [*before.notes, *other]
+    now = next(iter(replies_of(smoke)), ())
+    cause = f" {smoke['cause']}" if smoke.get("cause") else ""
+    if before.empty:
+        if now and all(reply.error for reply in now):
+            return Verdict(BROKEN, (f"no prompt got an answer: {now[0].error}{cause}",), tuple(warnings))
+        return Verdict(OK, ("there is no old instance to compare it with",), tuple(warnings))
+    answers = None
+    reasons = []
+    if before.rounds and now:
+        first, second = before.rounds[0], before.rounds[-1]
+        answers = judge_smoke(first, second, now, same_model)
+        warnings += answers.warnings
+        for kind, why in (
+            (BROKEN, answers.broken + cause if answers.broken else ""),
+            (GARBAGE, answers.garbage),
+        ):
+            if why:
+                return Verdict(kind, (why,), tuple(warnings), smoke=answers)
+        if answers.with_old is not None:
+            reasons.append(f"{answers.with_old:.0%} of the answers begin as the old one's")
+    elif before.rounds:
+        why = str(smoke.get("note") or smoke.get("msg") or "it was asked nothing")
+        return Verdict(BROKEN, (f"{why}; the old one answered",), tuple(warnings))
+    if before.window is None:
+        return Verdict(OK, (*reasons, "its speed was not compared"), tuple(warnings), smoke=answers)
+    if not looks:
+        return Verdict(OK, tuple(reasons), tuple(warnings), rules.runs, smoke=answers)
+    name = str(identity["name"])
+    windows: list[Window] = []
+    for bench in looks:
+        window, problem = measured(bench, name, before.reference)
+        if window is None:
+            return Verdict(
+                BROKEN, (f"it could not be measured: {problem}",), tuple(warnings), smoke=answers,
+                looks=tuple(windows),
+            )  # fmt: skip
+        windows.append(window)
+    speed = judge(before.window, windows, rules)
+    warnings += speed.warnings
+    told = [item.text() for item in speed.comparisons if item.state != OK] or [
+        item.text() for item in speed.comparisons if item.metric.decides
+    ]
+    state = speed.state
+    if not same_size and state != OK:
+        state = OK
+        warnings.append("slower, which stops nothing, as it is not the same that was measured")
+    reasons = [*reasons, *told] if state == OK else told
+    more = speed.more if same_size else 0
+    return Verdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[bool, bool, list[str]]:
+    """(answers are to agree, speeds are to agree, what is different on purpose)."""
+    if not old:
+        return False, False, []
+    told = [
+        f"another {what}: {old.get(key)} → {new.get(key)}"
+        for key, what in (("model", "model"), ("commit", "commit of the model"), ("gpus", "number of GPUs"))
+        if old.get(key) != new.get(key)
+    ]
+    same_model = (old.get("model"), old.get("commit")) == (new.get("model"), new.get("commit"))
+    same_size = (old.get("model"), old.get("gpus")) == (new.get("model"), new.get("gpus"))
+    return same_model, same_size, told

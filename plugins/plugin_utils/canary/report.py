@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The evidence of a canary, for people and for machines. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .evidence import Baseline, Verdict
+from .statistics import LEVEL
+from .verdict import INSTEAD, METRICS, Metric, Rules
+
+SCHEMA = 1
+_WIDTH = 110
+_ANSWER = 88  # characters of an answer in the text; canary.json has all of it
+
+
+@dataclass(frozen=True)
+class Case:
+    """A canary: where it was, what it was, and what was found. `made`: UTC; `change`: what the release changes."""
+
+    run: str
+    made: str
+    host: str
+    change: str
+    new: Mapping[str, Any]
+    before: Baseline
+    verdict: Verdict
+    rules: Rules
+
+
+def to_json(case: Case) -> dict[str, Any]:
+    """canary.json."""
+    verdict, smoke = case.verdict, case.verdict.smoke
+    return {
+        "schema": SCHEMA,
+        "run": case.run,
+        "made": case.made,
+        "host": case.host,
+        "change": case.change,
+        "verdict": verdict.kind,
+        "summary": verdict.summary,
+        "warnings": list(verdict.warnings),
+        "old": dict(case.before.identity),
+        "new": dict(case.new),
+        "rules": dict(vars(case.rules)),
+        "reference": case.before.reference,
+        "before": case.before.window.to_json() if case.before.window else None,
+        "after": [window.to_json() for window in verdict.looks],
+        "comparisons": [
+            {
+                **{key: value for key, value in vars(item).items() if key != "metric"},
+                "metric": item.metric.key,
+            }
+            for item in (verdict.speed.comparisons if verdict.speed else ())
+        ],
+        "agreement": {"with_itself": smoke.with_itself, "with_old": smoke.with_old} if smoke else None,
+        "prompts": [
+            {"prompt": row.prompt.text, "old": vars(row.old), "new": vars(row.new), "wrong": row.wrong}
+            for row in (smoke.rows if smoke else ())
+        ],
+    }
+
+
+def text(case: Case) -> str:
+    """canary.txt."""
+    verdict, old, new = case.verdict, case.before.identity, case.new
+    lines = [f"Canary {new.get('name') or '?'} on {case.host}, {case.made}"]
+    lines += _wrapped("", verdict.summary)
+    lines += [line for warning in verdict.warnings for line in _wrapped("WARNING ", warning)]
+    lines.append("")
+    if case.change:
+        lines += _wrapped("change  ", case.change)
+    for label, who in (("old", old), ("new", new)):
+        what = ", ".join(str(who[key]) for key in ("image", "model", "commit") if who.get(key))
+        lines.append(f"{label}  {what or 'none'}")
+    if verdict.looks and case.before.window:
+        lines += ["", *_numbers(case)]
+    if verdict.smoke:
+        lines += ["", *_prompts(case)]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(case: Case) -> list[str]:
+    windows = [("old", case.before.window), *zip(("new", "new, again"), case.verdict.looks)]
+    shown = [window for _, window in windows if window]
+    found = [
+        metric
+        for metric in (*METRICS, INSTEAD)
+        if all(window.own.get(metric.key) for window in shown)
+        and (metric is not INSTEAD or not all(window.own.get(METRICS[0].key) for window in shown))
+    ]
+    lines = ["Runs of vllm bench serve, by the same client"]
+    for metric in found:
+        lines.append(f"  {metric.label}, {metric.unit}")
+        for label, window in windows:
+            if window:
+                lines.append(f"    {label:12}{_row(metric, window.own)}")
+                if case.before.reference and window.reference:
+                    lines.append(f"    {'  reference':12}{_row(metric, window.reference)}")
+    if case.verdict.speed:
+        lines.append(f"New against old (intervals of {LEVEL:.0%})")
+        lines += [f"  {item.state:10}{item.text()}" for item in case.verdict.speed.comparisons]
+    if case.before.reference:
+        lines.append(
+            f"  {case.before.reference} ran the old release beside it both times: counted is the difference to it."
+        )
+    return lines
+
+
+def _row(metric: Metric, runs: Mapping[str, Sequence[float]]) -> str:
+    values = runs.get(metric.key, ())
+    return "  ".join(f"{value:9.1f}" if value < 1e5 else f"{value:9.0f}" for value in values)
+
+
+def _prompts(case: Case) -> list[str]:
+    smoke = case.verdict.smoke
+    assert smoke is not None
+    differ = [row for row in smoke.rows if row.wrong or row.old != row.new]
+    told = []
+    if smoke.with_itself is not None:
+        told.append(f"the old one began alike both times on {smoke.with_itself:.0%}")
+    if smoke.with_old is not None:
+        told.append(f"the new one began as the old one on {smoke.with_old:.0%}")
+    lines = [f"{len(smoke.rows)} prompts, {len(differ)} with other answers; {', '.join(told)}"]
+    for row in differ:
+        lines.append(f"  {_one_line(row.prompt.text)}" + (f"   [{row.wrong}]" if row.wrong else ""))
+        lines += [
+            f"    {label}  {_said(reply.text, reply.error)}"
+            for label, reply in (("old", row.old), ("new", row.new))
+        ]
+    return lines
+
+
+def _said(said: str, error: str) -> str:
+    return f"({error[:_ANSWER]})" if error else _one_line(said)
+
+
+def _one_line(said: str) -> str:
+    shown = said.replace("\n", "⏎")
+    return repr(shown if len(shown) <= _ANSWER else shown[: _ANSWER - 1] + "…")
+
+
+def _wrapped(head: str, what: str) -> list[str]:
+    return textwrap.wrap(
+        head + " ".join(what.split()), _WIDTH, subsequent_indent=" " * len(head), break_long_words=False
+    )

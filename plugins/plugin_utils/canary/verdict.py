@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a new release is as fast as the old one: the judgement of a canary. Pure.
+
+Both were measured by the same client in the same way, some runs each. The effect is the shift of the log of a
+metric; with a reference instance, which ran the old release at the same time in both windows, it is the shift
+of the difference to it, so that what the machine itself did between the windows cancels out.
+
+A first look that is not clearly good is looked at again, with more runs, which are judged by themselves: what
+disturbed the first ones for a minute stops no release.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.bench_metrics import ResultError, normalise
+from .statistics import FEWEST, shift
+
+OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
+Runs = Mapping[str, Sequence[float]]
+"""Per metric one value for each run."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which releases are compared. `floor`: a difference below it, in `unit`, is none."""
+
+    key: str
+    label: str
+    unit: str
+    more_is_better: bool
+    decides: bool
+    floor: float = 0.0
+
+
+METRICS = (
+    Metric("output_throughput", "output throughput", "tok/s", True, True),
+    # Nobody feels a few milliseconds, and of a small engine they are noise.
+    Metric("median_ttft_ms", "TTFT", "ms", False, False, 20.0),
+    Metric("median_tpot_ms", "TPOT", "ms", False, False, 2.0),
+)
+INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True, True)
+"""What decides where nothing is generated: models that embed or classify."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is accepted. Tolerances in percent: of throughput, and of the medians of TTFT and TPOT."""
+
+    tolerance: float = 10.0
+    latency_tolerance: float = 30.0
+    runs: int = 5
+    max_runs: int = 15
+
+    @property
+    def more(self) -> int:
+        """Runs of a second look; 0: there is none."""
+        left = self.max_runs - self.runs
+        return left if left >= FEWEST else 0
+
+    def wrong(self) -> tuple[tuple[str, str], ...]:
+        """Variables whose values make no sense, and why."""
+        found = []
+        if self.runs < FEWEST:
+            found.append(("canary_runs", f"is {self.runs}: fewer than {FEWEST} runs prove nothing."))
+        if self.max_runs < self.runs:
+            found.append(("canary_max_runs", f"is {self.max_runs}, less than canary_runs ({self.runs})."))
+        for name, value, most in (
+            ("canary_tolerance", self.tolerance, 100),
+            ("canary_latency_tolerance", self.latency_tolerance, 1000),
+        ):
+            if not 0 < value < most:
+                found.append((name, f"is {value:g}, no percentage that makes sense."))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was measured at one time: of the instance, and of the reference (None: there was none)."""
+
+    own: Runs
+    reference: Runs | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Window:
+        return cls(data["own"], data.get("reference"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"own": self.own, "reference": self.reference}
+
+    @property
+    def runs(self) -> int:
+        return max((len(values) for values in self.own.values()), default=0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric, new against old: medians, and the change with its interval (-0.31: 31 % less)."""
+
+    metric: Metric
+    old: float
+    new: float
+    change: float
+    low: float
+    high: float
+    state: str
+    tolerance: float  # percent
+
+    def text(self) -> str:
+        """`31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""
+        more = self.change > 0
+        words = ("more", "less") if self.metric.more_is_better else ("longer", "shorter")
+        word = words[0] if more else words[1]
+        told = f"{_percent(abs(self.change))} {word} {self.metric.label}"
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            sign = 1 if more else -1
+            ends = sorted((sign * self.low, sign * self.high))
+            told += f" (interval {ends[0] * 100:.0f} to {_percent(ends[1])})"
+        return f"{told}, tolerance {self.tolerance:g} %"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The outcome. `more`: runs that are wanted before it is final; 0: it is."""
+
+    state: str
+    comparisons: tuple[Comparison, ...]
+    warnings: tuple[str, ...] = ()
+    more: int = 0
+
+
+def runs_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The metrics of an instance's runs, from vLLM's JSON of each. Runs without a number are left out."""
+    found: dict[str, list[float]] = {}
+    for raw in results:
+        try:
+            metrics = normalise("serve", raw)
+        except ResultError:
+            continue
+        for key in (*(metric.key for metric in METRICS), INSTEAD.key):
+            value = metrics.get(key)
+            if isinstance(value, (int, float)) and value > 0:
+                found.setdefault(key, []).append(float(value))
+    return found
+
+
+def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
+    """The new release's runs, of one look or of two, against the old one's. ValueError without a look."""
+    if not looks:
+        raise ValueError("there is nothing to judge yet")
+    first = compare(before, looks[0], rules)
+    state = _worst(first)
+    if not first:
+        return Speed(OK, (), ("no number of the runs can be compared",))
+    if len(looks) == 1:
+        if state == OK:
+            return Speed(OK, first)
+        return Speed(state, first, more=rules.more) if rules.more else _final(first)
+    second = compare(before, looks[1], rules)
+    if not second:
+        return _final(first)
+    final = _final(second)
+    if state == SLOWER and final.state == OK:
+        what = f"the first {looks[0].runs} runs were slower, the {looks[1].runs} after them were not"
+        return Speed(OK, second, (*final.warnings, f"{what}: something disturbed them"))
+    return final
+
+
+def _final(comparisons: tuple[Comparison, ...]) -> Speed:
+    """No more runs: what is undecided is decided by its median.
+
+    Where the runs would even allow for no change at all, the median has to be twice the tolerance: otherwise
+    noise alone would stop equal releases now and then.
+    """
+    state = _worst(comparisons)
+    if state != UNDECIDED:
+        return Speed(state, comparisons)
+    told = next(item for item in comparisons if item.state == UNDECIDED)
+    least = min(_slowdown(told.metric, value) for value in (told.low, told.high))
+    limit = told.tolerance / 100 * (1 if least > 0 else 2)
+    state = SLOWER if _slowdown(told.metric, told.change) > limit else OK
+    return Speed(state, comparisons, (f"decided by the median, as the runs differ too much: {told.text()}",))
+
+
+def _worst(comparisons: Sequence[Comparison]) -> str:
+    states = {item.state for item in comparisons}
+    return next((state for state in (SLOWER, UNDECIDED) if state in states), OK)
+
+
+def compare(before: Window, after: Window, rules: Rules) -> tuple[Comparison, ...]:
+    """Each metric that both windows have."""
+    found = []
+    for metric in METRICS:
+        if _both(metric, before, after):
+            found.append(_compare(metric, before, after, rules))
+        elif metric.decides and _both(INSTEAD, before, after):
+            found.append(_compare(INSTEAD, before, after, rules))
+    return tuple(found)
+
+
+def _both(metric: Metric, before: Window, after: Window) -> bool:
+    return bool(before.own.get(metric.key) and after.own.get(metric.key))
+
+
+def _compare(metric: Metric, before: Window, after: Window, rules: Rules) -> Comparison:
+    old, new = before.own[metric.key], after.own[metric.key]
+    effect = shift(*(_logs(metric.key, window, referred(before, after)) for window in (before, after)))
+    change, low, high = (math.expm1(value) for value in (effect.estimate, effect.low, effect.high))
+    medians = statistics.median(old), statistics.median(new)
+    tolerance = rules.tolerance if metric.decides else rules.latency_tolerance
+    limit = tolerance / 100
+    slowdowns = sorted(_slowdown(metric, value) for value in (low, high))
+    if slowdowns[0] > limit and abs(medians[1] - medians[0]) >= metric.floor:
+        state = SLOWER
+    elif slowdowns[1] > limit and metric.decides:
+        state = UNDECIDED
+    else:
+        state = OK
+    return Comparison(metric, *medians, change, low, high, state, tolerance)
+
+
+def referred(before: Window, after: Window) -> bool:
+    """Whether a reference was measured well enough in both windows."""
+    key = METRICS[0].key
+    return all(
+        window.reference is not None
+        and len(window.reference.get(key) or window.reference.get(INSTEAD.key, ())) >= FEWEST
+        for window in (before, after)
+    )
+
+
+def _logs(key: str, window: Window, reference: bool) -> list[float]:
+    own = [math.log(value) for value in window.own[key]]
+    beside = (window.reference or {}).get(key) if reference else None
+    if not beside:
+        return own
+    # Runs of the same number ran at about the same time.
+    return [value - math.log(other) for value, other in zip(own, beside)]
+
+
+def _slowdown(metric: Metric, change: float) -> float:
+    return -change if metric.more_is_better else change
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention backends on ROCm: which one a release takes, how it is named, and the log line that proves it.
+
+The data is catalog/vllm/backends.yml; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.versions import Release, Timeline
+from .findings import BAD_CHOICE, Finding
+from .flag_values import Value
+
+DENSE = "dense"
+MLA = "mla"
+_SWITCHES = (
+    ("aiter", "VLLM_ROCM_USE_AITER", False),
+    ("aiter_mha", "VLLM_ROCM_USE_AITER_MHA", True),
+    ("aiter_mla", "VLLM_ROCM_USE_AITER_MLA", True),
+    ("aiter_unified", "VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", False),
+    ("prefill_decode", "VLLM_V1_USE_PREFILL_DECODE_ATTENTION", False),
+    ("v1", "VLLM_USE_V1", False),
+)
+"""Conditions of backends.yml, the variables that decide them, and vllm.envs' defaults."""
+_SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The attention backends of one release."""
+
+    release: Release
+    line: Timeline
+    data: Mapping[str, Any]
+
+    @property
+    def era(self) -> Mapping[str, Any]:
+        """The rules that hold for this release."""
+        found: Mapping[str, Any] = next(
+            item
+            for item in self.data["eras"]
+            if self.line.inside(item["since"], item["until"], self.release.index)
+        )
+        return found
+
+    def expected(self, attention: str, facts: Mapping[str, bool]) -> str:
+        """The backend that the release chooses by itself; `facts` are the conditions of backends.yml.
+
+        A condition that `facts` lacks counts as false, so {} is vLLM without any variable set.
+        """
+        for candidate in self.era[attention]:
+            if all(facts.get(key, False) == value for key, value in candidate.get("if", {}).items()):
+                return str(candidate["backend"])
+        return str(self.era[attention][-1]["backend"])
+
+    def in_effect(
+        self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, bool]
+    ) -> str:
+        """The backend that flags ("--name" → value) and variables lead to; facts: of the model, as in expected()."""
+        by = self.named_by()
+        given = str((args if by and by.startswith("-") else env).get(by or "", "")).upper()
+        for backend in self.data["backends"]:
+            if given and self.vllm_name(backend) == given:
+                return str(backend)
+        found = {name: _on(env[text]) if text in env else default for name, text, default in _SWITCHES}
+        block_1 = args.get("--block-size") == 1
+        return self.expected(attention, {**found, "block_1": block_1, **facts})
+
+    def named_by(self) -> str | None:
+        """The flag or variable that names a backend; None where none does."""
+        by: str | None = next(self._spans(self.data["named_by"]))["by"]
+        return by
+
+    def vllm_name(self, backend: str) -> str | None:
+        """vLLM's own name of a backend; None where the release does not have it by name."""
+        entry = self.data["backends"][backend]
+        if "name" not in entry or self.line.order[entry["named_since"]] > self.release.index:
+            return None
+        return str(entry["name"])
+
+    def names(self) -> tuple[str, ...]:
+        """vLLM's names of the backends that this release has on ROCm."""
+        known = (self.vllm_name(backend) for backend in self.data["backends"])
+        return tuple(name for name in known if name)
+
+    def _spans(self, rules: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The entries that hold for this release."""
+        for rule in rules:
+            if self.line.inside(rule["since"], rule["until"], self.release.index):
+                yield rule
+
+    def log_lines(self, backend: str) -> tuple[str, ...]:
+        """Texts in the log of the starting server, any of which proves the backend. Empty: none is known."""
+        lines = self.era["lines"]
+        if backend in lines:
+            return tuple(lines[backend])
+        name = self.vllm_name(backend)
+        return tuple(text.replace("{name}", name) for text in lines.get("any", ())) if name else ()
+
+    def in_log(self, log: Iterable[str]) -> tuple[str, ...]:
+        """The backends that a log proves, in the order of their first lines."""
+        patterns = {
+            backend: [re.compile(re.escape(text)) for text in self.log_lines(backend)]
+            for backend in self.data["backends"]
+        }
+        found: dict[str, None] = {}
+        for text in log:
+            for backend, compiled in patterns.items():
+                if any(pattern.search(text) for pattern in compiled):
+                    found.setdefault(backend)
+        return tuple(found)
+
+    def block_size_1(self, backend: str) -> str:
+        """What a backend demands of --block-size 1: required, natural (others are split into it), free."""
+        rules = self.data["backends"][backend].get("block_size_1", ())
+        return next((str(rule["is"]) for rule in self._spans(rules)), "free")
+
+    def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
+        """Why a model's shape or the configuration keeps a backend from being used; empty for nothing.
+
+        facts: head_size, block_size, dtype, kv_cache_dtype, sinks, kv_connector, heads (of the whole model) with
+        tp; what is missing is not judged.
+        """
+        entry = self.data["backends"][backend]
+        needs = dict(entry.get("needs", {}))
+        for limit in self._spans(entry.get("limits", ())):
+            needs.update(limit)
+        found: list[str] = []
+        for fact, key in (
+            ("head_size", "head_sizes"),
+            ("dtype", "dtypes"),
+            ("kv_cache_dtype", "kv_cache_dtypes"),
+        ):
+            if key in needs and fact in facts and facts[fact] not in needs[key]:
+                valid = ", ".join(str(item) for item in needs[key])
+                found.append(f"{fact} {facts[fact]} is not among {valid}")
+        multiple = needs.get("block_multiple")
+        if multiple and "block_size" in facts and facts["block_size"] % multiple:
+            found.append(f"block_size {facts['block_size']} is no multiple of {multiple}")
+        if "heads" in needs and facts.get("heads"):
+            found += _wrong_heads(needs["heads"], facts["heads"], facts["tp"])
+        for fact in ("sinks", "kv_connector"):
+            if fact in needs and facts.get(fact, False) and not needs[fact]:
+                found.append(
+                    "attention sinks are not supported" if fact == "sinks" else "KV connectors are not"
+                )
+        return tuple(found)
+
+
+def check_named(backends: Backends, name: str) -> Finding | None:
+    """A backend's name, as --attention-backend or VLLM_ATTENTION_BACKEND gives it; None where it is one of ROCm's.
+
+    Names of backends for other GPUs pass vLLM's parser, and stop it, or are passed over, when the model is loaded.
+    Releases that choose by themselves are not judged.
+    """
+    by = backends.named_by()
+    others = {text for rule in backends._spans(backends.data["others"]) for text in rule["names"]}
+    if by is None or name.upper() in {"AUTO", *backends.names(), *others}:
+        return None
+    what = f"{name} is no attention backend of vLLM {backends.release.asked} on ROCm"
+    fix = f"Use one of {', '.join(backends.names())}, or leave it out."
+    return Finding(by, BAD_CHOICE, what, fix, "vllm-rocm-platform", backends.release.exact)
+
+
+def _wrong_heads(valid: Sequence[int], heads: int, tp: int) -> list[str]:
+    """Why a number of heads per GPU is not taken, with the tensor parallel sizes whose is."""
+    if heads % tp or heads // tp in valid:
+        return []
+    sizes = [str(size) for size in _SIZES if heads % size == 0 and heads // size in valid]
+    right = (
+        f"tensor_parallel_size {' or '.join(sizes)} gives one"
+        if sizes
+        else "no tensor_parallel_size gives one"
+    )
+    listed = ", ".join(map(str, valid))
+    return [f"{heads // tp} attention heads per GPU are not among {listed}; {right}"]
+
+
+def _on(text: str) -> bool:
+    return text.lower() in ("1", "true")

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables: which ones a vLLM release reads, and what text they take.
+
+The data is catalog/vllm/{env.json, runtime_env.yml, replacements.yml}; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.errors import nearest
+from ...module_utils.common.versions import Release, Timeline
+from .findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN, Finding
+from .replacements import Replacements
+
+PREFIX = "VLLM_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable as a release reads it.
+
+    type: flag ("1" and "true" are true, all else is false in silence), int_bool (a whole number, all else
+    stops vLLM), one (only "1" is true), word (only "true" is), int, float, json, text, choice, choice_list.
+    unused: declared, and read by nothing.
+    """
+
+    name: str
+    type: str
+    default: Any
+    choices: tuple[str, ...] | None
+    unused: bool
+
+
+@dataclass(frozen=True)
+class EnvTable:
+    """The variables of one release, and those of HIP, RCCL, PyTorch and others that the catalogue knows.
+
+    flags: names of the release's flags, which took the place of some variables.
+    """
+
+    release: Release
+    variables: Mapping[str, Variable]
+    runtime: Mapping[str, Mapping[str, Any]]
+    replacements: Replacements
+    flags: frozenset[str]
+    ever: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    line: Timeline = field(repr=False)
+
+    @property
+    def names(self) -> dict[str, None]:
+        """What can be offered instead of a variable."""
+        return dict.fromkeys((*self.variables, *self.flags))
+
+    def knows(self, name: str) -> bool:
+        """vLLM of this release, or a library below it, reads the variable."""
+        return name in self.runtime or (name in self.variables and not self.variables[name].unused)
+
+
+def env_table(
+    data: Mapping[str, Any],
+    line: Timeline,
+    release: Release,
+    runtime: Mapping[str, Any],
+    replacements: Replacements,
+    flags: frozenset[str],
+) -> EnvTable:
+    """The variables of one release out of the packed histories."""
+    index, defaults = release.index, data["defaults"]
+
+    def value(entry: Mapping[str, Any], key: str) -> Any:
+        return line.value(entry[key], index, defaults[key]) if key in entry else defaults[key]
+
+    variables = {}
+    for name, entry in data["variables"].items():
+        if line.within(entry["present"], index):
+            choices = value(entry, "choices")
+            variables[name] = Variable(
+                name,
+                value(entry, "type"),
+                value(entry, "default"),
+                None if choices is None else tuple(choices),
+                value(entry, "unused"),
+            )
+    return EnvTable(release, variables, runtime["variables"], replacements, flags, data["variables"], line)
+
+
+def check_env(table: EnvTable, name: str, value: str) -> Finding:
+    """Whether a variable with this text does what is expected of it.
+
+    vLLM starts with variables that it does not know, so all but a refused text is a warning. Names that are
+    neither vLLM's nor in the catalogue are not judged.
+    """
+    variable = table.variables.get(name)
+    if variable is None:
+        if name in table.runtime:
+            return _runtime(table, name, value)
+        return _absent(table, name)
+    entry = table.replacements.variable(name)
+    refused = refusal(variable, value)
+    if refused:
+        status = BAD_CHOICE if variable.choices else BAD_VALUE
+        return Finding(name, status, refused, _text_help(variable), "", table.release.exact)
+    if variable.unused or (entry and table.line.within(entry.no_effect, table.release.index)):
+        what = f"is read by nothing in vLLM {table.release.asked}"
+        fix = entry.advice(table.names, table.release) if entry else "Remove it."
+        return Finding(name, NO_EFFECT, what, fix, entry.source if entry else "", harmless=True)
+    doubt = _doubt(variable, value)
+    return (
+        Finding(name, NO_EFFECT, doubt, _text_help(variable), harmless=True) if doubt else Finding(name, OK)
+    )
+
+
+def refusal(variable: Variable, value: str) -> str:
+    """Why vLLM would not start with this text; empty when it would."""
+    if variable.type in ("int", "int_bool", "float"):
+        convert = float if variable.type == "float" else int
+        try:
+            convert(value)
+        except ValueError:
+            return f"{value!r} is not a {'number' if variable.type == 'float' else 'whole number'}"
+    if variable.choices is not None and variable.type in ("choice", "choice_list"):
+        items = [value] if variable.type == "choice" else [item.strip() for item in value.split(",")]
+        valid = {choice.lower() for choice in variable.choices}
+        wrong = [item for item in items if item.lower() not in valid]
+        if wrong:
+            return f"{wrong[0]!r} is not valid"
+    return ""
+
+
+def _doubt(variable: Variable, value: str) -> str:
+    """What is accepted, and probably not meant."""
+    text = value.lower()
+    true = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(variable.type)
+    false = ("0", "false", "no", "off", "")
+    if true is None or text in true or text in false:
+        return ""
+    return f"{value!r} is read as false"
+
+
+def _text_help(variable: Variable) -> str:
+    if variable.choices:
+        return f"Valid: {', '.join(variable.choices)}."
+    return {
+        "flag": 'Write "1" or "0".',
+        "int_bool": 'Write "1" or "0"; vLLM stops at "true".',
+        "one": 'Write "1" or "0".',
+        "word": 'Write "true" or "false".',
+        "int": "Write a whole number.",
+        "float": "Write a number.",
+    }.get(variable.type, "")
+
+
+def _runtime(table: EnvTable, name: str, value: str) -> Finding:
+    entry = table.runtime[name]
+    instead = entry.get("instead")
+    if instead:
+        return Finding(name, NO_EFFECT, entry["note"], f"Use {instead}.", entry["source"], harmless=True)
+    values = entry.get("values")
+    if values and value not in values:
+        fix = f"Known: {', '.join(values)}."
+        return Finding(name, BAD_CHOICE, f"{value!r} is not known", fix, entry["source"], harmless=True)
+    return Finding(name, OK)
+
+
+def _absent(table: EnvTable, name: str) -> Finding:
+    history = table.ever.get(name)
+    version, index = table.release.asked, table.release.index
+    entry = table.replacements.variable(name)
+    if history is not None:
+        spans = history["present"]
+        ended = [until for _, until in spans if until is not None and table.line.order[until] <= index]
+        coming = [since for since, _ in spans if table.line.order[since] > index]
+        if ended:
+            what = f"is not read since vLLM {ended[-1]}, and this is {version}"
+            if coming:
+                what += f"; it is back from {coming[0]}"
+            fix = entry.advice(table.names, table.release) if entry else "Remove it."
+            source = entry.source if entry else ""
+            return Finding(name, GONE, what, fix, source, table.release.exact, harmless=True)
+        before = table.replacements.before(name, table.variables)
+        fix = f"In this release it is {before}." if before else "Remove it, or use a newer image."
+        what = f"is read from vLLM {coming[0]} on, and this is {version}"
+        return Finding(name, NOT_YET, what, fix, "", table.release.exact, harmless=True)
+    near = nearest(name, [*table.variables, *table.runtime])
+    if name.startswith(PREFIX):
+        what = f"is no variable of vLLM {version}, nor of any other release in the catalogue"
+        fix = f"Did you mean {near}?" if near else "Remove it."
+        return Finding(name, UNKNOWN, what, fix, "", table.release.exact, harmless=True)
+    return Finding(name, OK)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a container image by its reference, and what has to be asked of the image itself.
+
+The data is catalog/images.yml; nothing here reads a file. A name is believed only where a document says
+what it means: exact tags, and the v0.0.0 tags of vLLM's own images. Everything else is to be probed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.versions import version_key
+from .findings import BAD_VALUE, DEPRECATED, NO_EFFECT, Finding
+
+CUDA = "cuda"
+ASKED = ("vllm", "rocm", "entrypoint", "gfx")
+"""What a plan needs of an image."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """An image's software; None where it is not known.
+
+    basis: tag, family, repository or unknown: how the reference was found (software.py adds declared and
+    image). probe: what has to be asked of the image. platform: rocm, cpu, cuda, "" for not known. v1: the image
+    has the V1 engine on although its vLLM has not (AMD's 0.9.1).
+    """
+
+    ref: str
+    basis: str
+    vllm: str | None = None
+    rocm: str | None = None
+    pytorch: str | None = None
+    python: str | None = None
+    gfx: tuple[str, ...] | None = None
+    entrypoint: str | None = None
+    digest_prefix: str = ""
+    floating: bool = False
+    deprecated: bool = False
+    serves: bool = True
+    v1: bool | None = None
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    platform: str = ""
+
+    @property
+    def probe(self) -> tuple[str, ...]:
+        """What is not known, of that which a plan needs; a moving tag is never known."""
+        return tuple(name for name in ASKED if self.floating or getattr(self, name) is None)
+
+
+def split_reference(ref: str) -> tuple[str, str, str]:
+    """Repository, tag and digest of a reference; Docker Hub's own name in front is dropped."""
+    rest, _, digest = ref.partition("@")
+    repository, colon, tag = rest.rpartition(":")
+    if not colon or "/" in tag:
+        repository, tag = rest, ""
+    for hub in ("docker.io/", "index.docker.io/", "registry-1.docker.io/"):
+        if repository.startswith(hub):
+            repository = repository[len(hub) :]
+    return repository, tag, digest
+
+
+def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
+    """What the catalogue knows of an image; a digest alone, or one against its tag, tells nothing."""
+    repository, tag, digest = split_reference(ref)
+    base = data["repositories"].get(repository)
+    if base is None:
+        return ImageFacts(ref, "unknown")
+    common = {
+        "entrypoint": base["entrypoint"],
+        "deprecated": base["deprecated"],
+        "notes": (base["note"],) if base["deprecated"] or "platform" in base else (),
+        "source": base["source"],
+        "platform": base.get("platform", "rocm"),
+    }
+    entry = data["tags"].get(f"{repository}:{tag}") if tag else None
+    if entry is not None:
+        prefix = entry.get("digest_prefix", "")
+        if not (digest and prefix and not digest.startswith(prefix)):
+            return _of_tag(ref, entry, common)
+    for family in data["families"]:
+        found = re.fullmatch(family["pattern"], tag) if family["repository"] == repository else None
+        if found and version_key(found["vllm"]) >= version_key(family["since"]):
+            vllm = found["vllm"]
+            common["source"] = family["source"]
+            rocm = family["rocm_by_vllm"].get(vllm)
+            return ImageFacts(ref, "family", vllm=vllm, rocm=rocm, python=family["python"], **common)
+    return ImageFacts(ref, "repository", **common)
+
+
+def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> ImageFacts:
+    gfx = entry["gfx"]
+    notes = (*common["notes"], entry["note"]) if "note" in entry else common["notes"]
+    return ImageFacts(
+        ref,
+        "tag",
+        vllm=entry["vllm"],
+        rocm=entry["rocm"],
+        pytorch=entry["pytorch"],
+        python=entry["python"],
+        gfx=None if gfx is None else tuple(gfx),
+        entrypoint=common["entrypoint"],
+        digest_prefix=entry.get("digest_prefix", ""),
+        floating=entry.get("floating", False),
+        deprecated=common["deprecated"],
+        serves=entry.get("serves", True),
+        v1=entry.get("v1"),
+        notes=notes,
+        source=entry["source"],
+        platform=common["platform"],
+    )
+
+
+def check_image(data: Mapping[str, Any], facts: ImageFacts, gfx: str, gpu: str = "") -> tuple[Finding, ...]:
+    """Whether an image runs on a GPU: built for it, with a ROCm that knows it, and with vLLM in it."""
+    found: list[Finding] = []
+    if not facts.serves:
+        fix = "Use an image that has vLLM in it."
+        found.append(Finding(facts.ref, BAD_VALUE, "has no vLLM", fix, facts.source))
+    if facts.gfx is not None and gfx not in facts.gfx:
+        what = f"was built for {', '.join(facts.gfx)}, and the GPUs are {gfx}"
+        found.append(
+            Finding(facts.ref, BAD_VALUE, what, "Use the image for this architecture.", facts.source)
+        )
+    if facts.rocm:
+        for item in data["gpus"]:
+            known = item["gfx"] == gfx and (not gpu or item["name"] == gpu)
+            if known and version_key(facts.rocm) < version_key(item["rocm"]):
+                what = f"has ROCm {facts.rocm}, and {item['name']} needs {item['rocm']} or newer"
+                # AMD names the release of the host's driver; an image of the same series has the same kernels.
+                near = _series(facts.rocm) == _series(item["rocm"])
+                fix = "Use a newer image."
+                found.append(Finding(facts.ref, BAD_VALUE, what, fix, item["source"], harmless=near))
+                break
+    if facts.deprecated:
+        note = facts.notes[0] if facts.notes else "is no longer recommended"
+        found.append(Finding(facts.ref, DEPRECATED, note, "", facts.source))
+    return tuple(found)
+
+
+def check_driver(data: Mapping[str, Any], rocm: str, module: str | None) -> Finding | None:
+    """Whether a node's amdgpu driver is old for the ROCm in an image. None: it is not, or nothing is known.
+
+    `module` is the text of /sys/module/amdgpu/version; None or a text that is no version (the kernel's own
+    driver) cannot be judged.
+    """
+    if not module or not re.fullmatch(r"\d+\.\d+\.\d+", module):
+        return None
+    entry = needed_driver(data, rocm)
+    if entry is None or entry["module"] is None or version_key(module) >= version_key(entry["module"]):
+        return None
+    basis = {"listed": "lists", "rule": "asks for", "tested": "has published results with"}[entry["basis"]]
+    what = f"{module} is older than {entry['module']}, the oldest that AMD {basis} for ROCm {rocm}"
+    return Finding(
+        "amdgpu driver", NO_EFFECT, what, "Update the driver, or use an older image.", entry["source"]
+    )
+
+
+def needed_driver(data: Mapping[str, Any], rocm: str) -> Mapping[str, Any] | None:
+    """The entry of images.yml for the oldest driver of a ROCm release; None for one it does not list."""
+    return next((item for item in data["drivers"] if item["rocm"] == _series(rocm)), None)
+
+
+def _series(rocm: str) -> str:
+    return ".".join(rocm.split(".")[:2])

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue, loaded: the one place that reads its files; everything it returns is pure data.
+
+Runs on the control node, where PyYAML is Ansible's own. Files are read when first asked for, and once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...module_utils.common.versions import Release, Timeline, timeline
+from .config_keys import ConfigKeys
+from .env_vars import EnvTable, env_table
+from .flags import FlagTable, flag_table
+from .recipes import Recipe, parse_recipe
+from .replacements import Replacements, parse_replacements
+from .settings import SettingsBook
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file of the catalogue, with the fast parser where PyYAML was built with it."""
+    import yaml  # not needed on nodes, where this package is imported too
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with path.open("rb") as stream:
+        return yaml.load(stream, Loader=loader)
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of the catalogue."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+class Knowledge:
+    """The catalogue in a directory. Errors while reading are those of open() and the parsers."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._flags: dict[str, FlagTable] = {}
+        self._env: dict[str, EnvTable] = {}
+
+    @functools.cached_property
+    def line(self) -> Timeline:
+        """The vLLM releases."""
+        return timeline([item["version"] for item in self._json("vllm/versions.json")["versions"]])
+
+    @functools.cached_property
+    def replacements(self) -> Replacements:
+        """What took the place of what is gone."""
+        return parse_replacements(self._yaml("vllm/replacements.yml"))
+
+    @functools.cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The neutral settings."""
+        found: Mapping[str, Any] = self._yaml("vllm/settings.yml")["settings"]
+        return found
+
+    @functools.cached_property
+    def sources(self) -> Mapping[str, Any]:
+        """The documents that entries name."""
+        found: Mapping[str, Any] = self._yaml("sources.yml")["sources"]
+        return found
+
+    def release(self, version: str) -> Release:
+        """A vLLM version among the releases. ValueError for text that is no version, or an older one."""
+        return self.line.find(version)
+
+    def flags(self, version: str) -> FlagTable:
+        """What `vllm serve` of a version accepts."""
+        if version not in self._flags:
+            release = self.release(version)
+            parser = self._yaml("vllm/parser.yml")
+            classes = self._json("vllm/configs.json")["classes"]
+            configs = ConfigKeys(release, self.line, classes, parser["unknown_keys"])
+            self._flags[version] = flag_table(
+                self._json("vllm/flags.json"), self.line, release, parser, configs, self.replacements
+            )
+        return self._flags[version]
+
+    def env(self, version: str) -> EnvTable:
+        """The variables that a version reads."""
+        if version not in self._env:
+            self._env[version] = env_table(
+                self._json("vllm/env.json"),
+                self.line,
+                self.release(version),
+                self._yaml("vllm/runtime_env.yml"),
+                self.replacements,
+                frozenset(self.flags(version).flags),
+            )
+        return self._env[version]
+
+    def book(self, version: str) -> SettingsBook:
+        """The neutral settings for a version."""
+        return SettingsBook(self.settings, self.flags(version), self.env(version))
+
+    @functools.cached_property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes, general ones first."""
+        paths = sorted((self.root / "recipes").glob("*.yml"))
+        found = [parse_recipe(read_yaml(path)) for path in paths]
+        return tuple(sorted(found, key=lambda recipe: not recipe.match.get("all")))
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """Shapes of well-known models (models.yml)."""
+        found: Mapping[str, Any] = self._yaml("models.yml")
+        return found
+
+    @property
+    def images(self) -> Mapping[str, Any]:
+        """Container images and drivers (images.yml)."""
+        found: Mapping[str, Any] = self._yaml("images.yml")
+        return found
+
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """Attention backends on ROCm (vllm/backends.yml)."""
+        found: Mapping[str, Any] = self._yaml("vllm/backends.yml")
+        return found
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What the releases do by themselves (vllm/defaults.yml)."""
+        found: Mapping[str, Any] = self._yaml("vllm/defaults.yml")["defaults"]
+        return found
+
+    @property
+    def bench(self) -> Mapping[str, Any]:
+        """Flags of the benchmark clients (bench.json)."""
+        found: Mapping[str, Any] = self._json("vllm/bench.json")
+        return found
+
+    @property
+    def bench_book(self) -> Mapping[str, Any]:
+        """Neutral arguments of the benchmark clients."""
+        found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
+        return found
+
+    @property
+    def bench_results(self) -> Mapping[str, Any]:
+        """Keys of the benchmark clients' results."""
+        found: Mapping[str, Any] = self._yaml("vllm/bench_results.yml")
+        return found
+
+    @functools.cache  # noqa: B019  (one object per run holds the catalogue for its whole life)
+    def _json(self, name: str) -> Any:
+        return read_json(self.root / name)
+
+    @functools.cache  # noqa: B019
+    def _yaml(self, name: str) -> Any:
+        return read_yaml(self.root / name)

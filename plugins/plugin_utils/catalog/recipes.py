@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which recommended settings apply to a model on a GPU with a vLLM release, and why.
+
+The data is catalog/recipes/*.yml; nothing here reads a file. Several recipes may want the same setting: the one that
+fits more closely wins, and says whom it overrode.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.versions import Release, Timeline
+from ..sizing.facts import ModelFacts
+from .flag_values import Value
+
+OBJECTIVES = ("latency", "interactive", "streaming", "throughput")
+REPOSITORY, ARCHITECTURE, ANY = 2, 1, 0
+"""How closely a recipe fits a model."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a recipe's conditions are held against, besides the model.
+
+    objective: latency (few requests, end to end), interactive (first token), streaming (between tokens), throughput.
+    kv_cache: the KV cache's type as the operator wants it. workload: synthetic (repeated made-up prompts),
+    short-input. devices: GPUs, or partitions, of one instance over all hosts. balancing: of data parallel ranks,
+    internal, hybrid or external.
+    """
+
+    release: Release
+    line: Timeline = field(repr=False)
+    gfx: str
+    gpu: str = ""
+    objective: str = "throughput"
+    compute: str = "SPX"
+    memory: str = "NPS1"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    nodes: int = 1
+    instances_per_gpu: int = 1
+    kv_cache: str = "auto"
+    engine: str = "V1"
+    speculative: bool = False
+    speculative_tokens: int = 0
+    workload: tuple[str, ...] = ()
+    balancing: str = "internal"
+
+    @property
+    def devices(self) -> int:
+        """GPUs or partitions of one instance."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One rule of a recipe: settings or a text, the conditions, the reason and where it is said.
+
+    needs and unless: values of other settings with which it holds, or with which it does not.
+    """
+
+    recipe: str
+    when: Mapping[str, Any]
+    needs: Mapping[str, Sequence[Value]]
+    source: str
+    unless: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    reason: str = ""
+    name: str = ""
+    say: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file of catalog/recipes."""
+
+    name: str
+    title: str
+    match: Mapping[str, Any]
+    settings: tuple[Entry, ...]
+    rules: tuple[Entry, ...]
+    pairs: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recommended setting: its value, why, who says so, and what a less close recipe said instead."""
+
+    setting: str
+    value: Value
+    reason: str
+    source: str
+    recipe: str
+    overridden: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to refuse, to warn of, or to advise."""
+
+    name: str
+    say: str
+    text: str
+    source: str
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The settings by name, and what is to be said."""
+
+    choices: tuple[Choice, ...]
+    advice: tuple[Advice, ...]
+
+    def values(self) -> tuple[tuple[str, Value], ...]:
+        """Name and value of each setting, as render_settings takes them."""
+        return tuple((choice.setting, choice.value) for choice in self.choices)
+
+
+def parse_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Build from a file of catalog/recipes; its schema is checked by the tests."""
+    name = data["recipe"]
+    return Recipe(
+        name=name,
+        title=data["title"],
+        match=data["match"],
+        settings=tuple(
+            Entry(
+                name,
+                item["when"],
+                item.get("with", {}),
+                item["source"],
+                settings=item["set"],
+                reason=item["reason"],
+            )
+            for item in data.get("settings", ())
+        ),
+        rules=tuple(
+            Entry(
+                name,
+                item.get("when", {}),
+                item.get("with", {}),
+                item["source"],
+                item.get("unless", {}),
+                reason=item["text"],
+                name=item["id"],
+                say=item["say"],
+            )
+            for item in data.get("rules", ())
+        ),
+        pairs=tuple(data.get("pairs", ())),
+    )
+
+
+def fit(recipe: Recipe, model: ModelFacts) -> int | None:
+    """How closely a recipe fits a model; None when it does not."""
+    if recipe.match.get("all"):
+        return ANY
+    if named(model.repository, recipe.match.get("repositories", ())):
+        return REPOSITORY
+    if any(name in recipe.match.get("architectures", ()) for name in model.architectures):
+        return ARCHITECTURE
+    return None
+
+
+def named(repository: str, patterns: Iterable[str]) -> bool:
+    """Whether a repository's name fits one of the patterns; case does not count, a path counts by its last part."""
+    name = repository.lower()
+    if name.startswith("/"):
+        name = "local/" + name.rstrip("/").rpartition("/")[2]
+    return any(
+        fnmatch.fnmatchcase(name, pattern.lower())
+        or (name.startswith("local/") and fnmatch.fnmatchcase(name[6:], pattern.lower().rpartition("/")[2]))
+        for pattern in patterns
+    )
+
+
+def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:
+    """Whether all conditions hold. KeyError for a condition that is none."""
+    if not context.line.inside(when.get("since"), when.get("until"), context.release.index):
+        return False
+    return all(_CONDITIONS[key](value, model, context) for key, value in when.items() if key not in _SPAN)
+
+
+_SPAN = ("since", "until")
+
+
+def _between(limits: Mapping[str, int], value: int) -> bool:
+    return bool(limits.get("min", value) <= value <= limits.get("max", value))
+
+
+def _heads_per_rank(want: Mapping[str, int] | Sequence[int], model: ModelFacts, context: Context) -> bool:
+    """False too where it is not known, or no whole number."""
+    if not model.heads or model.heads % context.tp:
+        return False
+    heads = model.heads // context.tp
+    return _between(want, heads) if isinstance(want, Mapping) else heads in want
+
+
+_CONDITIONS: Mapping[str, Any] = {
+    "gfx": lambda want, model, context: context.gfx in want,
+    "gpu": lambda want, model, context: context.gpu in want,
+    "objective": lambda want, model, context: context.objective in want,
+    "compute": lambda want, model, context: context.compute in want,
+    "memory": lambda want, model, context: context.memory in want,
+    "kv_cache": lambda want, model, context: context.kv_cache in want,
+    "engine": lambda want, model, context: context.engine in want,
+    "balancing": lambda want, model, context: context.balancing in want,
+    "workload": lambda want, model, context: any(item in want for item in context.workload),
+    "speculative": lambda want, model, context: context.speculative == want,
+    "speculative_tokens": lambda want, model, context: _between(want, context.speculative_tokens),
+    "tp": lambda want, model, context: _between(want, context.tp),
+    "pp": lambda want, model, context: _between(want, context.pp),
+    "dp": lambda want, model, context: _between(want, context.dp),
+    "nodes": lambda want, model, context: _between(want, context.nodes),
+    "devices": lambda want, model, context: _between(want, context.devices),
+    "instances_per_gpu": lambda want, model, context: _between(want, context.instances_per_gpu),
+    "moe": lambda want, model, context: model.moe == want,
+    "mla": lambda want, model, context: model.mla == want,
+    "sparse": lambda want, model, context: model.sparse == want,
+    "heads_per_rank": _heads_per_rank,
+    "sinks": lambda want, model, context: model.sinks == want,
+    "sliding_window": lambda want, model, context: model.sliding_window == want,
+    "multimodal": lambda want, model, context: model.multimodal == want,
+    "kv_scales": lambda want, model, context: model.kv_scales == want,
+    "quantization": lambda want, model, context: model.quantization in want,
+    "head_size": lambda want, model, context: model.head_size in want,
+    "repositories": lambda want, model, context: named(model.repository, want),
+}
+CONDITIONS = (*_SPAN, *_CONDITIONS)
+"""Every condition that a recipe may have."""
+
+
+def select(
+    recipes: Sequence[Recipe], model: ModelFacts, context: Context, given: Mapping[str, Value] | None = None
+) -> Selection:
+    """The recommended settings, in the order of their names' first appearance, and the advice.
+
+    `given` are settings that the operator has decided: they are not chosen again, and conditions on other settings
+    (`with`) see them. Closeness decides between recipes, then the number of conditions, then the later entry.
+    """
+    decided = dict(given or {})
+    ranked: dict[str, list[tuple[tuple[int, int, int], Choice]]] = {}
+    fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
+    entries = [
+        (level, number, entry)
+        for number, (level, entry) in enumerate(
+            (level, entry) for level, recipe in fitting for entry in recipe.settings
+        )
+        if holds(entry.when, model, context)
+    ]
+    for waiting in (False, True):  # first what depends on no other setting, then what does
+        found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
+        known = {**found, **decided}
+        for level, number, entry in entries:
+            if bool(entry.needs) == waiting and _agrees(entry.needs, known):
+                rank = (level, len(entry.when) + len(entry.needs), number)
+                for name, value in entry.settings.items():
+                    if name not in decided:
+                        choice = Choice(name, value, entry.reason, entry.source, entry.recipe)
+                        ranked.setdefault(name, []).append((rank, choice))
+    choices = tuple(_winner(items) for items in ranked.values())
+    known = {**{choice.setting: choice.value for choice in choices}, **decided}
+    advice = tuple(
+        Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
+        for _, recipe in fitting
+        for entry in recipe.rules
+        if (entry.when or entry.needs or entry.unless)
+        and holds(entry.when, model, context)
+        and _agrees(entry.needs, known)
+        and not (entry.unless and _agrees(entry.unless, known))
+    )
+    return Selection(choices, advice)
+
+
+def statement(recipes: Sequence[Recipe], name: str) -> Advice:
+    """A rule by its id, for whoever decides it by arithmetic and quotes it. KeyError when there is none."""
+    for recipe in recipes:
+        for entry in recipe.rules:
+            if entry.name == name:
+                return Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
+    raise KeyError(name)
+
+
+def _agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) -> bool:
+    return all(name in known and known[name] in values for name, values in needs.items())
+
+
+def _winner(items: Sequence[tuple[tuple[int, int, int], Choice]]) -> Choice:
+    ordered = [choice for _, choice in sorted(items, key=lambda item: item[0], reverse=True)]
+    first = ordered[0]
+    others = tuple(choice for choice in ordered[1:] if choice.value != first.value)
+    return Choice(first.setting, first.value, first.reason, first.source, first.recipe, others)
+
+
+def speculative_pairs(
+    recipes: Sequence[Recipe], model: ModelFacts, context: Context
+) -> tuple[Mapping[str, Any], ...]:
+    """The draft models that documents name for a model, for this release and engine."""
+    return tuple(
+        pair
+        for recipe in recipes
+        for pair in recipe.pairs
+        if named(model.repository, [pair["target"]])
+        and pair["engine"] == context.engine
+        and context.line.inside(pair["since"], pair["until"], context.release.index)
+    )

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neutral settings that an operator's own flags and variables amount to.
+
+Someone who wrote `VLLM_ROCM_USE_AITER: "0"` has decided the setting aiter; recipes must see that, and not
+decide it again. It is the rendering of settings.py read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .flag_values import Value
+from .settings import PLACE, SettingsBook, env_text, put, wrong_value
+
+_FALSE = ("0", "false", "no", "off", "")
+
+
+def recognise(book: SettingsBook, args: Mapping[str, Value], env: Mapping[str, str]) -> dict[str, Value]:
+    """The settings that these flags ("--name" → value) and variables decide.
+
+    A setting of several flags counts when all of them are there with the values that it would give them.
+    """
+    found: dict[str, Value] = {}
+    for name, setting in book.settings.items():
+        for value in _values(book, setting, args, env):
+            if not wrong_value(setting, value):
+                found[name] = value
+                break
+    return found
+
+
+def _values(
+    book: SettingsBook, setting: Mapping[str, Any], args: Mapping[str, Value], env: Mapping[str, str]
+) -> Iterator[Value]:
+    if "flag" in setting:
+        if setting["flag"] in args:
+            yield args[setting["flag"]]
+        return
+    if "env" in setting:
+        if setting["env"] in env:
+            yield _typed(setting["type"], env[setting["env"]])
+        return
+    for form in setting["forms"]:
+        if not book.line.inside(form.get("since"), form.get("until"), book.release.index):
+            continue
+        templates = {**form.get("args", {}), **form.get("env", {})}
+        if not templates:
+            continue
+        if "when" in form:
+            candidates = form["when"] if isinstance(form["when"], list) else [form["when"]]
+        else:
+            candidates = list(_bound(setting["type"], form, args, env))
+        for value in candidates:
+            if _given(form, value, args, env):
+                yield value
+
+
+def _given(form: Mapping[str, Any], value: Value, args: Mapping[str, Value], env: Mapping[str, str]) -> bool:
+    """All that the form gives this value is among the flags and variables."""
+    flags = {flag: put(item, value) for flag, item in form.get("args", {}).items()}
+    return all(
+        item is None or (flag in args and holds(args[flag], item)) for flag, item in flags.items()
+    ) and all(
+        name in env and _same_text(env[name], env_text(put(item, value)))
+        for name, item in form.get("env", {}).items()
+    )
+
+
+def holds(given: Value, part: Value) -> bool:
+    """Whether a flag's value contains a part: equal, or a map with at least these keys."""
+    if isinstance(part, Mapping):
+        return isinstance(given, Mapping) and all(
+            key in given and holds(given[key], item) for key, item in part.items()
+        )
+    return bool(given == part and isinstance(given, bool) == isinstance(part, bool))
+
+
+def _same_text(a: str, b: str) -> bool:
+    words = {"true": "1", "false": "0"}
+    return words.get(a.lower(), a) == words.get(b.lower(), b)
+
+
+def _bound(
+    kind: str, form: Mapping[str, Any], args: Mapping[str, Value], env: Mapping[str, str]
+) -> Iterator[Value]:
+    """What stands at the place of $ in the operator's flags and variables."""
+    for flag, template in form.get("args", {}).items():
+        path = _place(template)
+        if path is not None:
+            value = args.get(flag)
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value is not None:
+                yield value
+    for name, template in form.get("env", {}).items():
+        if template == PLACE and name in env:
+            yield _typed(kind, env[name])
+
+
+def _place(template: Value) -> Sequence[str] | None:
+    """The keys that lead to $ in a template; None when it is not there."""
+    if template == PLACE:
+        return ()
+    if isinstance(template, Mapping):
+        for key, item in template.items():
+            rest = _place(item)
+            if rest is not None:
+                return (key, *rest)
+    return None
+
+
+def _typed(kind: str, text: str) -> Value:
+    """A variable's text as the setting's type; text that is none stays text, and is refused by its type."""
+    if kind == "bool":
+        return text.lower() not in _FALSE
+    try:
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to use instead of flags and variables that are gone, deprecated or without effect.
+
+Data: catalog/vllm/replacements.yml, hand-written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ...module_utils.common.versions import Release
+
+Spans = tuple[tuple[Optional[str], Optional[str]], ...]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """`use`: what took its place, the best first. `note`: what it did, and what to do now."""
+
+    name: str
+    use: tuple[str, ...]
+    note: str
+    source: str
+    no_effect: Spans = ()
+
+    def advice(self, available: Mapping[str, Any], release: Release) -> str:
+        """What to do in this release, in one or two sentences."""
+        usable = [name for name in self.use if name in available]
+        if usable:
+            return f"Use {usable[0]}. {self.note}".strip()
+        return self.note or f"Remove it; vLLM {release.asked} has nothing in its place."
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """All of them, by name; `choices` by flag and value."""
+
+    flags: Mapping[str, Replacement]
+    env: Mapping[str, Replacement]
+    choices: Mapping[tuple[str, str], tuple[str, str]]
+
+    def flag(self, name: str) -> Replacement | None:
+        """What is known of a flag."""
+        return self.flags.get(name)
+
+    def variable(self, name: str) -> Replacement | None:
+        """What is known of a variable."""
+        return self.env.get(name)
+
+    def choice(self, flag: str, value: str) -> str:
+        """What to use instead of a flag's value; empty when nothing is known."""
+        return self.choices.get((flag, value), ("", ""))[0]
+
+    def choice_source(self, flag: str, value: str) -> str:
+        """Where that is said."""
+        return self.choices.get((flag, value), ("", ""))[1]
+
+    def before(self, name: str, available: Mapping[str, Any]) -> str:
+        """What this release has of what a later flag or variable replaced; empty for nothing."""
+        return next(
+            (
+                old
+                for old, item in {**self.flags, **self.env}.items()
+                if name in item.use and old in available
+            ),
+            "",
+        )
+
+
+def parse_replacements(data: Mapping[str, Any]) -> Replacements:
+    """Build from replacements.yml; its schema is checked by the tests."""
+
+    def entries(items: Mapping[str, Any]) -> dict[str, Replacement]:
+        return {
+            name: Replacement(
+                name,
+                tuple(item.get("use", ())),
+                item.get("note", ""),
+                item["source"],
+                tuple((span[0], span[1]) for span in item.get("no_effect", ())),
+            )
+            for name, item in items.items()
+        }
+
+    choices = {
+        (flag, str(value)): (item["note"], item["source"])
+        for flag, values in data["choices"].items()
+        for value, item in values.items()
+    }
+    return Replacements(entries(data["flags"]), entries(data["env"]), choices)

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a deployment, validated: image or build, GPUs, flags, environment, container."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from ...module_utils.common.errors import Path
+from ...module_utils.common.hashing import canonical, text_hash
+from ..catalog.checker import Checker, kind
+from .reserved_flags import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, holds_secret, secret_place
+
+Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
+
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+FLAG_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+IMAGE = (
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64}"
+    r"|:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}@sha256:[0-9a-f]{64})"
+)
+BUILD_KEYS = ("repo", "ref", "dockerfile", "args", "tag")
+RUNTIME_KEYS = (
+    "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
+    "ready_timeout",
+)  # fmt: skip
+NUMA = ("local", "any")
+ULIMITS = (
+    "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
+    "rtprio", "rttime", "sigpending", "stack",
+)  # fmt: skip
+# memlock: RCCL registers memory with RDMA NICs; nofile: the queues of 64 partitions exhaust the default.
+DEFAULT_ULIMITS = (("memlock", -1, -1), ("nofile", 1048576, 1048576))
+
+
+@dataclass(frozen=True)
+class Build:
+    """An image built on the node from a Dockerfile of a git repository."""
+
+    repo: str
+    ref: str
+    dockerfile: str
+    args: tuple[tuple[str, str], ...]
+    tag: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As the module vllm_image takes it."""
+        return {
+            "repo": self.repo,
+            "ref": self.ref,
+            "dockerfile": self.dockerfile,
+            "args": dict(self.args),
+            "tag": self.tag,
+        }
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How the container runs; sizes in bytes, timeouts in seconds.
+
+    numa: local keeps an instance on the CPUs of its GPUs' NUMA node, where they all are in one.
+    """
+
+    privileged: bool = False
+    shm_size: int = 16 << 30
+    ipc: str = "host"
+    memory: int | None = None
+    numa: str = "local"
+    extra_mounts: tuple[str, ...] = ()
+    ulimits: tuple[tuple[str, int, int], ...] = DEFAULT_ULIMITS
+    restart: str = "unless-stopped"
+    stop_timeout: int = 120
+    ready_timeout: int = 1800
+
+
+def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
+    if "image" in values and "build" in values:
+        check.wrong(
+            path, "has both image and build.", "Keep one: image is pulled, build is built on the node."
+        )
+        return "", None
+    if "image" in values:
+        meaning = (
+            "a reference with a tag or a digest: registry/repository:tag or registry/repository@sha256:…"
+        )
+        return check.text(values["image"], (*path, "image"), "", IMAGE, meaning), None
+    if "build" not in values:
+        check.wrong(path, "has neither image nor build.", "Add image: with the reference of a vLLM image.")
+        return "", None
+    where: Path = (*path, "build")
+    build = {k: v for k, v in check.mapping(values["build"], where, BUILD_KEYS).items() if v is not None}
+    for key in ("repo", "ref"):
+        if key not in build:
+            check.wrong(where, f"the key {key} is missing.", f"Add {key}: to it.")
+    args = []
+    for key, value in check.mapping(build.get("args", {}), (*where, "args")).items():
+        secret = secret_place(key)
+        if secret:
+            what = "is a secret, and build arguments stay in the image's history and in the process list."
+            check.wrong(
+                (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
+            )
+        elif _token(check, value, (*where, "args", key)):
+            continue
+        elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            args.append((key, str(value)))
+        else:
+            check.wrong((*where, "args", key), f"must be text or a number, not {kind(value)}.")
+    repo = check.url(
+        build.get("repo", "x://x"),
+        (*where, "repo"),
+        r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+",
+        "a URL that git can clone",
+    )
+    ref = check.text(
+        build.get("ref", "x"), (*where, "ref"), "", r"[^\s~^:?*\[\\]+", "a branch, tag or commit"
+    )
+    dockerfile = check.text(
+        build.get("dockerfile", "docker/Dockerfile.rocm"),
+        (*where, "dockerfile"),
+        "",
+        r"[^/\s][^\s]*",
+        "a path inside the repository",
+    )
+    tag = check.text(
+        build.get("tag", f"instinct-fleet/{name or 'x'}:build"),
+        (*where, "tag"),
+        "",
+        IMAGE,
+        "a reference with a tag",
+    )
+    # The tag ends in what is built, so that a changed build is another image.
+    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
+    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}")
+
+
+def gpu_list(check: Checker, value: Any, path: Path) -> tuple[int, ...]:
+    found: list[int] = []
+    for index, item in enumerate(check.listing(value, path)):
+        gpu = check.integer(item, (*path, index), -1, 0, 511)
+        if gpu in found:
+            check.wrong((*path, index), f"GPU {gpu} is named twice.", "Name each GPU once.")
+        elif gpu >= 0:
+            found.append(gpu)
+    if isinstance(value, (list, tuple)) and not value:
+        check.wrong(path, "must not be empty.", "Leave it out to use the host's GPUs in order.")
+    return tuple(found)
+
+
+def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
+    flags: dict[str, Flag] = {}
+    for key, item in check.mapping(value, path).items():
+        where: Path = (*path, key)
+        if not FLAG_NAME.fullmatch(key):
+            near = key.lstrip("-").replace("-", "_").lower()
+            check.wrong(where, "is not a flag's name.", f"Write it without dashes in front: {near}.")
+            continue
+        name = key.replace("-", "_")
+        name = ENGINE_ALIASES.get(name, name)
+        if name in flags:
+            check.wrong(where, f"{name} is given twice.", "Keep one spelling.")
+        elif name in ENGINE_OWNED:
+            check.wrong(where, "is set by the toolkit.", ENGINE_OWNED[name])
+        elif name.startswith("no_") and isinstance(item, bool):
+            fix = f"Write {name[3:]}: {'false' if item else 'true'}."
+            check.wrong(where, "negates a flag by its name.", fix)
+        else:
+            flags[name] = flag_value(check, item, where)
+    return tuple(sorted(flags.items()))
+
+
+def _token(check: Checker, value: object, path: Path) -> bool:
+    """Whether a value is refused, because a token is in it; the message does not repeat it."""
+    if not holds_secret(value):
+        return False
+    what = "looks like a token or a key, and would be readable in the instance's files and the process list."
+    fix = "Put the hub's into hf_model_token or hf_model_token_file, others into a file in runtime.extra_mounts."
+    check.wrong(path, what, fix)
+    return True
+
+
+def flag_value(check: Checker, value: Any, path: Path) -> Flag:
+    if _token(check, value, path):
+        return None
+    if isinstance(value, Mapping):
+        return _plain_map(check, value, path)
+    if isinstance(value, (list, tuple)):
+        items: list[str | int | float] = []
+        for index, item in enumerate(value):
+            if isinstance(item, Mapping) or item is None or isinstance(item, (bool, list, tuple)):
+                check.wrong((*path, index), f"must be text or a number, not {kind(item)}.")
+            elif not _token(check, item, (*path, index)):
+                items.append(item)
+        if not value:
+            check.wrong(path, "must not be an empty list.", "Remove the key to use vLLM's default.")
+        return tuple(items)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    check.wrong(path, f"must be text, a number, true, false, a list or a map, not {kind(value)}.")
+    return None
+
+
+def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:
+    """A map that JSON can express; keys become text as JSON would make them."""
+    result: dict[str, Any] = {}
+    for key, item in check.mapping(value, path).items():
+        if isinstance(item, Mapping):
+            result[key] = _plain_map(check, item, (*path, key))
+        elif isinstance(item, (list, tuple)):
+            for index, part in enumerate(item):
+                _token(check, part, (*path, key, index))
+            result[key] = list(item)
+        elif not _token(check, item, (*path, key)):
+            result[key] = item
+    return result
+
+
+def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for key, item in check.mapping(value, path).items():
+        where: Path = (*path, key)
+        secret = secret_place(key)
+        if not ENV_NAME.fullmatch(key):
+            check.wrong(where, "is not the name of an environment variable.")
+        elif secret:
+            check.wrong(where, "is a secret, and would be readable in the instance's files.", secret)
+        elif key in ENV_OWNED:
+            check.wrong(where, "is set by the toolkit.", ENV_OWNED[key])
+        elif _token(check, item, where):
+            continue
+        elif isinstance(item, bool):
+            fix = 'Put it in quotes, as the variable wants it: "1", "0", "true" or "false".'
+            check.wrong(where, "is a boolean, and variables are text.", fix)
+        elif isinstance(item, (str, int, float)):
+            if "\0" in str(item):
+                check.wrong(where, "holds a NUL character.")
+            found.append((key, str(item)))
+        else:
+            check.wrong(where, f"must be text or a number, not {kind(item)}.")
+    return tuple(sorted(found))
+
+
+def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
+    values = {k: v for k, v in check.mapping(value, path, RUNTIME_KEYS).items() if v is not None}
+    base = Runtime()
+    mounts = check.texts(values.get("extra_mounts", []), (*path, "extra_mounts"))
+    for index, mount in enumerate(mounts):
+        parts = mount.split(":")
+        if not (
+            len(parts) in (2, 3)
+            and parts[0].startswith("/")
+            and parts[1].startswith("/")
+            and all(option in ("ro", "rw") for option in parts[2:])
+        ):
+            fix = "Write /path/on/node:/path/in/container or the same with :ro."
+            check.wrong((*path, "extra_mounts", index), f"{mount!r} is not a mount.", fix)
+    return Runtime(
+        privileged=check.boolean(values.get("privileged", base.privileged), (*path, "privileged"), False),
+        shm_size=check.size(values.get("shm_size", base.shm_size), (*path, "shm_size"), base.shm_size),
+        ipc=check.choice(values.get("ipc", base.ipc), (*path, "ipc"), base.ipc, ("host", "private")),
+        memory=check.size(values["memory"], (*path, "memory"), 1) if "memory" in values else None,
+        numa=check.choice(values.get("numa", base.numa), (*path, "numa"), base.numa, NUMA),
+        extra_mounts=mounts,
+        ulimits=_ulimits(check, values.get("ulimits", {}), (*path, "ulimits")),
+        restart=check.choice(
+            values.get("restart", base.restart),
+            (*path, "restart"),
+            base.restart,
+            ("unless-stopped", "on-failure", "no"),
+        ),
+        stop_timeout=check.integer(
+            values.get("stop_timeout", base.stop_timeout), (*path, "stop_timeout"), base.stop_timeout, 1, 3600
+        ),
+        ready_timeout=check.integer(
+            values.get("ready_timeout", base.ready_timeout),
+            (*path, "ready_timeout"),
+            base.ready_timeout,
+            1,
+            86400,
+        ),
+    )
+
+
+def _ulimits(check: Checker, value: Any, path: Path) -> tuple[tuple[str, int, int], ...]:
+    limits = {name: (soft, hard) for name, soft, hard in DEFAULT_ULIMITS}
+    for name, limit in check.mapping(value, path, ULIMITS).items():
+        where: Path = (*path, name)
+        if limit is False:
+            limits.pop(name, None)
+        elif isinstance(limit, Mapping):
+            pair = check.mapping(limit, where, ("soft", "hard"))
+            hard = check.integer(pair.get("hard", -1), (*where, "hard"), -1, -1, 1 << 62)
+            soft = check.integer(pair.get("soft", hard), (*where, "soft"), -1, -1, 1 << 62)
+            limits[name] = (soft, hard)
+        else:
+            number = check.integer(limit, where, -1, -1, 1 << 62)
+            limits[name] = (number, number)
+    return tuple((name, soft, hard) for name, (soft, hard) in sorted(limits.items()))

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load balancer's host: its variables, validated, and what was found on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Network, ip_interface
+from typing import Any
+
+from ...module_utils.common.endpoint import AGENT_PORT
+from ...module_utils.common.errors import Problem
+from ..catalog.checker import Checker
+from .host_settings import ADDRESS, parse_address
+
+GROUP = "load_balancer"
+"""The inventory's group of hosts that run a load balancer."""
+VARIABLES = (
+    "load_balancer_listen",
+    "load_balancer_port",
+    "load_balancer_tls",
+    "load_balancer_certificate_file",
+    "load_balancer_auth",
+    "load_balancer_api_keys",
+    "load_balancer_instance_auth",
+    "load_balancer_metrics_listen",
+    "load_balancer_metrics_port",
+    "load_balancer_timeout",
+    "load_balancer_queue_timeout",
+    "load_balancer_virtual_address",
+    "load_balancer_virtual_router_id",
+    *ADDRESS,
+)
+KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+MIN_KEY = 20  # characters
+VIRTUAL, ROUTER_ID = "load_balancer_virtual_address", "load_balancer_virtual_router_id"
+
+
+@dataclass(frozen=True)
+class VirtualAddress:
+    """An address that balancers share. text: with the prefix length. router_id: its number in VRRP, 1 to 255."""
+
+    text: str
+    router_id: int
+
+    @property
+    def address(self) -> str:
+        """The address alone."""
+        return str(ip_interface(self.text).ip)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """The network that it is in."""
+        return ip_interface(self.text).network
+
+
+@dataclass(frozen=True)
+class BalancerSettings:
+    """Validated variables; times in seconds.
+
+    certificate_file "": make a self-signed one. api_keys: name and key; empty: make one. timeout: how long a
+    request may be silent. queue_timeout: how long one may wait for an instance. instance_auth: instances answer only
+    those who have the load balancers' key. virtual: the address that moves between the load balancers.
+    """
+
+    listen: str = "0.0.0.0"
+    port: int = 8443
+    tls: bool = True
+    certificate_file: str = ""
+    auth: bool = True
+    api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    instance_auth: bool = True
+    metrics_listen: str = "127.0.0.1"
+    metrics_port: int = 8405
+    timeout: int = 3600
+    queue_timeout: int = 60
+    virtual: VirtualAddress | None = None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that the balancer takes on its host."""
+        return (self.port, self.metrics_port, AGENT_PORT)
+
+
+@dataclass(frozen=True)
+class SeenBalancer:
+    """What is on the host. config: its balancer.json. out: servers taken out, by "backend/server".
+
+    applied: the hash of what the running HAProxy was last told to use.
+    """
+
+    installed: bool = False
+    keepalived: bool = False
+    running: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    applied: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SeenBalancer:
+        """From a node_state result. KeyError and TypeError mean that it is not one."""
+        found = state["balancer"]
+        return cls(
+            installed=bool(found["installed"]),
+            keepalived=bool(found.get("keepalived")),
+            running=bool(found["running"]),
+            files=dict(found["files"]),
+            applied=str(found["applied"] or ""),
+            config=dict(found["config"] or {}),
+            out=dict(found["out"] or {}),
+        )
+
+
+@dataclass(frozen=True)
+class BalancerHost:
+    """A host of the group; seen None: it was not looked at. absent: why it is not part of this run.
+
+    interfaces: names of its network interfaces, each with its addresses.
+    """
+
+    name: str
+    address: str
+    settings: BalancerSettings
+    seen: SeenBalancer | None = None
+    os_id: str = ""
+    absent: str = ""
+    interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def parse_balancer(
+    variables: Mapping[str, Any], name: str
+) -> tuple[BalancerSettings, str, tuple[Problem, ...]]:
+    """The settings and the address of a host; a variable that is None is not set."""
+    check, base = Checker(), BalancerSettings()
+    given = {key: variables[key] for key in VARIABLES if variables.get(key) is not None}
+
+    def address(key: str, default: str) -> str:
+        return check.text(given.get(key, default), (key,), default, r"[0-9A-Za-z.:_-]+", "an address")
+
+    def whole(key: str, default: int, low: int, high: int) -> int:
+        return check.integer(given.get(key, default), (key,), default, low, high)
+
+    def switch(key: str) -> bool:
+        return check.boolean(given.get(key, True), (key,), True)
+
+    certificate = given.get("load_balancer_certificate_file", "")
+    if certificate != "":
+        certificate = check.text(certificate, ("load_balancer_certificate_file",))
+    settings = BalancerSettings(
+        listen=address("load_balancer_listen", base.listen),
+        port=whole("load_balancer_port", base.port, 1, 65535),
+        tls=switch("load_balancer_tls"),
+        certificate_file=certificate,
+        auth=switch("load_balancer_auth"),
+        api_keys=_api_keys(check, given.get("load_balancer_api_keys", {})),
+        instance_auth=switch("load_balancer_instance_auth"),
+        metrics_listen=address("load_balancer_metrics_listen", base.metrics_listen),
+        metrics_port=whole("load_balancer_metrics_port", base.metrics_port, 1, 65535),
+        timeout=whole("load_balancer_timeout", base.timeout, 10, 86400),
+        queue_timeout=whole("load_balancer_queue_timeout", base.queue_timeout, 1, 3600),
+        virtual=_virtual(check, given),
+    )
+    if len(set(settings.ports)) < len(settings.ports):
+        ports = ", ".join(map(str, settings.ports))
+        what = f"the balancer cannot use one port twice: requests, metrics and its agent are at {ports}."
+        check.wrong(("load_balancer_port",), what, "Choose another one.")
+    where, odd = parse_address(variables, name)
+    return settings, where, (*check.problems, *odd)
+
+
+def _virtual(check: Checker, given: Mapping[str, Any]) -> VirtualAddress | None:
+    """The address that moves; "" is none."""
+    text = given.get(VIRTUAL, "")
+    number = check.integer(given.get(ROUTER_ID, 0), (ROUTER_ID,), 0, 0, 255)
+    if text == "":
+        return None
+    fix = "Write an address with its prefix length, such as 10.0.0.100/24."
+    try:
+        found = ip_interface(text if isinstance(text, str) and "/" in text else "")
+    except ValueError:
+        check.wrong((VIRTUAL,), f"{text!r} is not an address with a prefix length.", fix)
+        return None
+    network = found.network
+    if network.num_addresses > 2 and found.ip in (network.network_address, network.broadcast_address):
+        check.wrong(
+            (VIRTUAL,), f"{found.ip} stands for all of {network}.", "Choose an address of a host in it."
+        )
+        return None
+    return VirtualAddress(str(found), number or found.ip.packed[-1] or 255)
+
+
+def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
+    """Names and keys; a message never holds a key."""
+    found = []
+    for name, key in check.mapping(value, ("load_balancer_api_keys",)).items():
+        wrong = key_problem(name, key)
+        if wrong:
+            check.wrong(("load_balancer_api_keys", name), wrong)
+        else:
+            found.append((name, str(key)))
+    return tuple(sorted(found))
+
+
+def key_problem(name: Any, key: Any) -> str:
+    """What is wrong with an API key and its name; "" when nothing is. Does not repeat the key."""
+    if not isinstance(name, str) or not re.fullmatch(KEY_NAME, name):
+        return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
+    if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
+        return f"its key must be text of at least {MIN_KEY} visible ASCII characters, without spaces."
+    return ""
+
+
+def balancer_host(
+    name: str, variables: Mapping[str, Any], state: Mapping[str, Any] | None, absent: str
+) -> tuple[BalancerHost, tuple[Problem, ...]]:
+    """A host of the group from its raw data, and what is wrong with it."""
+    settings, address, problems = parse_balancer(variables, name)
+    seen, os_id, interfaces = None, "", {}
+    if state is not None:
+        try:
+            seen, os_id = SeenBalancer.from_json(state), str(state["os"].get("id") or "")
+            interfaces = {
+                str(item["name"]): tuple(map(str, item.get("addresses") or ()))
+                for item in state.get("interfaces") or ()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            what = f"its node_state cannot be read: {error!r}."
+            problems = (*problems, Problem((), what, "Observe again with this version of the toolkit."))
+    named = tuple(replace(problem, hosts=(name,)) for problem in problems)
+    return BalancerHost(name, address, settings, seen, os_id, absent, interfaces), named

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's input: every host with what is wanted of it and what was found on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from typing import Any
+
+from ...module_utils.common.errors import FleetError, Problem, natural, suggest
+from ...module_utils.common.hashing import canonical
+from ..catalog.gpus import GpuCatalog
+from .deployment import Deployment, parse_deployments
+from .endpoint_settings import GROUP as BALANCERS
+from .gpu_clean import aside
+from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
+from .node_state import NodeState
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """Raw data of a host: its variables, its node_state or None, and why there is none."""
+
+    variables: Mapping[str, Any]
+    state: Mapping[str, Any] | None = None
+    unreachable: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host to plan; state None means that nothing is known but what the inventory declares.
+
+    address: where other hosts reach it. listen: where its instances listen that do not say; "": it has to be said.
+    """
+
+    name: str
+    settings: HostSettings
+    deployments: tuple[Deployment, ...]
+    deployments_defined: bool
+    state: NodeState | None = None
+    address: str = ""
+    listen: str = LOOPBACK
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All hosts of a run, in natural order of their names.
+
+    spans: all hosts of each deployment whose instances span hosts, also those that are not in this run; None
+    when they cannot be told.
+    """
+
+    hosts: tuple[Host, ...]
+    unreachable: tuple[tuple[str, str], ...]
+    catalog: GpuCatalog
+    spans: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+
+
+def build_fleet(
+    inputs: Mapping[str, HostInput],
+    groups: Mapping[str, Iterable[str]],
+    catalog: GpuCatalog,
+    offline: bool = False,
+) -> Fleet:
+    """Validate the inventory's data of every host; `groups` has every group and host name that exists.
+
+    Raises FleetError with all problems. Equal variables of many hosts are checked once.
+    """
+    members = {name: frozenset(hosts) for name, hosts in groups.items()}
+    problems: list[Problem] = []
+    hosts: list[Host] = []
+    unreachable: list[tuple[str, str]] = []
+    parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
+    checked: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
+    spanning: dict[str, list[tuple[Deployment, str]]] = {}
+    for name in sorted(inputs, key=natural):
+        given = inputs[name]
+        value = given.variables.get("vllm_deployments")
+        key = canonical(value)
+        if key not in parsed:
+            deployments, found = parse_deployments(value if value is not None else [])
+            parsed[key] = deployments, (*found, *_unknown_hosts(deployments, members))
+        deployments, found = parsed[key]
+        own = ("vllm_deployments", *ADDRESS)
+        rest = {key: item for key, item in given.variables.items() if key not in own}
+        key = canonical(rest)
+        if key not in checked:
+            checked[key] = parse_settings(rest, catalog)
+        settings, more = checked[key]
+        address, odd = parse_address(given.variables, name)
+        problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more, *odd))
+        selected = tuple(
+            sorted(
+                (item for item in deployments if _selects(item, name, members)),
+                key=lambda item: natural(item.name),
+            )
+        )
+        for item in selected:
+            if item.nodes > 1:
+                spanning.setdefault(item.name, []).append((item, name))
+        if given.unreachable and not offline:
+            unreachable.append((name, given.unreachable))
+            continue
+        state = None
+        if not offline and given.state is not None:
+            try:
+                state = NodeState.from_json(given.state)
+            except (KeyError, TypeError, ValueError) as error:
+                what = f"its node_state cannot be read: {error!r}."
+                fix = "Another version of this toolkit made it, or it is damaged: observe again."
+                problems.append(Problem((), what, fix, (name,)))
+                continue
+            why = aside(state, settings.clean)
+            if why:
+                unreachable.append((name, why))
+                continue
+        listen = own_listen(name, address, members.get(BALANCERS, ()))
+        hosts.append(Host(name, settings, selected, value is not None, state, address, listen))
+    if problems:
+        raise FleetError(problems)
+    spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
+    return Fleet(tuple(hosts), tuple(unreachable), catalog, spans)
+
+
+def own_listen(host: str, address: str, balancers: Iterable[str]) -> str:
+    """Where a host's instances listen: on loopback, unless a load balancer on another host has to reach them.
+
+    "": it has to, and the host's address is a name (which may mean loopback on the host itself) or loopback.
+    """
+    if all(name == host for name in balancers):
+        return LOOPBACK
+    try:
+        return "" if ip_address(address).is_loopback else address
+    except ValueError:
+        return ""
+
+
+def _span(
+    found: Iterable[tuple[Deployment, str]],
+    inputs: Iterable[str],
+    members: Mapping[str, frozenset[str]],
+) -> tuple[str, ...] | None:
+    """The hosts of a deployment: of this run, and those that it names besides (--limit leaves hosts out)."""
+    here = {name for _, name in found}
+    others = members.get("instinct", frozenset()) - set(inputs)
+    if any(item.hosts is None for item, _ in found):
+        return None if others else tuple(sorted(here, key=natural))
+    named = (name for name in others if any(_selects(item, name, members) for item, _ in found))
+    return tuple(sorted((*here, *named), key=natural))
+
+
+def _selects(deployment: Deployment, host: str, members: Mapping[str, frozenset[str]]) -> bool:
+    if deployment.hosts is None:
+        return True
+    return any(name == host or host in members.get(name, ()) for name in deployment.hosts)
+
+
+def _unknown_hosts(
+    deployments: Iterable[Deployment], members: Mapping[str, frozenset[str]]
+) -> Iterable[Problem]:
+    known = set(members).union(*members.values())
+    fleet = members.get("instinct", frozenset())
+    for deployment in deployments:
+        for index, name in enumerate(deployment.hosts or ()):
+            path = (*deployment.path, "hosts", index)
+            if name not in known:
+                near = suggest(name, known - {"all", "ungrouped"})
+                yield Problem(path, f"there is no host or group {name!r} in the inventory.", near)
+            elif name not in members and name not in fleet:
+                fix = "Put the host into that group, or remove it here."
+                yield Problem(path, f"host {name!r} is not in the group instinct.", fix)

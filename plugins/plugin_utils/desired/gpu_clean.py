@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a host's GPUs are fit to start anything on: what is wrong, and whether a reload of the driver cures it.
+
+A host with such trouble is set aside: what starts on it would run out of memory, hang or compute nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...module_utils.common.gpu_memory import IDLE_VRAM
+from .node_state import Gpu, NodeState
+
+CLEAN = "Run again with -e gpu_clean=true: that reloads the driver, and stops what runs on the host for it"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with a host's GPUs. `reload`: loading the driver again cures it."""
+
+    what: str
+    fix: str
+    reload: bool = False
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.what}. {self.fix}."
+
+
+def troubles(state: NodeState) -> tuple[Trouble, ...]:
+    """What is wrong; empty when the GPUs are clean."""
+    found: list[Trouble] = []
+    held = [gpu for gpu in state.gpus if not gpu.users and gpu.vram_used > IDLE_VRAM]
+    if held:
+        most = max(gpu.vram_used for gpu in held)
+        what = f"{_named(held)}: VRAM in use that no process holds, up to {most / (1 << 30):.0f} GiB"
+        found.append(Trouble(what, CLEAN, reload=True))
+    if state.kfd_zombies:
+        pids = ", ".join(str(pid) for pid in state.kfd_zombies)
+        fix = "Stop its parent (ps -o ppid= -p PID); a container that makes zombies needs --init"
+        found.append(Trouble(f"zombie processes hold the GPUs (pid {pids})", fix))
+    resetting = [gpu for gpu in state.gpus if gpu.in_reset]
+    if resetting:
+        fix = "Wait for its end (dmesg | grep 'GPU reset'); if it does not end, reboot the host"
+        found.append(Trouble(f"{_named(resetting)}: a reset of the GPU is under way", fix))
+    broken = [gpu for gpu in state.gpus if gpu.ecc_uncorrectable]
+    if broken:
+        count = sum(gpu.ecc_uncorrectable for gpu in broken)
+        fix = "Look at amd-smi metric --ecc, reboot the host, and have the GPU replaced if they come back"
+        found.append(Trouble(f"{_named(broken)}: {count} uncorrectable memory errors", fix))
+    return tuple(found)
+
+
+def aside(state: NodeState, clean: bool) -> str:
+    """Why a host is set aside, "" when it is not. `clean`: what a reload cures is about to be cured."""
+    found = troubles(state)
+    if clean and all(trouble.reload for trouble in found):
+        return ""
+    return " ".join(trouble.text for trouble in found)
+
+
+def needs_reload(state: NodeState | None) -> bool:
+    """Whether a reload of the driver is what cures the host."""
+    return state is not None and any(trouble.reload for trouble in troubles(state))
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    numbers = ", ".join(str(gpu.index) for gpu in gpus)
+    return f"GPU{'s' if len(gpus) > 1 else ''} {numbers}"

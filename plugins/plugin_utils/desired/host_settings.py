@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's variables, validated: what is wanted of the host besides its deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.paths import HF_CACHE
+from ..catalog.checker import Checker
+from ..catalog.gpus import GpuCatalog
+
+BACKENDS = ("auto", "rocm-smi", "amd-smi", "sysfs")
+ADDRESS = ("instinct_address", "ansible_host")
+"""Variables that name a host's address for other hosts, the first that is set counts."""
+VARIABLES = (
+    "vllm_deployments",
+    "hf_model_endpoint",
+    "hf_model_cache_dir",
+    "gpu_partition_compute",
+    "gpu_partition_memory",
+    "gpu_partition_backend",
+    "host_prep_numa_balancing",
+    "vllm_image_registries",
+    "instinct_gpus",
+    "gpu_clean",
+    *ADDRESS,
+)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """How to speak to an image registry."""
+
+    host: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    insecure: bool = False
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Validated variables of a host; compute, memory and numa_balancing None: leave as they are.
+
+    clean: the driver may be reloaded to free VRAM that no process holds.
+    """
+
+    endpoint: str = ""
+    cache_dir: str = HF_CACHE
+    compute: str | None = None
+    memory: str | None = None
+    backend: str = "auto"
+    numa_balancing: bool | None = False
+    registries: tuple[Registry, ...] = ()
+    gpu_model: str | None = None
+    gpu_count: int = 0
+    clean: bool = False
+
+
+def parse_settings(
+    variables: Mapping[str, Any], catalog: GpuCatalog
+) -> tuple[HostSettings, tuple[Problem, ...]]:
+    """Validate the variables named in VARIABLES (others are ignored); a variable that is None is not set."""
+    check = Checker()
+    values = {key: variables[key] for key in VARIABLES if variables.get(key) is not None}
+    cache = HF_CACHE
+    if "hf_model_cache_dir" in values:
+        meaning = "an absolute path without : in it"
+        cache = check.text(
+            values["hf_model_cache_dir"], ("hf_model_cache_dir",), HF_CACHE, r"/[^:\0]+", meaning
+        )
+    endpoint = values.get("hf_model_endpoint", "")
+    if endpoint != "":
+        endpoint = check.url(endpoint, ("hf_model_endpoint",), r"https?://\S+", "an http:// or https:// URL")
+    compute = None
+    if "gpu_partition_compute" in values:
+        compute = check.choice(values["gpu_partition_compute"], ("gpu_partition_compute",), "", catalog.modes)
+    memory = None
+    if "gpu_partition_memory" in values:
+        memory = check.choice(
+            values["gpu_partition_memory"], ("gpu_partition_memory",), "", catalog.memory_modes
+        )
+    numa: bool | None = False
+    if "host_prep_numa_balancing" in values:
+        numa = check.boolean(values["host_prep_numa_balancing"], ("host_prep_numa_balancing",), False)
+    model, count = _declared(check, values, catalog)
+    settings = HostSettings(
+        endpoint=endpoint.rstrip("/"),
+        cache_dir=cache.rstrip("/"),
+        compute=compute or None,
+        memory=memory or None,
+        backend=check.choice(
+            values.get("gpu_partition_backend", "auto"), ("gpu_partition_backend",), "auto", BACKENDS
+        ),
+        numa_balancing=numa,
+        registries=_registries(check, values.get("vllm_image_registries", {})),
+        gpu_model=model,
+        gpu_count=count,
+        clean=check.boolean(_switch(values.get("gpu_clean", False)), ("gpu_clean",), False),
+    )
+    return settings, tuple(check.problems)
+
+
+def _switch(value: Any) -> Any:
+    """A variable of the command line: -e gpu_clean=true gives a text."""
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[Problem, ...]]:
+    """The address at which other hosts reach this one: instinct_address, ansible_host or the host's name."""
+    check = Checker()
+    for key in ADDRESS:
+        value = variables.get(key)
+        if value not in (None, ""):
+            return check.text(value, (key,), name, r"[0-9A-Za-z.:_-]+", "an address"), tuple(check.problems)
+    return name, ()
+
+
+def _declared(check: Checker, values: Mapping[str, Any], catalog: GpuCatalog) -> tuple[str | None, int]:
+    if "instinct_gpus" not in values:
+        return None, 0
+    gpus = check.mapping(values["instinct_gpus"], ("instinct_gpus",), ("model", "count"))
+    names = tuple(model.name for model in catalog.models)
+    model = check.choice(gpus.get("model"), ("instinct_gpus", "model"), "", names)
+    return model or None, check.integer(gpus.get("count", 8), ("instinct_gpus", "count"), 8, 1, 64)
+
+
+def _registries(check: Checker, value: Any) -> tuple[Registry, ...]:
+    found = []
+    for host, item in check.mapping(value, ("vllm_image_registries",)).items():
+        path = ("vllm_image_registries", host)
+        entry = check.mapping(item or {}, path, ("username", "password", "insecure"))
+        if "/" in host:
+            check.wrong(path, "is not a registry.", "Write host or host:port, without a scheme or a path.")
+        if ("username" in entry) != ("password" in entry):
+            check.wrong(path, "has only one of username and password.", "Add the other one.")
+        found.append(
+            Registry(
+                host=host,
+                username=check.text(entry["username"], (*path, "username")) if "username" in entry else "",
+                password=check.text(entry["password"], (*path, "password")) if "password" in entry else "",
+                insecure=check.boolean(entry.get("insecure", False), (*path, "insecure"), False),
+            )
+        )
+    return tuple(sorted(found, key=lambda registry: registry.host))

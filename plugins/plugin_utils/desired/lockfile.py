@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins: which digest an image reference and which commit a model revision stood for when they were resolved.
+
+They are kept in fleet.lock.json beside the inventory, so that every run and every host uses the same bytes
+and a run with nothing to do needs no registry and no hub. Reading and writing the file is the caller's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+
+SCHEMA = 1
+PLATFORM = "linux/amd64"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class ImagePin:
+    """An image's digest (of its manifest or manifest list) and what a pull transfers; None: not asked.
+
+    software: what the image of this digest said on a node.
+    """
+
+    digest: str
+    bytes: int | None = None
+    software: ImageSoftware | None = None
+
+
+@dataclass(frozen=True)
+class ModelPin:
+    """A model's commit, with every file of the repository and config.json; files None: not asked."""
+
+    commit: str
+    files: tuple[tuple[str, int], ...] | None = None
+    config: Mapping[str, Any] | None = None
+
+    def selection(self, exclude: Iterable[str], include: Iterable[str]) -> dict[str, int]:
+        """The files that a fetch with these patterns takes."""
+        exclude, include = _patterns(exclude), _patterns(include)
+        return {
+            path: size
+            for path, size in self.files or ()
+            if (not include or any(fnmatchcase(path, pattern) for pattern in include))
+            and not any(fnmatchcase(path, pattern) for pattern in exclude)
+        }
+
+
+def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    """As huggingface_hub's filter_repo_objects reads them: "dir/" means everything in it."""
+    return tuple(pattern + "*" if pattern.endswith("/") else pattern for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """All pins; images by reference as written, models by model_key()."""
+
+    images: Mapping[str, ImagePin] = field(default_factory=dict)
+    models: Mapping[str, ModelPin] = field(default_factory=dict)
+
+    def image(self, ref: str) -> ImagePin | None:
+        """The pin of a reference; one with a digest is its own pin."""
+        pin = self.images.get(ref)
+        digest = parse_ref(ref).digest
+        if digest and (pin is None or pin.digest != digest):
+            return ImagePin(digest)
+        return pin
+
+    def model(self, endpoint: str, repo: str, revision: str) -> ModelPin | None:
+        """The pin of a model's revision; a commit is its own pin."""
+        pin = self.models.get(model_key(endpoint, repo, revision))
+        if pin is None and _COMMIT.fullmatch(revision):
+            return ModelPin(revision)
+        return pin
+
+    def merged(self, newer: Lock) -> Lock:
+        """This lock with newer pins over it. What is known of a digest stays known when it is pinned again."""
+        images = dict(self.images)
+        for ref, pin in newer.images.items():
+            known = images.get(ref)
+            same = known is not None and known.digest == pin.digest and pin.software is None
+            images[ref] = replace(pin, software=known.software) if known and same else pin
+        return Lock(images, {**self.models, **newer.models})
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of fleet.lock.json."""
+        return {
+            "schema": SCHEMA,
+            "images": {
+                ref: {
+                    "digest": pin.digest,
+                    "bytes": pin.bytes,
+                    "platform": PLATFORM,
+                    **({"software": pin.software.to_json()} if pin.software else {}),
+                }
+                for ref, pin in sorted(self.images.items())
+            },
+            "models": {
+                key: {
+                    "commit": pin.commit,
+                    "files": dict(pin.files or ()),
+                    "config": pin.config,
+                }
+                for key, pin in sorted(self.models.items())
+            },
+        }
+
+
+def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
+    software = pin.get("software")
+    return ImagePin(pin["digest"], pin["bytes"], ImageSoftware.from_json(software) if software else None)
+
+
+def model_key(endpoint: str, repo: str, revision: str) -> str:
+    """The key of a model in the lock; an empty endpoint is the public hub."""
+    return f"{endpoint}|{repo}@{revision}"
+
+
+def parse_lock(data: Any) -> Lock:
+    """Build a Lock from a lock file's content; ValueError says what is wrong with it."""
+    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+        raise ValueError(f'it is not a lock file of this version ("schema": {SCHEMA} is expected)')
+    try:
+        return Lock(
+            {ref: _image_pin(pin) for ref, pin in data["images"].items()},
+            {
+                key: ModelPin(pin["commit"], tuple(sorted(pin["files"].items())), pin["config"])
+                for key, pin in data["models"].items()
+            },
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"an entry is incomplete: {error!r}") from error

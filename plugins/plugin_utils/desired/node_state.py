@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner needs of a node_state result, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.generations import History
+from ...module_utils.common.image_ref import ImageSoftware
+from ...module_utils.observe.supervisor import Supervised
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One logical GPU as the driver offers it now."""
+
+    render_minor: int | None
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One physical GPU; GPUs are in the order of their PCI addresses."""
+
+    index: int
+    pci_id: str
+    gfx: str
+    vram_total: int
+    compute: str | None
+    available_compute: tuple[str, ...]
+    memory: str | None
+    partitions: tuple[Partition, ...]
+    numa_node: int | None = None
+    available_memory: tuple[str, ...] = ()
+    # Of the moment: hosts that differ in nothing else are alike to the planner.
+    vram_used: int = field(default=0, compare=False)
+    users: tuple[int, ...] = field(default=(), compare=False)
+    in_reset: bool = field(default=False, compare=False)
+    ecc_uncorrectable: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """CPUs as a list in the kernel's form ("0-95,192-287")."""
+
+    id: int
+    cpus: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the node's Docker engine; software None: it was not asked on this node."""
+
+    id: str
+    tags: tuple[str, ...]
+    digests: tuple[str, ...]
+    software: ImageSoftware | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A snapshot of a model in one of the node's hub caches."""
+
+    cache_dir: str
+    repo: str
+    commit: str
+    complete: bool
+    bytes: int
+    files: int
+    exclude: tuple[str, ...]
+    include: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """What a cache holds of a repository for which no finished fetch is recorded."""
+
+    cache_dir: str
+    repo: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """An instance found on the node; state is Docker's, or None when only its directory is there."""
+
+    name: str
+    deployment: str
+    state: str | None
+    spec_hash: str | None
+    artefact_hash: str | None
+    exit_code: int | None
+    file_hashes: tuple[tuple[str, str], ...]
+    ready: bool = True  # it has generated tokens since it was started
+    supervisor: Supervised | None = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface with its global addresses; speed in Mb/s, None where it is not known."""
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    mtu: int
+    speed: int | None = None
+
+
+@dataclass(frozen=True)
+class Hca:
+    """A port of an RDMA device; rate in Gb/s. interface: its network interface. gid_index: RoCE v2 with IPv4."""
+
+    name: str
+    port: int
+    active: bool
+    layer: str
+    rate: int
+    interface: str
+    gid_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Free space of the file system that holds `path`."""
+
+    path: str
+    free_bytes: int
+    device: int
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A host as observed."""
+
+    euid: int
+    os_id: str
+    os_name: str
+    virtual_machine: bool
+    numa_runtime: int | None
+    numa_persisted: int | None
+    gpus: tuple[Gpu, ...]
+    driver_loaded: bool
+    driver_version: str
+    kfd_processes: tuple[int, ...]
+    device_gids: tuple[int, ...]
+    docker_installed: bool
+    docker_available: bool
+    docker_error: str
+    docker_root: str
+    images: tuple[Image, ...]
+    models: tuple[Weights, ...]
+    fetching: tuple[Fetching, ...]
+    instances: tuple[Running, ...]
+    disks: tuple[Disk, ...]
+    numa_nodes: tuple[NumaNode, ...] = ()
+    os_version: str = ""
+    docker_version: str = ""
+    docker_community: bool = False  # Docker's own packages, not the distribution's
+    buildx: bool = False
+    git: bool = False
+    kfd_zombies: tuple[int, ...] = ()
+    partition_change: str = ""  # the step at which a change of modes was cut off
+    generations: tuple[History, ...] = ()
+    instance_key: str = ""  # its mark
+    interfaces: tuple[Interface, ...] = ()
+    hcas: tuple[Hca, ...] = ()
+    verbs: bool = False  # programs can use the RDMA devices
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> NodeState:
+        """Take over a node_state result; KeyError and TypeError mean that it is not one."""
+        system = state["os"]
+        docker = state["docker"]
+        numa = state["numa_balancing"]
+        return cls(
+            euid=int(state["euid"]),
+            os_id=str(system.get("id") or ""),
+            os_name=str(system.get("pretty_name") or system.get("id") or "unknown system"),
+            virtual_machine=bool(state["virtual_machine"]),
+            numa_runtime=numa.get("runtime"),
+            numa_persisted=numa.get("persisted"),
+            gpus=tuple(sorted((_gpu(item) for item in state["gpus"]), key=lambda gpu: gpu.index)),
+            driver_loaded=bool(state["driver"].get("loaded")),
+            driver_version=str(state["driver"].get("version") or ""),
+            kfd_processes=tuple(sorted(int(pid) for pid in state["kfd_processes"] or ())),
+            device_gids=tuple(sorted({int(gid) for gid in state["device_gids"].values() if gid is not None})),
+            docker_installed=bool(docker.get("installed")),
+            docker_available=bool(docker.get("available")),
+            docker_error=str(docker.get("error") or ""),
+            docker_root=str(docker.get("root_dir") or ""),
+            images=tuple(
+                Image(
+                    str(item["id"]),
+                    tuple(item.get("tags") or ()),
+                    tuple(item.get("digests") or ()),
+                    _software(item.get("software")),
+                )
+                for item in state["images"]
+            ),
+            models=tuple(_weights(item) for item in state["models"]),
+            fetching=tuple(
+                Fetching(str(item["cache_dir"]), str(item["repo"]), int(item["bytes"]))
+                for item in state.get("fetching") or ()
+            ),
+            instances=tuple(
+                sorted((_running(item) for item in state["instances"]), key=lambda found: found.name)
+            ),
+            disks=tuple(
+                Disk(str(item["path"]), int(item["free_bytes"]), int(item["device"]))
+                for item in state["disk"]
+            ),
+            numa_nodes=tuple(
+                NumaNode(int(item["id"]), str(item.get("cpus") or ""))
+                for item in state.get("numa_nodes") or ()
+            ),
+            os_version=str(system.get("version_id") or ""),
+            docker_version=str(docker.get("version") or ""),
+            docker_community=bool(docker.get("community")),
+            buildx=bool(docker.get("buildx")),
+            git=bool(state.get("git")),
+            kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
+            partition_change=str(state.get("partition_change") or ""),
+            generations=tuple(History.from_json(item) for item in state.get("generations") or ()),
+            instance_key=str(state.get("instance_key") or ""),
+            interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
+            hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
+            verbs=bool(state.get("verbs")),
+        )
+
+
+def _interface(item: Mapping[str, Any]) -> Interface:
+    return Interface(
+        name=str(item["name"]),
+        addresses=tuple(str(address) for address in item.get("addresses") or ()),
+        up=bool(item.get("up")),
+        mtu=int(item.get("mtu") or 0),
+        speed=item.get("speed"),
+    )
+
+
+def _hca(item: Mapping[str, Any]) -> Hca:
+    return Hca(
+        name=str(item["name"]),
+        port=int(item.get("port") or 1),
+        active=item.get("state") == "ACTIVE",
+        layer=str(item.get("layer") or ""),
+        rate=int(item.get("rate") or 0),
+        interface=str(item.get("interface") or ""),
+        gid_index=item.get("gid_index"),
+    )
+
+
+def _gpu(item: Mapping[str, Any]) -> Gpu:
+    vendor, device = item.get("vendor_id"), item.get("device_id")
+    return Gpu(
+        index=int(item["index"]),
+        pci_id=f"{vendor:04x}:{device:04x}" if vendor is not None and device is not None else "",
+        gfx=str(item.get("gfx") or ""),
+        vram_total=int(item.get("vram_total") or 0),
+        compute=item.get("compute_partition"),
+        available_compute=tuple(item.get("available_compute_partitions") or ()),
+        memory=item.get("memory_partition"),
+        numa_node=item.get("numa_node"),
+        available_memory=tuple(item.get("available_memory_partitions") or ()),
+        vram_used=int(item.get("vram_used") or 0),
+        users=tuple(int(pid) for pid in item.get("users") or ()),
+        in_reset=bool(item.get("in_reset")),
+        ecc_uncorrectable=int(item.get("ecc_uncorrectable") or 0),
+        partitions=tuple(
+            Partition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
+            for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))
+        ),
+    )
+
+
+def _software(item: Any) -> ImageSoftware | None:
+    """An image's answer; one that cannot be read counts as none, and the image is asked again."""
+    try:
+        return ImageSoftware.from_json(item) if item else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _weights(item: Mapping[str, Any]) -> Weights:
+    return Weights(
+        cache_dir=str(item["cache_dir"]),
+        repo=str(item["repo"]),
+        commit=str(item["commit"]),
+        complete=bool(item.get("complete")),
+        bytes=int(item.get("bytes") or 0),
+        files=int(item.get("files") or 0),
+        exclude=tuple(item.get("exclude") or ()),
+        include=tuple(item.get("include") or ()),
+    )
+
+
+def _running(item: Mapping[str, Any]) -> Running:
+    return Running(
+        name=str(item["name"]),
+        deployment=str(item.get("deployment") or ""),
+        state=item.get("state"),
+        spec_hash=item.get("spec_hash"),
+        artefact_hash=item.get("artefact_hash"),
+        exit_code=item.get("exit_code"),
+        ready=item.get("ready") is not False,
+        supervisor=Supervised.from_json(item.get("supervisor")),
+        file_hashes=tuple(sorted((item.get("files") or {}).items())),
+    )

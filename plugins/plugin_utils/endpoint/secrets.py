@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and certificate of load balancers on the control node: read, and made where none are given.
+
+They are kept beside the inventory in `.secrets` (Ansible does not look into hidden directories of an inventory), for
+their owner only. Either file may be vaulted. Controller only: it needs cryptography, which ansible-core brings.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...module_utils.common.api_keys import keys_map
+from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.instance_key import UNMADE, InstanceKey, header_map, key_wrong, mark
+from ..desired.endpoint_settings import BalancerHost, key_problem
+from .plan import Material
+
+DIRECTORY = ".secrets"
+KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"
+VALID_DAYS = 825  # what clients accept at most of a server's certificate
+
+Load = Callable[[Path], Any]
+"""Reads a text file, vaulted or not; raises OSError or ValueError."""
+
+
+def materials(
+    hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load, parse: Callable[[str], Any]
+) -> dict[str, Material]:
+    """What each balancer gets. With `make`, what is missing is made. Raises FleetError, which holds no secret."""
+    wanted = [host for host in hosts if not host.absent]
+    keys = base / DIRECTORY / KEYS
+    own = base / DIRECTORY / CERTIFICATE
+    if (
+        make
+        and any(host.settings.auth and not host.settings.api_keys for host in wanted)
+        and not keys.exists()
+    ):
+        _write(
+            keys, f"# API keys of the endpoint: a name, and a key that clients send.\ndefault: {_new_key()}\n"
+        )
+    signed = [host for host in wanted if host.settings.tls and not host.settings.certificate_file]
+    if make and signed and not own.exists():
+        _write(own, self_signed([address for host in signed for address in _addresses(host)]))
+    return {host.name: _material(host, base, keys, own, load, parse) for host in wanted}
+
+
+def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load) -> InstanceKey:
+    """The key between load balancers and instances; with `make`, a missing one is made. Raises FleetError.
+
+    All balancers send the key that is there, also when new instances are to have none: those that still have it
+    need it, and the others do not look at it.
+    """
+    wanted = any(host.settings.instance_auth for host in hosts)
+    path = base / DIRECTORY / INSTANCE_KEY
+    if wanted and make and not path.exists():
+        _write(path, f"{_new_key()}\n")
+    if not path.exists():
+        return InstanceKey(str(path), mark=UNMADE if wanted else "", sent=wanted)
+    where = "load_balancer_instance_auth"
+    try:
+        key = str(load(path)).strip()
+    except (OSError, ValueError) as error:
+        raise _unreadable(where, path, hosts[0], error) from None
+    wrong = key_wrong(key)
+    if wrong:
+        fix = "Remove the file, and one is made."
+        raise FleetError([Problem((where,), f"{path} {wrong}.", fix, (hosts[0].name,))])
+    return InstanceKey(str(path), mark=mark(key) if wanted else "", sent=True, map=header_map(key))
+
+
+def _material(
+    host: BalancerHost, base: Path, keys: Path, own: Path, load: Load, parse: Callable[[str], Any]
+) -> Material:
+    settings = host.settings
+    keys_text = certificate = None
+    if settings.auth and settings.api_keys:
+        keys_text = keys_map(dict(settings.api_keys))
+    elif settings.auth and keys.exists():
+        keys_text = keys_map(_keys(keys, host, load, parse))
+    path = own
+    if settings.tls and settings.certificate_file:
+        path = base / os.path.expanduser(settings.certificate_file)
+        certificate = _pem(path, host, load)
+    elif settings.tls and own.exists():
+        certificate = _pem(own, host, load)
+    return Material(
+        keys_text,
+        certificate,
+        str(keys) if settings.auth and not settings.api_keys else "",
+        str(path) if settings.tls else "",
+        _lacking(host, own, certificate) if path == own else (),
+    )
+
+
+def _addresses(host: BalancerHost) -> list[str]:
+    """Addresses at which clients reach it."""
+    virtual = host.settings.virtual
+    return [host.address, *([virtual.address] if virtual else [])]
+
+
+def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[str, ...]:
+    """A warning where a certificate that was made earlier is not for the virtual address."""
+    from cryptography import x509
+
+    virtual = host.settings.virtual
+    if virtual is None or certificate is None:
+        return ()
+    try:
+        made = x509.load_pem_x509_certificate(certificate.encode())
+        names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        given = names.get_values_for_type(x509.IPAddress)
+    except (ValueError, x509.ExtensionNotFound):
+        given = []
+    if ipaddress.ip_address(virtual.address) in given:
+        return ()
+    return (
+        f"{own} is not for the virtual address {virtual.address}, and clients refuse it there: remove the file, and a "
+        "new one is made, which clients have to be given",
+    )
+
+
+def _keys(path: Path, host: BalancerHost, load: Load, parse: Callable[[str], Any]) -> dict[str, str]:
+    try:
+        found = parse(load(path))
+    except (OSError, ValueError) as error:
+        raise _unreadable("load_balancer_api_keys", path, host, error) from None
+    if not isinstance(found, dict) or not found:
+        what = f"{path} holds no keys."
+        fix = "Write a line per key, name: key; or remove the file, and one is made."
+        raise FleetError([Problem(("load_balancer_api_keys",), what, fix, (host.name,))])
+    problems = [(name, key_problem(name, key)) for name, key in found.items()]
+    wrong = [
+        Problem(("load_balancer_api_keys", str(n)), f"in {path}: {p}", "", (host.name,))
+        for n, p in problems
+        if p
+    ]
+    if wrong:
+        raise FleetError(wrong)
+    return {str(name): str(key) for name, key in found.items()}
+
+
+def _pem(path: Path, host: BalancerHost, load: Load) -> str:
+    key = "load_balancer_certificate_file"
+    try:
+        text = str(load(path)).strip() + "\n"
+    except (OSError, ValueError) as error:
+        raise _unreadable(key, path, host, error) from None
+    for part in ("CERTIFICATE-----", "PRIVATE KEY-----"):
+        if part not in text:
+            what = f"{path} holds no {part.rstrip('-').lower()}."
+            fix = "It has to hold the certificate, its chain, and the private key without a pass phrase, as PEM."
+            raise FleetError([Problem((key,), what, fix, (host.name,))])
+    return text
+
+
+def _unreadable(key: str, path: Path, host: BalancerHost, error: Exception) -> FleetError:
+    why = error.strerror if isinstance(error, OSError) else "it cannot be decrypted or parsed"
+    return FleetError([Problem((key,), f"{path} cannot be read: {why}.", "", (host.name,))])
+
+
+def _new_key() -> str:
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Make a file for its owner only, never with other rights, and never over one that is there."""
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}."
+        fix = "Give a key and a certificate (docs/runbooks/endpoint.md), or make the directory writable."
+        raise FleetError([Problem((), what, fix)]) from None
+
+
+def self_signed(addresses: Sequence[str]) -> str:
+    """A certificate for these addresses and its private key, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "instinct-fleet endpoint")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names: list[x509.GeneralName] = []
+    for address in dict.fromkeys((*addresses, "localhost", "127.0.0.1")):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            names.append(x509.DNSName(address))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.KeyUsage(True, False, False, False, False, True, False, False, False), critical=True
+        )
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode() + private.decode()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The address that load balancers share: who announces it, on which interface, in which order. Pure.
+
+Keepalived moves it by VRRP version 3 (RFC 9568), by unicast, as many networks drop multicast. All balancers start as
+backups and none preempts, so that one that comes back does not move the address, and cut connections, once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Callable
+
+from ...module_utils.common.endpoint import ADDRESS_FILE
+from ...module_utils.common.errors import Problem
+from ..desired.endpoint_settings import VIRTUAL, BalancerHost, VirtualAddress
+from .backends import ANY
+
+CHECK_FILE = "alive.py"
+"""The program by which keepalived checks HAProxy (programs/keepalived_check.py)."""
+FIRST = 200
+"""Priority of the first balancer of the group; each further one has one less. 255 is for an address' owner."""
+FIX = "Set its instinct_address to its address in that network, or choose another virtual address."
+
+
+def address_problems(hosts: Sequence[BalancerHost]) -> list[Problem]:
+    """What is wrong with the virtual address of these balancers, which are all of the inventory."""
+    names = tuple(host.name for host in hosts)
+    if len({host.settings.virtual for host in hosts}) > 1:
+        said = ", ".join(f"{host.name} {_said(host.settings.virtual)}" for host in hosts)
+        fix = "Set it, and load_balancer_virtual_router_id, once for the group load_balancer."
+        return [Problem((VIRTUAL,), f"is not the same on all load balancers: {said}.", fix, names)]
+    return [problem for host in hosts for problem in _host_problems(host)]
+
+
+def _said(virtual: VirtualAddress | None) -> str:
+    return f"{virtual.text} (router id {virtual.router_id})" if virtual else "has none"
+
+
+def _host_problems(host: BalancerHost) -> list[Problem]:
+    virtual = host.settings.virtual
+    if virtual is None:
+        return []
+    found = []
+    own = _ip(host.address)
+    if own == ip_address(virtual.address):
+        what = f"{virtual.address} is the host's own address."
+        found.append(Problem((VIRTUAL,), what, "Choose one that no host has.", (host.name,)))
+    elif own is None or own not in virtual.network:
+        what = f"its address {host.address} is not in {virtual.network}, the network of the virtual address."
+        found.append(Problem((VIRTUAL,), what, FIX, (host.name,)))
+    listen = host.settings.listen
+    # HAProxy's [::] takes IPv4 too; 0.0.0.0 takes IPv4 only.
+    if listen not in ANY or (":" in virtual.address and ":" not in listen):
+        what = f"is {listen}: HAProxy would not take connections to the virtual address {virtual.address}."
+        fix = 'Set it to "::".' if ":" in virtual.address else "Leave it out, which means all addresses."
+        found.append(Problem(("load_balancer_listen",), what, fix, (host.name,)))
+    return found
+
+
+def _ip(text: str) -> Any:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
+    """The interface that has the host's own address in the network of the virtual one; "" without a look at it."""
+    own = _ip(host.address)
+    if host.settings.virtual is None or host.seen is None or _host_problems(host):
+        return "", []
+    for name, addresses in host.interfaces.items():
+        if own in map(_ip, addresses):
+            return name, []
+    listed = (
+        ", ".join(f"{name} {' '.join(some)}" for name, some in host.interfaces.items()) or "none is known"
+    )
+    what = f"its address {host.address} is on none of its interfaces ({listed})."
+    return "", [Problem((VIRTUAL,), what, FIX, (host.name,))]
+
+
+def address_data(host: BalancerHost, hosts: Sequence[BalancerHost]) -> Mapping[str, Any] | None:
+    """All that keepalived.conf says, decided; None: no virtual address, or its interface is not known."""
+    virtual, (interface, _) = host.settings.virtual, interface_of(host)
+    if virtual is None or not interface:
+        return None
+    order = [item.name for item in hosts]
+    return {
+        "address": virtual.text,
+        "router_id": virtual.router_id,
+        "interface": interface,
+        "own": host.address,
+        "peers": [item.address for item in hosts if item.name != host.name],
+        "priority": max(1, FIRST - order.index(host.name)),
+    }
+
+
+def address_files(
+    host: BalancerHost, hosts: Sequence[BalancerHost], draw: Callable[[Mapping[str, Any]], str], check: str
+) -> dict[str, str]:
+    """The files of the virtual address on a host; none without one. check: the text of CHECK_FILE."""
+    data = address_data(host, hosts)
+    return {ADDRESS_FILE: draw(data), CHECK_FILE: check} if data else {}
+
+
+def address_warnings(host: BalancerHost, hosts: Sequence[BalancerHost]) -> list[str]:
+    """What to tell of the virtual address."""
+    if host.settings.virtual is None or len(hosts) > 1:
+        return []
+    return [f"{VIRTUAL} gains nothing with one load balancer: a second host in the group would take it over"]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the nodes differ from their own records of generations, and from one another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...module_utils.common.errors import natural
+from ...module_utils.common.generations import Generation, History
+from ..desired.actions import ALIVE
+from ..desired.node_state import NodeState, Running
+
+UNKNOWN, FILES, STOPPED, MISSING, SURPLUS, DIFFERS, HELD, TRIAL, BROKEN = (
+    "unknown", "files", "stopped", "missing", "surplus", "differs", "held", "trial", "broken",
+)  # fmt: skip
+NOTES = (HELD, TRIAL)
+"""Kinds that are as somebody wanted it, and worth knowing all the same."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One difference. host "": of the fleet. instance "": of the whole deployment. fix: what to do."""
+
+    kind: str
+    host: str
+    deployment: str
+    instance: str
+    text: str
+    fix: str
+
+
+def drift(states: Mapping[str, NodeState]) -> tuple[Drift, ...]:
+    """All differences, by host in natural order.
+
+    What a host should run is its newest record, or what it is held at; while a rollout is on trial, any record.
+    """
+    found: list[Drift] = []
+    for host in sorted(states, key=natural):
+        state = states[host]
+        histories = {item.deployment: item for item in state.generations}
+        for name in sorted({*histories, *(item.deployment for item in state.instances)}, key=natural):
+            there = [item for item in state.instances if item.deployment == name]
+            found += _of_host(host, name, histories.get(name, History(name)), there)
+    return (*found, *_between(states))
+
+
+def wanted_of(history: History) -> Generation | None:
+    """The record that a host should run; None while a rollout is on trial, or when it has none."""
+    if history.held:
+        return history.as_of(history.held.generation)
+    return None if history.trial else history.newest
+
+
+def _of_host(host: str, name: str, history: History, there: Iterable[Running]) -> Iterable[Drift]:
+    if history.broken:
+        fix = "Remove the file that is named; what it holds is forgotten, and what runs is not touched."
+        yield Drift(BROKEN, host, name, "", f"its record cannot be read: {history.broken}", fix)
+        return
+    if history.held:
+        text = f"held at generation {history.held.generation} since {history.held.since} ({history.held.why})"
+        yield Drift(HELD, host, name, "", text, "upgrade.yml lets it go.")
+    if history.trial:
+        text = f"on trial with generation {history.trial.generation} since {history.trial.since} ({history.trial.why})"
+        yield Drift(TRIAL, host, name, "", text, "upgrade.yml goes on; rollback.yml takes it back.")
+    wanted = wanted_of(history)
+    specs = wanted.specs if wanted else {}
+    seen = set()
+    for running in there:
+        seen.add(running.name)
+        yield from _of_instance(host, history, wanted, running)
+    for missing in [item for item in specs if item not in seen]:
+        number = wanted.generation if wanted else 0
+        text = f"is not there, and generation {number} has it"
+        yield Drift(MISSING, host, name, missing, text, "site.yml brings it back.")
+
+
+def _of_instance(host: str, history: History, wanted: Generation | None, running: Running) -> Iterable[Drift]:
+    name, deployment = running.name, running.deployment
+    runs = history.of_spec(name, running.spec_hash)
+    if runs is None:
+        spec = (running.spec_hash or "none")[:12]
+        yield Drift(
+            UNKNOWN, host, deployment, name, f"runs what no generation knows (spec {spec})", "Run site.yml."
+        )
+    elif wanted is not None and name not in wanted.specs:
+        text = f"is there, and generation {wanted.generation} has it not"
+        yield Drift(SURPLUS, host, deployment, name, text, "site.yml removes it.")
+    elif wanted is not None and wanted.specs[name] != running.spec_hash:
+        text = f"runs generation {runs.generation}, and {wanted.generation} is what the host should run"
+        yield Drift(DIFFERS, host, deployment, name, text, "site.yml, or upgrade.yml, brings it there.")
+    if running.spec_hash and running.artefact_hash != running.spec_hash:
+        what = "are missing" if running.artefact_hash is None else "were changed on the node"
+        text = f"its files {what} since the container was made"
+        yield Drift(FILES, host, deployment, name, text, "site.yml writes them again, and restarts it.")
+    if running.state not in ALIVE and (wanted is None or name in wanted.specs):
+        code = f" (exit code {running.exit_code})" if running.exit_code is not None else ""
+        text = f"does not run: {running.state or 'no container'}{code}"
+        yield Drift(STOPPED, host, deployment, name, text, "status.yml says why; site.yml starts it.")
+
+
+def _between(states: Mapping[str, NodeState]) -> Iterable[Drift]:
+    """Deployments of which hosts run different releases: image, vLLM, model or flags, not GPUs."""
+    found: dict[str, dict[tuple[str, ...], list[tuple[str, int]]]] = {}
+    for host in sorted(states, key=natural):
+        for history in states[host].generations:
+            there = [item for item in states[host].instances if item.deployment == history.deployment]
+            known = (history.of_spec(item.name, item.spec_hash) for item in there)
+            runs = max((item for item in known if item), key=lambda item: item.generation, default=None)
+            if runs and not history.trial:
+                what = (runs.image, runs.vllm, runs.model, runs.commit)
+                found.setdefault(history.deployment, {}).setdefault(what, []).append((host, runs.generation))
+    for name, kinds in sorted(found.items()):
+        if len(kinds) > 1:
+            parts = [
+                f"{what[0] or 'no image'} on {', '.join(f'{host} (generation {number})' for host, number in hosts)}"
+                for what, hosts in kinds.items()
+            ]
+            text = f"hosts run different releases: {'; '.join(parts)}"
+            yield Drift(DIFFERS, "", name, "", text, "Run site.yml or upgrade.yml without --limit.")

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of generations: which hosts record one before they change, under which number, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.generations import UPGRADE, Generation, History, Hold, Wishes
+from ..desired.actions import Action
+from ..desired.fleet import Host
+from ..instances.planned import Planned, generation_of
+from .diff import difference
+from .sources import HELD, INVENTORY, ROLLED_BACK, TRIAL, Choice, Selection, histories_of, running_numbers
+
+FIRST = "first deployment"
+GONE = "no deployment wants it here any longer"
+OPERATOR = "the operator rolled back"
+ROLE = "vllm_serve"
+SOURCE = "the node's record of generations"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a host is to have of the deployments that are composed.
+
+    open_ones: of which it is not known what; None: of all.
+    """
+
+    host: Host
+    modes: str
+    instances: Mapping[str, Sequence[Planned]] = field(default_factory=dict)
+    open_ones: frozenset[str] | None = frozenset()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A deployment on one host. runs: the lowest generation that its containers are of. wanted: that it will be of."""
+
+    runs: int | None
+    wanted: int | None
+    record: Generation | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What becomes of a deployment. before: the newest generation that runs anywhere. new: nobody has this number yet.
+
+    known: what is wanted is the newest record of every host.
+    """
+
+    deployment: str
+    choice: Choice
+    generation: int | None
+    before: int | None
+    new: bool
+    known: bool
+    why: str
+    hosts: Mapping[str, Step] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plan.json has it."""
+        held, trial = self.choice.held, self.choice.trial
+        return {
+            "deployment": self.deployment,
+            "choice": self.choice.kind,
+            "generation": self.generation,
+            "before": self.before,
+            "new": self.new,
+            "known": self.known,
+            "why": self.why,
+            "held": held.to_json() if held else None,
+            "trial": trial.to_json() if trial else None,
+            "hosts": {
+                name: {"from": step.runs, "to": step.wanted, "record": step.record is not None}
+                for name, step in self.hosts.items()
+            },
+        }
+
+
+def turns_of(selection: Selection, made: Sequence[Made]) -> tuple[Turn, ...]:
+    """What becomes of every deployment; hosts of `made` in the order of the fleet."""
+    histories = histories_of(selection.fleet)
+    found = []
+    for name, choice in selection.choices.items():
+        mine = histories.get(name, {})
+        if choice.kind == INVENTORY:
+            found.append(_composed(name, choice, mine, made))
+        else:
+            found.append(_stored(name, choice, mine, made))
+    return tuple(found)
+
+
+def _composed(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
+    """A deployment that is composed from the inventory."""
+    newest = {host: history.newest for host, history in histories.items()}
+    drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
+    highest = max((item.generation for item in newest.values() if item), default=0)
+    wanted: dict[str, Generation | None] = {}  # None: the newest record is what is wanted
+    for item in made:
+        host = item.host.name
+        instances = item.instances.get(name, ())
+        there = newest.get(host)
+        known = item.open_ones is not None and name not in item.open_ones
+        if not known or (not instances and (there is None or not there.members)):
+            continue
+        if there and there.specs == {one.name: one.spec_hash for one in instances}:
+            wanted[host] = None
+            continue
+        key = (item.modes, *map(id, instances))
+        if key not in drafts:
+            drafts[key] = generation_of(name, instances, item.modes)
+        wanted[host] = drafts[key]
+    lacking = {host for host, item in wanted.items() if item}
+    # A run that was cut off, or that had a --limit, has left this number to some hosts: the others join it.
+    joins = highest > 0 and all(
+        (there := newest.get(host)) is None or there.generation < highest for host in lacking
+    )
+    number = highest if joins or not lacking else highest + 1
+    steps: dict[str, Step] = {}
+    why, before = "", 0
+    for item in made:
+        host = item.host.name
+        runs = running_numbers(item.host, name) if host in histories else set()
+        before = max(before, *runs) if runs else before
+        if host not in wanted:
+            continue
+        record = wanted[host]
+        if record is not None:
+            reason = _why(histories.get(host), runs, record)
+            numbered = (reason, id(record))
+            if numbered not in drafts:
+                drafts[numbered] = replace(record, generation=number, why=reason)
+            record = drafts[numbered]
+            why = why or reason
+        there = newest.get(host)
+        kept = there.generation if there else None
+        steps[host] = Step(min(runs, default=None), number if record else kept, record)
+    return Turn(
+        deployment=name,
+        choice=choice,
+        generation=number or None,
+        before=before or None,
+        new=bool(lacking) and not joins,
+        known=bool(steps) and not lacking,
+        why=why,
+        hosts=steps,
+    )
+
+
+def _stored(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
+    """A deployment that is as of a generation, or as it runs."""
+    steps: dict[str, Step] = {}
+    before = 0
+    for item in made:
+        history = histories.get(item.host.name)
+        if history is None:
+            continue
+        runs = running_numbers(item.host, name)
+        before = max(before, *runs) if runs else before
+        lowest = min(runs, default=None)
+        record = history.as_of(choice.generation) if choice.generation is not None else None
+        steps[item.host.name] = Step(
+            lowest, record.generation if record else lowest if choice.generation is None else None
+        )
+    why = choice.held.why if choice.kind == HELD and choice.held else ""
+    return Turn(name, choice, choice.generation, before or None, False, False, why, steps)
+
+
+def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
+    """What is new on a host."""
+    if not new.members:
+        return GONE
+    if history is None or history.newest is None:
+        return FIRST
+    newest = max(runs, default=history.newest.generation)
+    old = history.as_of(newest) or history.newest
+    again = next((item for item in reversed(history.kept) if item.specs == new.specs), None)
+    if again:
+        return f"generation {again.generation} again"
+    return difference(old, new) if old.members else "deployed again"
+
+
+def refused(turns: Iterable[Turn], wishes: Wishes) -> list[Problem]:
+    """Upgrades to what was turned back."""
+    found = []
+    for turn in turns:
+        held = turn.choice.held
+        back = held and turn.known and (turn.generation or 0) > held.generation
+        if (
+            wishes.operation == UPGRADE
+            and turn.choice.kind == INVENTORY
+            and held
+            and back
+            and not wishes.retry
+        ):
+            what = (
+                f"{turn.deployment}: the inventory's definition is generation {turn.generation}, which was turned "
+                f"back to {held.generation} at {held.since} ({held.why})."
+            )
+            found.append(Problem((), what, "Change it, or give -e again=true to try it once more."))
+    return found
+
+
+def bound(turns: Iterable[Turn]) -> list[str]:
+    """Warnings of deployments that do not follow the inventory."""
+    found = []
+    for turn in turns:
+        held, trial = turn.choice.held, turn.choice.trial
+        if turn.choice.kind == HELD and held:
+            found.append(
+                f"deployment {turn.deployment} is held at generation {held.generation} since {held.since} "
+                f"({held.why}); what the inventory says of it waits for upgrade.yml"
+            )
+        elif turn.choice.kind == TRIAL and trial:
+            found.append(
+                f"deployment {turn.deployment} is on trial with generation {trial.generation} since {trial.since} "
+                f"({trial.why}), and stays as it runs; upgrade.yml goes on, rollback.yml takes it back"
+            )
+    return found
+
+
+# ---- what a host does --------------------------------------------------------------------------------
+
+
+def record_actions(host: str, turns: Iterable[Turn]) -> tuple[Action, ...]:
+    """The generations that a host records."""
+    found = []
+    for turn in turns:
+        step = turn.hosts.get(host)
+        if step and step.record:
+            before = "none" if step.runs is None else str(step.runs)
+            after = str(step.record.generation)
+            found.append(Action("generation", ROLE, turn.deployment, before, after, step.record.why, SOURCE))
+    return tuple(found)
+
+
+def records(host: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """The same, as the module serving_generation takes them. needed: what containers run now is not pruned."""
+    return [
+        {**step.record.to_json(), "needed": [step.runs] if step.runs else []}
+        for step in (turn.hosts.get(host) for turn in turns)
+        if step and step.record
+    ]
+
+
+def bindings(host: Host, turns: Iterable[Turn], wishes: Wishes) -> tuple[tuple[dict[str, Any], Action], ...]:
+    """Holds that a run sets or lifts on a host, as the module serving_generation takes them."""
+    histories = {item.deployment: item for item in (host.state.generations if host.state else ())}
+    found = []
+    for turn in turns:
+        history = histories.get(turn.deployment)
+        if history is None:
+            continue
+        choice, there = turn.choice, history.held
+        wanted: Hold | None = there
+        reason = ""
+        if choice.kind == ROLLED_BACK and choice.generation is not None:
+            wanted, reason = (
+                Hold(choice.generation, wishes.why or OPERATOR),
+                "site.yml is not to undo the rollback",
+            )
+        elif choice.kind == HELD:
+            wanted, reason = choice.held, "it is held on the other hosts of the deployment"
+        elif choice.kind == INVENTORY and there:
+            wanted, reason = None, _lifted(turn, wishes)
+        if _same(wanted, there):
+            continue
+        entry = {"deployment": turn.deployment, "held": wanted.to_json() if wanted else None}
+        action = Action("hold", ROLE, turn.deployment, _held(there), _held(wanted), reason, SOURCE)
+        found.append((entry, action))
+    return tuple(found)
+
+
+def _lifted(turn: Turn, wishes: Wishes) -> str:
+    if wishes.operation == UPGRADE:
+        return "upgrade.yml was run"
+    if turn.choice.held is None:
+        return "it was lifted on the other hosts of the deployment"
+    return "the inventory's definition is what runs" if turn.hosts else "the inventory has it no longer"
+
+
+def _same(one: Hold | None, other: Hold | None) -> bool:
+    return (one and (one.generation, one.why)) == (other and (other.generation, other.why))
+
+
+def _held(hold: Hold | None) -> str:
+    return f"at generation {hold.generation}" if hold else "free"

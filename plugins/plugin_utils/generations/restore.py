@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether stored instances can come back on a host, and what kept generations need of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.generations import Generation
+from ..desired.actions import has_image
+from ..desired.fleet import Fleet, Host
+from ..desired.node_state import NodeState
+from ..instances.factory import Workshop
+from ..instances.planned import Planned, Serving, Stored
+from ..placement.layout import Layout, lay_out_fleet
+from .sources import HELD, Choice, Chosen, Selection, histories_of
+
+
+def modes_of(host: Host, layout: Layout) -> str:
+    """The partition modes of a host's GPUs as they will be: "SPX NPS1"; "" where they are not known."""
+    gpus = host.state.gpus if host.state else ()
+    settings = host.settings
+    compute = settings.compute or next((gpu.compute for gpu in gpus if gpu.compute), "")
+    memory = settings.memory or next((gpu.memory for gpu in gpus if gpu.memory), "")
+    return f"{compute} {memory}".strip()
+
+
+def problems_of(
+    host: Host,
+    layout: Layout,
+    chosen: Chosen,
+    composed: Sequence[Planned],
+    choices: Mapping[str, Choice],
+    starting: Iterable[str],
+) -> tuple[Problem, ...]:
+    """Why the host's stored instances cannot run as they did. `starting`: names that this run starts."""
+    start = set(starting)
+    found: dict[Problem, None] = {}
+    if host.state is None:
+        return ()
+    for item in chosen.stored:
+        if item.acts and item.name in start:
+            for what, fix in _missing(host.state, host, layout, item):
+                number = item.generation.generation
+                verb = "is held, and cannot run" if _held(item, choices) else "cannot come back"
+                text = f"generation {number} of {item.deployment_name} {verb}: {what}."
+                found[Problem((), text, fix, (host.name,))] = None
+    found.update(dict.fromkeys(_conflicts(host, (*composed, *chosen.stored))))
+    return tuple(found)
+
+
+def _held(item: Stored, choices: Mapping[str, Choice]) -> bool:
+    choice = choices.get(item.deployment_name)
+    return choice is not None and choice.kind == HELD
+
+
+def _missing(state: NodeState, host: Host, layout: Layout, item: Stored) -> Iterable[tuple[str, str]]:
+    """What the host lacks for an instance, and what to do."""
+    made, other = item.generation, "or choose another generation."
+    if not has_image(state, made.image):
+        yield f"its image {_name(made)} is no longer on the host", f"docker pull {made.image} there, {other}"
+    for repo, commit in made.weights:
+        if not _has_weights(state, host, repo, commit):
+            yield (
+                f"the weights of {repo} at {commit[:12]} are not whole in {host.settings.cache_dir}",
+                f"Fetch them again (a deployment with that revision, site.yml --tags hf_model), {other}",
+            )
+    modes = modes_of(host, layout)
+    if made.modes and modes and made.modes != modes:
+        yield (
+            f"it ran on GPUs in {made.modes}, and here they are {modes}",
+            f"Set gpu_partition_compute and gpu_partition_memory to that and run partition.yml, {other}",
+        )
+        return
+    there = {gpu.render_node for gpu in layout.gpus}
+    gone = [name for name in item.member.render_nodes if name not in there]
+    if gone:
+        yield f"its GPU {', '.join(gone)} is not there", f"Look at the node's GPUs (audit.yml), {other}"
+
+
+def _name(made: Generation) -> str:
+    return made.image_ref or made.image
+
+
+def _has_weights(state: NodeState, host: Host, repo: str, commit: str) -> bool:
+    return any(
+        (item.cache_dir.rstrip("/"), item.repo, item.commit) == (host.settings.cache_dir, repo, commit)
+        and item.complete
+        for item in state.models
+    )
+
+
+def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
+    """Ports and GPUs that a stored instance and one of another deployment would both have."""
+    ports: dict[int, Serving] = {}
+    users: dict[str, list[Serving]] = {}
+    told = set()
+    for item in instances:
+        for port in item.member.ports:
+            other = ports.setdefault(port, item)
+            if _clash(item, other) and ("port", other.deployment_name, item.deployment_name) not in told:
+                told.add(("port", other.deployment_name, item.deployment_name))
+                yield _clash_problem(host, other, item, f"listen on port {port}")
+        for node in item.member.render_nodes:
+            there = users.setdefault(node, [])
+            there.append(item)
+            others = [one for one in there[:-1] if _clash(item, one)]
+            if others and sum(one.member.share for one in there) > 1 + 1e-9:
+                key = ("gpu", others[0].deployment_name, item.deployment_name)
+                if key not in told:
+                    told.add(key)
+                    yield _clash_problem(host, others[0], item, f"use {node}")
+
+
+def _clash(one: Serving, other: Serving) -> bool:
+    """The layout has looked at composed ones; what merely runs is not this run's matter."""
+    if one.deployment_name == other.deployment_name:
+        return False
+    return any(isinstance(item, Stored) and item.acts for item in (one, other))
+
+
+def _clash_problem(host: Host, one: Serving, other: Serving, what: str) -> Problem:
+    text = f"{_told(one)} and {_told(other)} would both {what}."
+    fix = "Choose another generation, or change the other deployment first."
+    return Problem((), text, fix, (host.name,))
+
+
+def _told(item: Serving) -> str:
+    if isinstance(item, Stored):
+        return f"instance {item.name} of generation {item.generation.generation}"
+    return f"instance {item.name}"
+
+
+def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
+    """Held deployments of which the inventory's definition has become what is held, on every host."""
+    found: set[str] = set()
+    for name, choice in selection.choices.items():
+        if choice.kind != HELD or choice.generation is None:
+            continue
+        hosts = tuple(
+            replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
+            for host in fleet.hosts
+        )
+        layouts, wrong = lay_out_fleet(replace(fleet, hosts=hosts))
+        histories = histories_of(fleet)[name]
+        same = not wrong
+        for host in hosts if same else ():
+            layout = layouts[host.name]
+            instances, odd = workshop.instances(host, layout, fleet.catalog)
+            history = histories.get(host.name)
+            record = history.as_of(choice.generation) if history else None
+            specs = {item.name: item.spec_hash for item in instances}
+            same = same and not odd and not layout.left_out and specs == (record.specs if record else {})
+        found.update({name} if same else ())
+    return found
+
+
+def kept_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
+    """Images and weights that only kept generations need: the toolkit removes none, and nobody else should."""
+    if not (host.state and host.state.generations):
+        return []
+    wanted = set()
+    for item in instances:
+        head = item.head if isinstance(item, Planned) else item.generation
+        wanted |= {("image", head.image), *(("weights", _weights(*pair)) for pair in head.weights)}
+    found: dict[tuple[str, str], list[str]] = {}
+    for history in host.state.generations:
+        for made in history.kept:
+            things = [("image", made.image), *(("weights", _weights(*pair)) for pair in made.weights)]
+            for thing in things if made.members else ():
+                if thing not in wanted:
+                    found.setdefault(thing, []).append(f"{made.deployment} {made.generation}")
+    return [{"kind": kind, "name": name, "generations": users} for (kind, name), users in found.items()]
+
+
+def _weights(repo: str, commit: str) -> str:
+    return f"{repo}@{commit}"

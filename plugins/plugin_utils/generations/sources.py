@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the instances of each deployment come from in a run: the inventory, a generation, or what runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ...module_utils.common.errors import FleetError, Path, Problem, natural, suggest
+from ...module_utils.common.generations import (
+    DEPLOY,
+    ROLLBACK,
+    UPGRADE,
+    Generation,
+    History,
+    Hold,
+    Trial,
+    Wishes,
+)
+from ..desired.fleet import Fleet, Host
+from ..instances.planned import Stored, running_member
+
+INVENTORY, HELD, ROLLED_BACK, TRIAL, RUNNING = "inventory", "held", "rollback", "trial", "running"
+"""A choice. held, rollback: as of a generation; trial: as it runs, a rollout was cut off; running: as it runs."""
+
+KEPT_TOLD = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a deployment's instances come from on all hosts; generation: as of which, None: of none.
+
+    held, trial: how it was bound when the run began.
+    """
+
+    kind: str
+    generation: int | None = None
+    held: Hold | None = None
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is not composed on a host. stored: instances of generations. left: those that stay as they are."""
+
+    stored: tuple[Stored, ...] = ()
+    left: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The choices of a run. fleet: with those deployments only that are composed from the inventory."""
+
+    fleet: Fleet
+    choices: Mapping[str, Choice]
+    hosts: Mapping[str, Chosen] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+NOTHING = Chosen()
+
+
+def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Selection:
+    """Choose for every deployment. `released`: held ones whose definition has become what runs."""
+    histories = histories_of(fleet)
+    wanted = {item.name for host in fleet.hosts for item in host.deployments}
+    names = sorted({*wanted, *histories, *_there(fleet)}, key=natural)
+    free = frozenset(released)
+    problems = [*_broken(fleet), *_unknown(wishes, names)]
+    if wishes.operation == ROLLBACK and not wishes.deployments:
+        what = "is not given, and a rollback is of one deployment."
+        there = ", ".join(names) or "none"
+        raise FleetError(
+            [*problems, Problem(("deployment",), what, f"-e deployment=NAME; there are: {there}.")]
+        )
+    choices: dict[str, Choice] = {}
+    for name in names:
+        bound = name in wanted and name not in free
+        choice, found = _choice(name, wishes, histories.get(name, {}), bound, fleet)
+        choices[name] = choice
+        problems += found
+    composed = {name for name, choice in choices.items() if choice.kind == INVENTORY}
+    if composed == set(names):
+        return Selection(fleet, choices, {}, tuple(problems))
+    hosts: dict[str, Chosen] = {}
+    restricted = []
+    here = frozenset(host.name for host in fleet.hosts)
+    others = {name: choices[name] for name in names if name not in composed}
+    for host in fleet.hosts:
+        hosts[host.name], found = _without_mates(host, _chosen(host, others), others, here)
+        problems += found
+        mine = tuple(item for item in host.deployments if item.name in composed)
+        left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
+        restricted.append(left if wishes.operation in (DEPLOY, UPGRADE) else _as_it_is(left))
+    return Selection(replace(fleet, hosts=tuple(restricted)), choices, hosts, tuple(problems))
+
+
+def _as_it_is(host: Host) -> Host:
+    """The host without wishes for the host itself: the run is about what serves."""
+    settings = replace(host.settings, numa_balancing=None, compute=None, memory=None, clean=False)
+    return replace(host, settings=settings)
+
+
+def histories_of(fleet: Fleet) -> dict[str, dict[str, History]]:
+    """What hosts keep, by deployment and host."""
+    found: dict[str, dict[str, History]] = {}
+    for host in fleet.hosts:
+        for history in host.state.generations if host.state else ():
+            found.setdefault(history.deployment, {})[host.name] = history
+    return found
+
+
+def running_numbers(host: Host, deployment: str) -> set[int]:
+    """The generations that a host's containers of a deployment are of, as far as they are known."""
+    found = (
+        running_member(host.state, item)
+        for item in (host.state.instances if host.state else ())
+        if host.state and item.deployment == deployment
+    )
+    return {item.generation.generation for item in found if item}
+
+
+def _there(fleet: Fleet) -> set[str]:
+    return {item.deployment for host in fleet.hosts if host.state for item in host.state.instances}
+
+
+def _broken(fleet: Fleet) -> Iterable[Problem]:
+    for host in fleet.hosts:
+        for history in host.state.generations if host.state else ():
+            if history.broken:
+                what = f"its record of {history.deployment}'s generations cannot be read ({history.broken})."
+                fix = "Remove the file that is named: what it holds is forgotten, and what runs is not touched by that."
+                yield Problem((), what, fix, (host.name,))
+
+
+def _unknown(wishes: Wishes, names: Iterable[str]) -> Iterable[Problem]:
+    for name in sorted(wishes.deployments or ()):
+        if name not in names:
+            yield Problem((), f"there is no deployment {name!r}.", suggest(name, names) or "There is none.")
+
+
+# ---- a deployment ------------------------------------------------------------------------------------
+
+
+def _choice(
+    name: str, wishes: Wishes, histories: Mapping[str, History], bound: bool, fleet: Fleet
+) -> tuple[Choice, list[Problem]]:
+    """`bound`: the inventory has it, and a hold of it counts."""
+    held, trial = _binding(histories.values())
+    if not wishes.about(name):
+        return Choice(RUNNING, None, held, trial), []
+    if wishes.operation == UPGRADE:
+        return Choice(INVENTORY, None, held, trial), []
+    if wishes.operation == ROLLBACK:
+        number, problems = _target(name, wishes.generation, histories, fleet)
+        return Choice(ROLLED_BACK, number, held, trial), problems
+    if wishes.operation != DEPLOY:
+        return Choice(RUNNING, None, held, trial), []
+    if bound and held:
+        return Choice(HELD, held.generation, held, trial), []
+    if bound and trial:
+        return Choice(TRIAL, None, held, trial), []
+    return Choice(INVENTORY, None, held, trial), []
+
+
+def _binding(histories: Iterable[History]) -> tuple[Hold | None, Trial | None]:
+    """The newest hold and trial, unless one that is as new was taken away on another host."""
+    known = list(histories)
+    holds = [item.held for item in known if item.held]
+    trials = [item.trial for item in known if item.trial]
+    held = max(holds, key=lambda item: item.since, default=None)
+    trial = max(trials, key=lambda item: item.since, default=None)
+    lifted, ended = (
+        max((item.lifted for item in known), default=""),
+        max((item.ended for item in known), default=""),
+    )
+    return (
+        held if held and held.since > lifted else None,
+        trial if trial and trial.since > ended else None,
+    )
+
+
+def _target(
+    name: str, number: int | None, histories: Mapping[str, History], fleet: Fleet
+) -> tuple[int | None, list[Problem]]:
+    """The generation to go back to, by default the newest one that is older than what runs; and why it cannot be."""
+    kept: dict[int, Generation] = {}
+    for host in sorted(histories, key=natural):
+        for item in histories[host].kept:
+            kept.setdefault(item.generation, item)
+    if number is None:
+        runs = set().union(*(running_numbers(host, name) for host in fleet.hosts))
+        older = [item for item in kept if item < max(runs or kept, default=0)]
+        if older:
+            return max(older), []
+        what = "there is no generation before what runs" if kept else "no generation is kept"
+        return None, [Problem((), f"{name}: {what}.", _listed(kept))]
+    if number in kept:
+        return number, []
+    why = "was pruned" if kept and 0 < number < min(kept) else "is kept on no host"
+    return None, [Problem((), f"{name}: generation {number} {why}.", _listed(kept))]
+
+
+def _listed(kept: Mapping[int, Generation]) -> str:
+    """What can come back."""
+    if not kept:
+        return "site.yml and upgrade.yml record what they start."
+    parts = [f"{number} ({kept[number].made}: {kept[number].why})" for number in sorted(kept)[-KEPT_TOLD:]]
+    return f"Kept: {'; '.join(parts)}."
+
+
+# ---- a host ------------------------------------------------------------------------------------------
+
+
+def _without_mates(
+    host: Host, chosen: Chosen, choices: Mapping[str, Choice], here: frozenset[str]
+) -> tuple[Chosen, list[Problem]]:
+    """Servers of an engine over hosts of which one is not in this run stay as they are; they cannot go back alone."""
+    alone = [item for item in chosen.stored if item.acts and not here.issuperset(item.member.hosts)]
+    if not alone:
+        return chosen, []
+    problems, warnings = [], []
+    for name in dict.fromkeys(item.deployment_name for item in alone):
+        hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
+        gone = ", ".join(item for item in hosts if item not in here)
+        what = f"{name} runs over {', '.join(hosts)} together, and of these are missing: {gone}"
+        if choices[name].kind == ROLLED_BACK:
+            problems.append(
+                Problem((), f"{what}.", "Add them to --limit, or bring them up first.", (host.name,))
+            )
+        else:
+            warnings.append(f"deployment {what}; it is left as it is")
+    return Chosen(
+        tuple(item for item in chosen.stored if item not in alone),
+        (*chosen.left, *(item.name for item in alone)),
+        (*chosen.warnings, *warnings),
+    ), problems
+
+
+def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
+    """What a host has of deployments that are not composed."""
+    if host.state is None:
+        return NOTHING
+    histories = {item.deployment: item for item in host.state.generations}
+    paths: dict[str, Path] = {item.name: item.path for item in host.deployments}
+    there: dict[str, list[str]] = {}
+    for running in host.state.instances:
+        there.setdefault(running.deployment, []).append(running.name)
+    stored: list[Stored] = []
+    left: list[str] = []
+    warnings: list[str] = []
+    for name, choice in choices.items():
+        path = paths.get(name, ("vllm_deployments",))
+        history = histories.get(name, History(name))
+        if choice.generation is not None:
+            record = history.as_of(choice.generation)
+            if record is not None:
+                stored += [Stored(record, member, path) for member in record.members]
+            elif choice.kind == HELD:
+                left += there.get(name, ())
+                if name in there:
+                    warnings.append(
+                        f"{name} has no record of generation {choice.generation} here: left as it is"
+                    )
+            elif name in there:
+                warnings.append(
+                    f"{name} did not exist here as of generation {choice.generation}: its instances are removed"
+                )
+            continue
+        for running in host.state.instances:
+            if running.deployment != name:
+                continue
+            found = running_member(host.state, running, choice.kind == TRIAL)
+            if found:
+                stored.append(replace(found, path=path))
+            else:
+                left.append(running.name)
+    return Chosen(tuple(stored), tuple(left), tuple(warnings))

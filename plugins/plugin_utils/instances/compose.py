@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a deployment and a host's GPUs to an instance: command, environment, container, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.image_ref import parse_ref
+from ...module_utils.common.paths import (
+    CACHE_MOUNT,
+    HF_MOUNT,
+    INSTANCE_MOUNT,
+    KEYS_DIR,
+    KEYS_MOUNT,
+    LIB_MOUNT,
+    cache_dir,
+    container_name,
+    instance_dir,
+    lib_dir,
+)
+from ..bundle import bundle
+from ..catalog.settings import flag_argv
+from ..desired.deployment import Deployment
+from ..desired.fleet import LOOPBACK
+from ..desired.lockfile import ImagePin, ModelPin
+from ..desired.reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
+from ..placement.layout import Slot
+from ..placement.network import VERBS as RDMA
+from ..tuning.companion_models import repositories
+from ..tuning.feasibility import Verdict
+from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
+from ..tuning.tune import Tuned
+
+LEAVING = 20
+"""Seconds that vLLM gets to go when its last request has ended or its time is over, before Docker kills it."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One vLLM server, complete but for its rendered files; hosts of one kind share it, where they listen alike."""
+
+    slot: Slot
+    listen: str
+    group: tuple[tuple[str, ...], ...]
+    image: str
+    commit: str
+    argv: tuple[tuple[str, ...], ...]
+    env: tuple[tuple[str, str], ...]
+    binds: tuple[str, ...]
+    group_ids: tuple[int, ...]
+    reasons: tuple[Reason, ...]
+    tuned: Tuned
+    verdict: Verdict
+    key_mark: str = ""  # of the key that it asks for
+
+    @property
+    def name(self) -> str:
+        """<deployment>-<index>."""
+        return self.slot.name
+
+    @property
+    def deployment(self) -> Deployment:
+        """What it is an instance of."""
+        return self.slot.deployment
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What vLLM would do all the same, and probably not as meant."""
+        return (*self.tuned.warnings, *self.verdict.warnings)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device files that the container gets: the driver's one, a render node per GPU, and those of RDMA."""
+        network = self.slot.network.devices if self.slot.network else ()
+        return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.slot.gpus), *network)
+
+    @property
+    def headless(self) -> bool:
+        """It works for another server of its group, and answers no requests."""
+        return self.slot.rank is not None and self.slot.rank.headless
+
+    @property
+    def probe_host(self) -> str:
+        """The address at which the node itself reaches the server."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
+
+    def to_json(self, spec_hash: str) -> dict[str, Any]:
+        """INSTANCE of the plan, but for its host."""
+        deployment, slot, rank, fit = self.deployment, self.slot, self.slot.rank, self.verdict.fit
+        return {
+            "name": self.name,
+            "deployment": deployment.name,
+            "index": slot.index,
+            "model": deployment.model,
+            "revision": None if deployment.local_model else deployment.revision,
+            "commit": self.commit or None,
+            "served_model": deployment.served_model_name,
+            "image": self.image,
+            "vllm": self.tuned.release.asked,
+            "objective": deployment.objective or None,
+            "port": slot.port,
+            "gpus": [gpu.index for gpu in slot.gpus],
+            "render_nodes": [gpu.render_node for gpu in slot.gpus],
+            "argv": [word for group in self.argv for word in group],
+            "env": dict(self.env),
+            "devices": list(self.devices),
+            "ports": list(slot.ports),
+            "cpus": slot.cpus or None,
+            "rank": {**vars(rank), "hosts": list(rank.hosts)} if rank else None,
+            "spec_hash": spec_hash,
+            "reasons": [dict(vars(reason)) for reason in self.reasons],
+            "chosen": list(self.tuned.chosen),
+            "advice": [dict(vars(item)) for item in self.verdict.advice],
+            "hints": [dict(vars(item)) for item in self.tuned.advice],
+            "notes": list(self.verdict.notes),
+            "warnings": list(self.warnings),
+            "fit": fit.to_json() if fit else None,
+        }
+
+
+def compose(
+    slot: Slot,
+    listen: str,
+    hub_dir: str,
+    group_ids: Sequence[int],
+    image: ImagePin | None,
+    model: ModelPin | None,
+    tuned: Tuned,
+    verdict: Verdict,
+    key_mark: str = "",
+) -> Instance:
+    """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
+    deployment = slot.deployment
+    commit = model.commit if model else ""
+    own = [
+        item
+        for item in (
+            *_own_args(slot, listen, commit),
+            *_stop_args(deployment, tuned),
+            *parallel_args(deployment, slot, tuned.table),
+        )
+        if f"--{item.flag.replace('_', '-')}" not in tuned.args  # the operator's own, with the same meaning
+    ]
+    argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
+    argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in own]
+    argv += [tuple(flag_argv(tuned.table, name, value)) for name, value in sorted(tuned.args.items())]
+    env, env_reasons = _environment(slot, tuned)
+    source = deployment_key(deployment, "model")
+    return Instance(
+        slot=slot,
+        listen=listen,
+        group=group_args(slot, tuned, pull_ref(deployment, image), commit),
+        image=pull_ref(deployment, image),
+        commit=commit,
+        argv=tuple(group for group in argv if group),
+        env=env,
+        binds=_binds(deployment, slot.name, hub_dir, bool(key_mark)),
+        group_ids=tuple(group_ids),
+        reasons=(
+            Reason("model", deployment.model, "the deployment's model", source),
+            *(_reason(item) for item in own),
+            *sorted(
+                (item for item in tuned.reasons if item.setting in tuned.args), key=lambda item: item.setting
+            ),
+            *env_reasons,
+            *_key_reason(deployment, key_mark),
+            *_container_reasons(slot, group_ids),
+        ),
+        tuned=tuned,
+        verdict=verdict,
+        key_mark=key_mark,
+    )
+
+
+def pull_ref(deployment: Deployment, pin: ImagePin | None) -> str:
+    """The reference by which the engine knows the image: by digest when it is pulled, by tag when built."""
+    if deployment.build or pin is None:
+        return deployment.image_ref
+    return f"{parse_ref(deployment.image).repository}@{pin.digest}"
+
+
+def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
+    deployment = slot.deployment
+    found = []
+    if not deployment.local_model:
+        found.append(
+            Argument(
+                "revision",
+                commit or deployment.revision,
+                f"what {deployment.revision} was when it was pinned: every node serves the same weights"
+                if commit
+                else "the deployment's revision; it is pinned to a commit by the first run that asks the hub",
+                "fleet.lock.json",
+            )
+        )
+    name = deployment.served_model_name
+    found.append(Argument("served_model_name", name, "the name that clients ask for", VLLM_CLI))
+    if not (slot.rank and slot.rank.headless):
+        key = deployment_key(deployment, "listen")
+        reason = "the address to listen at"
+        if not deployment.listen:
+            reason = "nothing beyond the host has to reach it"
+            if listen != LOOPBACK:
+                reason = (
+                    "the host's own address, where the load balancer of another host reaches it, and no other"
+                )
+        found.append(Argument("host", listen, reason, key))
+        key = deployment_key(deployment, "port")
+        found.append(Argument("port", slot.port, "the deployment's port plus the instance's index", key))
+    return tuple(found)
+
+
+def _stop_args(deployment: Deployment, tuned: Tuned) -> tuple[Argument, ...]:
+    """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
+    if "shutdown_timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
+        return ()
+    seconds = max(1, deployment.runtime.stop_timeout - LEAVING)
+    reason = "running requests may end when it is stopped; Docker waits longer, runtime.stop_timeout"
+    return (Argument("shutdown_timeout", seconds, reason, VLLM_CLI),)
+
+
+def stop_seconds(instance: Instance) -> int:
+    """How long Docker waits for it to stop: longer than vLLM waits for running requests."""
+    shutdown = instance.tuned.args.get("shutdown_timeout")
+    own = shutdown + LEAVING if isinstance(shutdown, int) else 0
+    return max(instance.deployment.runtime.stop_timeout, own)
+
+
+def _environment(slot: Slot, tuned: Tuned) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
+    rules = [
+        Reason(
+            "HF_HOME",
+            f"{CACHE_MOUNT}/hf",
+            "a writable place for what libraries write there, such as a model's own code",
+            HUB_ENV,
+        ),
+        Reason(
+            "HF_HUB_CACHE",
+            f"{HF_MOUNT}/hub",
+            "weights are shared by the host's instances, and read-only for them",
+            HUB_ENV,
+        ),
+        Reason(
+            "HF_HUB_OFFLINE",
+            "1",
+            "weights are there before the server starts; a start must not depend on the hub",
+            HUB_ENV,
+        ),
+        Reason(
+            "VLLM_CACHE_ROOT",
+            f"{CACHE_MOUNT}/vllm",
+            "compiled graphs outlive the container, so that a restart is quick",
+            VLLM_ENV,
+        ),
+        Reason(
+            "VLLM_NO_USAGE_STATS",
+            "1",
+            "vLLM reports usage to its authors unless told not to; a fleet's operator decides that",
+            VLLM_ENV,
+        ),
+        *(slot.network.env if slot.network else ()),
+        *ray_env(slot, tuned.table),
+    ]
+    own = {rule.setting: rule.value for rule in rules}
+    env = {**own, **tuned.env}
+    reasons = [rule for rule in rules if rule.setting not in tuned.env]
+    reasons += [item for item in tuned.reasons if item.setting in tuned.env]
+    return tuple(sorted(env.items())), tuple(sorted(reasons, key=lambda item: item.setting))
+
+
+def _reason(item: Argument) -> Reason:
+    value = "on" if item.value is True else str(item.value)
+    return Reason(f"--{item.flag.replace('_', '-')}", value, item.reason, item.source)
+
+
+def _key_reason(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
+    if not mark:
+        return ()
+    reason = "only who has the load balancers' key is answered under /v1; load_balancer_instance_auth: false opts out"
+    return (Reason("VLLM_API_KEY", f"the key {mark}", reason, VLLM_ENV),)
+
+
+def lib_bind() -> str:
+    """The mount of the program around vLLM, in Docker's form.
+
+    Its directory is named by its hash: another program is another specification, and a container goes on with the
+    one that it was made with.
+    """
+    return f"{lib_dir(bundle('supervisor').version)}:{LIB_MOUNT}:ro"
+
+
+def _binds(deployment: Deployment, name: str, hub_dir: str, key: bool) -> tuple[str, ...]:
+    binds = [
+        f"{instance_dir(name)}:{INSTANCE_MOUNT}:ro",
+        f"{cache_dir(name)}:{CACHE_MOUNT}:rw",
+        lib_bind(),
+    ]
+    if key:
+        binds.append(f"{KEYS_DIR}:{KEYS_MOUNT}:ro")
+    if deployment.local_model:
+        binds.append(f"{deployment.model}:{deployment.model}:ro")
+    if repositories(deployment):
+        binds.append(f"{hub_dir}:{HF_MOUNT}:ro")
+    return (*binds, *deployment.runtime.extra_mounts)
+
+
+def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ...]:
+    deployment, runtime = slot.deployment, slot.deployment.runtime
+    nodes = ", ".join(gpu.render_node for gpu in slot.gpus)
+    network = slot.network.devices if slot.network else ()
+    found = [
+        *(Reason("devices", path, "RCCL reaches other hosts through RDMA devices", RDMA) for path in network),
+        Reason(
+            "devices",
+            f"/dev/kfd, {nodes}",
+            "the instance sees exactly its GPUs; no visibility variable is set, as two of them (ROCR_, "
+            "HIP_VISIBLE_DEVICES) filter one after the other and can leave no device",
+            ISOLATION,
+        ),
+    ]
+    if slot.cpus:
+        reason = "the CPUs of the NUMA node that its GPUs are on: transfers do not cross sockets"
+        found.append(Reason("cpuset", slot.cpus, reason, deployment_key(deployment, "runtime", "numa")))
+    if group_ids:
+        found.append(
+            Reason(
+                "groups",
+                ", ".join(str(gid) for gid in group_ids),
+                "the node's own numbers: a name would be looked up in the image, and may be missing there",
+                VLLM_ROCM,
+            )
+        )
+    if runtime.ipc == "host":
+        reason = "RCCL and vLLM's workers exchange data through shared memory"
+        found.append(Reason("ipc", "host", reason, VLLM_ROCM))
+    else:
+        reason = "Docker's default of 64 MiB is too little for RCCL"
+        found.append(Reason("shm_size", str(runtime.shm_size), reason, VLLM_ROCM))
+    found.append(
+        Reason(
+            "capabilities",
+            "SYS_PTRACE, seccomp unconfined",
+            "HIP's IPC between workers needs them",
+            VLLM_ROCM,
+        )
+    )
+    if runtime.privileged:
+        asked = deployment_key(deployment, "runtime", "privileged")
+        found.append(Reason("privileged", "true", "set by the deployment; not needed for serving", asked))
+    return tuple(found)
+
+
+def supervise_args(slot: Slot) -> tuple[tuple[str, ...], ...]:
+    """Options of the program around vLLM (programs/supervisor/main.py), a line of serve.sh each.
+
+    GPUs are waited for until they are clean where they are the instance's alone. The driver counts memory in
+    use per physical GPU: where that is partitioned or shared, others use it rightly.
+    """
+    alone = slot.share == 1 and all(gpu.whole for gpu in slot.gpus)
+    return tuple(("--gpu", gpu.render_node) for gpu in slot.gpus if alone)
+
+
+def container(instance: Instance) -> dict[str, Any]:
+    """The Docker Engine API's create body, but for the label that holds the artefact's hash."""
+    deployment, runtime = instance.deployment, instance.deployment.runtime
+    host: dict[str, Any] = {
+        "Binds": list(instance.binds),
+        "CapAdd": ["SYS_PTRACE"],
+        "Devices": [
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
+            for path in instance.devices
+        ],
+        "GroupAdd": [str(gid) for gid in instance.group_ids],
+        "Init": True,
+        "IpcMode": runtime.ipc,
+        "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
+        "NetworkMode": "host",
+        "RestartPolicy": {"Name": runtime.restart},
+        "SecurityOpt": ["seccomp=unconfined"],
+        "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, soft, hard in runtime.ulimits],
+    }
+    if runtime.restart == "on-failure":
+        host["RestartPolicy"]["MaximumRetryCount"] = 3
+    if runtime.ipc != "host":
+        host["ShmSize"] = runtime.shm_size
+    if runtime.memory is not None:
+        host["Memory"] = runtime.memory
+    if instance.slot.cpus:
+        # Not CpusetMems: memory is taken from the CPU's own node first anyway, and may come from the other one
+        # before the kernel kills for lack of it.
+        host["CpusetCpus"] = instance.slot.cpus
+    if runtime.privileged:
+        host["Privileged"] = True
+    return {
+        "Image": instance.image,
+        "Entrypoint": ["/bin/bash", f"{INSTANCE_MOUNT}/serve.sh"],
+        "Labels": {
+            "instinct-fleet.instance": instance.name,
+            "instinct-fleet.deployment": deployment.name,
+        },
+        "StopTimeout": stop_seconds(instance),
+        "HostConfig": host,
+    }
+
+
+def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict[str, Any]:
+    """SERVER of the plan: what the module vllm_server converges."""
+    runtime = instance.deployment.runtime
+    modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
+    return {
+        "name": instance.name,
+        "deployment": instance.deployment.name,
+        "container_name": container_name(instance.name),
+        "directory": instance_dir(instance.name),
+        "cache_directory": cache_dir(instance.name),
+        "files": {name: {"text": text, "mode": modes[name]} for name, text in sorted(files.items())},
+        "spec_hash": spec_hash,
+        "container": container(instance),
+        "image": instance.image,
+        "port": instance.slot.port,
+        "host": instance.probe_host,
+        "served_model": instance.deployment.served_model_name,
+        "headless": instance.headless,
+        "ready_timeout": runtime.ready_timeout,
+        "stop_timeout": stop_seconds(instance),
+    }

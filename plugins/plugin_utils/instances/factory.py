@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes instances. What is equal, as on hosts of one kind, is decided, composed and rendered once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.hashing import spec_hash
+from ...module_utils.common.instance_key import NO_KEY, InstanceKey
+from ..catalog.gpus import GpuCatalog, GpuModel
+from ..catalog.images import CUDA, ImageFacts
+from ..catalog.load import Knowledge
+from ..catalog.models import known_config
+from ..desired.deployment import Deployment
+from ..desired.fleet import LOOPBACK, Host
+from ..desired.lockfile import Lock, ModelPin
+from ..placement.layout import Layout, Slot
+from ..sizing.checkpoint import checkpoint_size
+from ..sizing.facts import model_facts
+from ..sizing.fit import CATALOGUE, GIVEN, HUB
+from ..tuning import parallel
+from ..tuning.companion_args import with_pins
+from ..tuning.companion_models import Repository, repositories, speculates_with, unmounted
+from ..tuning.feasibility import Draft, Verdict, judge
+from ..tuning.image_software import software_of
+from ..tuning.tune import Machine, Tuned, tune
+from .compose import compose
+from .planned import Planned
+from .render import Render
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on the control node: its config.json, and its files with their sizes in bytes where it is a directory."""
+
+    config: Mapping[str, Any]
+    files: tuple[tuple[str, int], ...] | None = None
+
+
+Sources = Mapping[str, ModelSource]
+"""By the text of a deployment's model_config."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a deployment runs on one sort of GPU; tuned None: it cannot be."""
+
+    tuned: Tuned | None
+    verdict: Verdict
+    problems: tuple[Problem, ...]
+
+
+class Workshop:
+    """One run's knowledge and pins, and what was made with them."""
+
+    def __init__(
+        self, knowledge: Knowledge, lock: Lock, render: Render, models: Sources, key: InstanceKey = NO_KEY
+    ) -> None:
+        self.knowledge = knowledge
+        self.lock = lock
+        self.render = render
+        self.models = models
+        self.key = key
+        self._made: dict[tuple[Any, ...], Planned] = {}
+        self._decided: dict[tuple[Any, ...], Decision] = {}
+        self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
+
+    @property
+    def cited(self) -> dict[str, Mapping[str, Any]]:
+        """The documents that reasons name: of all instances made so far."""
+        cited: set[str] = set()
+        for made in self._made.values():
+            cited.update(item.source for item in made.instance.reasons)
+            cited.update(item.source for item in made.instance.verdict.advice)
+        named = {source.partition("#")[0] for source in cited}
+        return {name: self.knowledge.sources[name] for name in named if name in self.knowledge.sources}
+
+    def software(self, deployment: Deployment, host: Host) -> ImageFacts | None:
+        """What the deployment's image holds; None when it has to be asked."""
+        pin = self.lock.image(deployment.image) if deployment.image else None
+        own = () if pin and pin.software else (host.name,)
+        # Deployments are parsed once per distinct list, and kept by their hosts as long as this object lives.
+        key = (id(deployment), *own)
+        if key not in self._software:
+            self._software[key] = software_of(deployment, host, self.lock, self.knowledge.images)
+        return self._software[key]
+
+    def unknown_images(self, host: Host) -> tuple[str, ...]:
+        """References of the host's images that have to be asked what they hold."""
+        if host.state is None:
+            return ()  # nothing can be asked: that is a problem of each deployment
+        refs = {item.image_ref for item in host.deployments if self.software(item, host) is None}
+        return tuple(sorted(refs))
+
+    def instances(
+        self, host: Host, layout: Layout, catalog: GpuCatalog
+    ) -> tuple[tuple[Planned, ...], tuple[Problem, ...]]:
+        """The host's instances, and what is wrong with their deployments."""
+        found: list[Planned] = []
+        problems: dict[Problem, None] = {}
+        for slot in layout.slots:
+            machine = machine_of(host, slot, catalog)
+            software = self.software(slot.deployment, host)
+            if software is None:
+                problems[_unknown(slot.deployment, host)] = None
+                continue
+            decision = self._decide(slot.deployment, host, machine, software)
+            problems.update(dict.fromkeys(replace(item, hosts=(host.name,)) for item in decision.problems))
+            if decision.tuned is not None and not decision.problems:
+                found.append(self._make(slot, host, decision.tuned, decision.verdict))
+        return tuple(found), tuple(problems)
+
+    def _model(self, deployment: Deployment, endpoint: str) -> ModelPin | None:
+        if deployment.local_model:
+            return None
+        return self.lock.model(endpoint, deployment.model, deployment.revision)
+
+    def _weights(self, deployment: Deployment, endpoint: str) -> tuple[tuple[str, str], ...]:
+        """The commits that an instance loads, as far as they are pinned."""
+        pins = (
+            (item.repo, self.lock.model(endpoint, item.repo, item.revision))
+            for item in repositories(deployment)
+        )
+        return tuple(dict.fromkeys((repo, pin.commit) for repo, pin in pins if pin))
+
+    def _decide(self, deployment: Deployment, host: Host, machine: Machine, software: ImageFacts) -> Decision:
+        key = (id(deployment), machine, software.vllm, software.platform, host.settings.endpoint)
+        if key not in self._decided:
+            self._decided[key] = self._decision(deployment, machine, software, host.settings.endpoint)
+        return self._decided[key]
+
+    def _decision(
+        self, deployment: Deployment, machine: Machine, software: ImageFacts, endpoint: str
+    ) -> Decision:
+        pin = self._model(deployment, endpoint)
+        given = self.models.get(deployment.model_config)
+        config, origin = (given.config, GIVEN) if given else (pin.config if pin else None, HUB)
+        if config is None:
+            config, origin = known_config(self.knowledge.models, deployment.model), CATALOGUE
+        files = given.files if given else None
+        if files is None and pin and pin.files:
+            files = tuple(pin.selection(deployment.exclude, deployment.include).items())
+        facts = model_facts(deployment.model, config)
+        if software.platform == CUDA:
+            path = (*deployment.path, "build" if deployment.build else "image")
+            what = software.notes[0] if software.notes else "its vLLM is built for NVIDIA's GPUs"
+            problem = Problem(path, f"{what}.", "Use an image for ROCm.")
+            return Decision(None, Verdict(), (problem,))
+        try:
+            tuned = tune(deployment, machine, software, facts, self.knowledge)
+        except ValueError as error:
+            key = "vllm_version" if deployment.vllm_version else "image"
+            what = f"{error}." if software.vllm else "has no vLLM that could be found in it."
+            fix = "Use an image with vLLM 0.6.3 or newer."
+            if not software.vllm:
+                fix += ' If it has one: vllm_version: "0.11.1" in the deployment says which.'
+            problem = Problem((*deployment.path, key), what, fix)
+            return Decision(None, Verdict(), (problem,))
+
+        def commit_of(wanted: Repository) -> str:
+            found = self.lock.model(endpoint, wanted.repo, wanted.revision)
+            return found.commit if found else ""
+
+        tuned = with_pins(tuned, deployment, commit_of)
+        draft = self._draft(deployment, endpoint)
+        verdict = judge(
+            deployment, machine, software, tuned, facts, config, origin, files, self.knowledge, draft
+        )
+        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted(deployment)))
+        wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
+        return Decision(tuned, verdict, wrong)
+
+    def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
+        """The draft's weights as far as they are known."""
+        found = speculates_with(deployment)
+        if found is None:
+            return None
+        draft, tp = found
+        pin = self.lock.model(endpoint, draft.repo, draft.revision)
+        weights = checkpoint_size(pin.files if pin else None)
+        return Draft(draft.repo, weights.bytes if weights else None, tp)
+
+    def _make(self, slot: Slot, host: Host, tuned: Tuned, verdict: Verdict) -> Planned:
+        settings = host.settings
+        group_ids = host.state.device_gids if host.state else ()
+        listen = listen_of(slot.deployment, host)
+        key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids)
+        if key not in self._made:
+            deployment = slot.deployment
+            image = self.lock.image(deployment.image) if deployment.image else None
+            model = self._model(deployment, settings.endpoint)
+            mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
+            instance = compose(
+                slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict, mark
+            )
+            files = self.render(instance)
+            weights = self._weights(deployment, settings.endpoint)
+            self._made[key] = Planned(instance, files, spec_hash(files), weights)
+        return self._made[key]
+
+
+def listen_of(deployment: Deployment, host: Host) -> str:
+    """The address at which a host's instances of a deployment listen: nothing asks those that no endpoint offers."""
+    return deployment.listen or (host.listen if deployment.endpoint else LOOPBACK)
+
+
+def machine_of(host: Host, slot: Slot, catalog: GpuCatalog) -> Machine:
+    """The GPU of a slot, as it will be when the plan is carried out."""
+    first = slot.gpus[0]
+    compute = host.settings.compute
+    if host.state is None:
+        model = catalog.by_name(host.settings.gpu_model or "")
+        return _machine(model, compute or (model.modes[0] if model else ""), "NPS1", first.memory_bytes)
+    gpu = next(item for item in host.state.gpus if item.index == first.gpu)
+    model = catalog.by_pci_id(gpu.pci_id)
+    found = _machine(model, compute or gpu.compute or "", gpu.memory or "", first.memory_bytes)
+    return replace(
+        found, gfx=gpu.gfx or found.gfx, gpu_bytes=gpu.vram_total, driver=host.state.driver_version
+    )
+
+
+def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> Machine:
+    return Machine(
+        gfx=model.gfx if model else "",
+        name=model.name if model else "",
+        compute=compute,
+        memory=memory,
+        memory_bytes=size,
+        gpu_bytes=model.memory_bytes if model else size,
+    )
+
+
+def _unknown(deployment: Deployment, host: Host) -> Problem:
+    key = "build" if deployment.build else "image"
+    what = f"which vLLM is in {deployment.image_ref} is not known: the tag moves, or is not in the catalogue."
+    fix = 'Set vllm_version ("0.11.1") in the deployment, or plan with a node that can be asked.'
+    return Problem((*deployment.path, key), what, fix, (host.name,))

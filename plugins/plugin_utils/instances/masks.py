@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secrets by the names they go by, in command lines, environments and plans, before these are written down.
+
+What has no such name is caught by its value or its looks: redact.Redactor.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...module_utils.common.redact import MASK, is_secret_name, mask_env
+
+
+def mask_argv(argv: Iterable[object]) -> list[str]:
+    """A command line with the values of secret options masked: --api-key a b --port 1 → both masked."""
+    masked: list[str] = []
+    secret = False
+    for word in map(str, argv):
+        option, equals, _ = word.partition("=")
+        if word.startswith("--"):
+            secret = is_secret_name(option.lstrip("-"))
+            masked.append(f"{option}={MASK}" if secret and equals else word)
+            secret = secret and not equals
+        else:
+            masked.append(MASK if secret else word)
+    return masked
+
+
+def mask_command(command: object) -> str | None:
+    """The same for a command line given as list or as one shell line; None when there is none."""
+    if isinstance(command, (list, tuple)):
+        return shlex.join(mask_argv(command)) if command else None
+    if not isinstance(command, str) or not command:
+        return None
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a shell line: leave it to the patterns of the Redactor
+        return command
+    masked = mask_argv(words)
+    return shlex.join(masked) if masked != words else command
+
+
+def mask_variables(env: Mapping[Any, Any]) -> dict[str, Any]:
+    """Environment variables with the values of secret ones masked."""
+    return {str(name): MASK if is_secret_name(str(name)) else value for name, value in env.items()}
+
+
+def mask_data(value: Any) -> Any:
+    """JSON data (a plan) with secret variables masked in its env maps, env files and command lines."""
+    if isinstance(value, Mapping):
+        return {str(key): _mask_item(str(key), item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mask_data(item) for item in value]
+    return value
+
+
+def _mask_item(key: str, item: Any) -> Any:
+    if key == "env" and isinstance(item, Mapping) and "text" in item:
+        return {**item, "text": mask_env(str(item["text"]))}
+    if key == "env" and isinstance(item, Mapping):
+        return mask_variables(item)
+    if key == "argv" and isinstance(item, (list, tuple)):
+        return mask_argv(item)
+    return mask_data(item)

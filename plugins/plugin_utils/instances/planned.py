@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host is to run: instances that were composed from the inventory, and stored ones of a generation."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Union
+
+from ...module_utils.common.generations import Generation, Member, Offered
+from ...module_utils.common.hashing import text_hash
+from ...module_utils.common.redact import MASK, is_secret_name
+from ..desired.node_state import NodeState, Running
+from .compose import Instance, server
+from .offered import offered
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An instance with its rendered files; weights: (repository, commit) of all that it loads."""
+
+    instance: Instance
+    files: Mapping[str, str]
+    spec_hash: str
+    weights: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """<deployment>-<index>."""
+        return self.instance.name
+
+    @cached_property
+    def deployment_name(self) -> str:
+        """What it is an instance of."""
+        return self.instance.deployment.name
+
+    @cached_property
+    def server(self) -> dict[str, Any]:
+        """SERVER of the plan."""
+        return server(self.instance, self.files, self.spec_hash)
+
+    @cached_property
+    def offered(self) -> Offered:
+        """What a load balancer needs to know of it."""
+        return offered(self.instance)
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """INSTANCE of the plan, but for its host."""
+        return {**self.instance.to_json(self.spec_hash), "server": self.server}
+
+    @cached_property
+    def member(self) -> Member:
+        """It as a member of a generation."""
+        slot = self.instance.slot
+        return Member(
+            name=self.name,
+            spec_hash=self.spec_hash,
+            port=slot.port,
+            ports=slot.ports,
+            render_nodes=tuple(gpu.render_node for gpu in slot.gpus),
+            share=slot.share,
+            hosts=slot.rank.hosts if slot.rank else (),
+            headless=self.instance.headless,
+            limit=self.offered.limit,
+        )
+
+    @cached_property
+    def head(self) -> Generation:
+        """What a generation says of all its instances, where this is the first one; the number is yet to be given."""
+        instance, deployment = self.instance, self.instance.deployment
+        env = (f"{name}={MASK if is_secret_name(name) else value}" for name, value in instance.env)
+        return Generation(
+            deployment=deployment.name,
+            generation=0,
+            image=instance.image,
+            image_ref=deployment.image_ref,
+            vllm=instance.tuned.release.asked,
+            model=deployment.model,
+            commit=instance.commit,
+            weights=self.weights,
+            command=shlex.join(word for group in instance.argv for word in group),
+            env=shlex.join(env),
+            models=self.offered.models,
+            listen=instance.listen,
+            endpoint=deployment.endpoint,
+            stop_timeout=deployment.runtime.stop_timeout,
+        )
+
+    def file_hashes(self) -> dict[str, str]:
+        """sha256 of each file."""
+        return {name: text_hash(text) for name, text in self.files.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An instance as a generation in the node's store has it. acts False: it is merely there, nothing is done to it."""
+
+    generation: Generation
+    member: Member
+    path: tuple[str | int, ...] = field(default=("vllm_deployments",), compare=False)
+    acts: bool = True
+
+    @property
+    def name(self) -> str:
+        """<deployment>-<index>."""
+        return self.member.name
+
+    @property
+    def deployment_name(self) -> str:
+        """What it is an instance of."""
+        return self.generation.deployment
+
+    @property
+    def spec_hash(self) -> str:
+        """The hash of its files."""
+        return self.member.spec_hash
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """SERVER of the plan: files and container are read from the node's store."""
+        return self.generation.server(self.member)
+
+    @property
+    def offered(self) -> Offered:
+        """What a load balancer needs to know of it."""
+        return self.generation.offered(self.member, self.path)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """INSTANCE of the plan, but for its host; the store has all of it."""
+        made, member = self.generation, self.member
+        return {
+            "name": member.name,
+            "deployment": made.deployment,
+            "generation": made.generation,
+            "model": made.model,
+            "commit": made.commit or None,
+            "served_model": made.models[0] if made.models else made.model,
+            "image": made.image,
+            "vllm": made.vllm,
+            "port": member.port,
+            "ports": list(member.ports),
+            "render_nodes": list(member.render_nodes),
+            "argv": shlex.split(made.command),
+            "spec_hash": member.spec_hash,
+            "server": self.server,
+        }
+
+    def file_hashes(self) -> dict[str, str]:
+        """Not known here: the files are in the node's store."""
+        return {}
+
+
+Serving = Union[Planned, Stored]
+
+
+def running_member(state: NodeState, running: Running, acts: bool = False) -> Stored | None:
+    """A container as the newest generation that has it; None: no generation knows it."""
+    for history in state.generations:
+        if history.deployment == running.deployment:
+            found = history.of_spec(running.name, running.spec_hash)
+            if found:
+                member = next(item for item in found.members if item.name == running.name)
+                return Stored(found, member, acts=acts)
+    return None
+
+
+def generation_of(deployment: str, instances: Sequence[Planned], modes: str) -> Generation:
+    """The generation that these instances of a deployment on a host are; its number is 0."""
+    if not instances:
+        return Generation(deployment, 0)
+    members = tuple(item.member for item in instances)
+    return replace(instances[0].head, modes=modes, members=members)

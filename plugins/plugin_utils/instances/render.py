@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Render an instance's files. Controller only: it needs Jinja, which a node need not have."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from ...module_utils.common.hashing import canonical
+from .compose import Instance, container, supervise_args
+
+FILES = ("serve.sh", "env", "container.json")
+Render = Callable[[Instance], dict[str, str]]
+
+
+def _environment() -> Any:
+    import jinja2  # here, as this package is also shipped to nodes
+
+    return jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # shell, JSON and HAProxy's, not HTML: quoted by the filters below
+    )
+
+
+def drawer(template: str) -> Callable[[Mapping[str, Any]], str]:
+    """A function that renders haproxy.cfg with this template's text."""
+    environment = _environment()
+    environment.filters["json"] = canonical
+    environment.filters["word"] = haproxy_word
+    compiled = environment.from_string(template)
+    return lambda data: str(compiled.render(data))
+
+
+def haproxy_word(text: str) -> str:
+    """A text as one word of HAProxy's configuration. Source: its manual, Quoting and escaping."""
+    for char in '\\"$':
+        text = text.replace(char, "\\" + char)
+    return f'"{text}"'
+
+
+def renderer(templates: Mapping[str, str]) -> Render:
+    """A function that renders an instance with these template texts ("serve.sh.j2" → text)."""
+    environment = _environment()
+    environment.filters["quote"] = shlex.quote
+    environment.filters["words"] = shlex.join
+    environment.filters["json"] = lambda value: json.dumps(value, indent=2, sort_keys=True)
+    compiled = {name: environment.from_string(templates[f"{name}.j2"]) for name in FILES}
+
+    def render(instance: Instance) -> dict[str, str]:
+        context = _context(instance)
+        return {name: template.render(context) for name, template in compiled.items()}
+
+    return render
+
+
+def _context(instance: Instance) -> dict[str, Any]:
+    deployment = instance.deployment
+    return {
+        "name": instance.name,
+        "deployment": deployment.name,
+        "model": deployment.model,
+        "revision": "" if deployment.local_model else deployment.revision,
+        "commit": instance.commit,
+        "image": deployment.image_ref,
+        "gpus": [f"{gpu.index} ({gpu.render_node})" for gpu in instance.slot.gpus],
+        "options": (*supervise_args(instance.slot), *instance.group),
+        "key": instance.key_mark,
+        "argv": instance.argv,
+        "env": instance.env,
+        "container": container(instance),
+    }

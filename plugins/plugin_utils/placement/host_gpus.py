@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's logical GPUs as they will be: from what was observed, or from what the inventory declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...module_utils.common.errors import Problem
+from ..catalog.gpus import GpuCatalog, GpuModel
+from ..desired.fleet import Host
+from ..desired.gpu_clean import needs_reload
+from ..desired.topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
+
+
+@dataclass(frozen=True)
+class HostGpus:
+    """Logical GPUs in the wanted mode ("" when GPUs differ or have none); whether that is a change."""
+
+    gpus: tuple[LogicalGpu, ...]
+    mode: str
+    repartition: bool
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For people: "8 GPUs (0 to 7) in SPX"."""
+        mode = f" in {self.mode}" if self.mode else ""
+        return f"{len(self.gpus)} GPUs (0 to {len(self.gpus) - 1}){mode}"
+
+
+def host_gpus(host: Host, catalog: GpuCatalog) -> tuple[HostGpus, list[Problem]]:
+    """The GPUs of a host, and why its partition mode cannot be."""
+    gpus, repartition, warnings, problems = _gpus(host, catalog)
+    return HostGpus(gpus, _mode(host), repartition, tuple(warnings)), problems
+
+
+def _mode(host: Host) -> str:
+    if host.settings.compute:
+        return host.settings.compute
+    modes = {gpu.compute for gpu in host.state.gpus} if host.state else set()
+    return (modes.pop() or "") if len(modes) == 1 else ""
+
+
+def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool, list[str], list[Problem]]:
+    if host.state is None:
+        return _declared(host, catalog)
+    gpus, compute, memory = host.state.gpus, host.settings.compute, host.settings.memory
+    warnings: list[str] = []
+    problems: list[Problem] = []
+    if host.settings.gpu_count and len(gpus) != host.settings.gpu_count:
+        warnings.append(
+            f"instinct_gpus declares {host.settings.gpu_count} GPUs, and the driver shows {len(gpus)}: "
+            "look for the missing ones with lspci -d 1002: and dmesg"
+        )
+    if not gpus:
+        if host.deployments or compute or memory:
+            what = "the amdgpu driver shows no GPU." if host.state.driver_loaded else "amdgpu is not loaded."
+            fix = "Look at dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
+            problems.append(Problem((), what, fix))
+        return (), False, warnings, problems
+    reload = memory is not None and any(gpu.memory != memory for gpu in gpus)
+    repartition = reload or (compute is not None and any(gpu.compute != compute for gpu in gpus))
+    if host.state.partition_change and not (compute or memory):
+        what = f"an earlier change of partition modes was cut off (step {host.state.partition_change})."
+        fix = "Set gpu_partition_compute to the mode that is wanted, and it is finished."
+        problems.append(Problem(("gpu_partition_compute",), what, fix))
+    if memory is not None:
+        problems.extend(_memory_refusal(host, memory, catalog))
+    if compute is not None:
+        for gpu in gpus:
+            # A GPU in the wanted mode is proof enough that the mode exists.
+            if gpu.compute == compute or problems:
+                continue
+            if not reload:  # what is offered depends on the memory mode
+                problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
+            if not problems and not partition_count(gpu, compute, catalog):
+                what = f"GPU {gpu.index} ({gpu.pci_id}) is not in the catalogue with {compute}."
+                problems.append(Problem(("gpu_partition_compute",), what, "Add it to catalog/gpus.yml."))
+        warnings.extend(_validation(host, catalog))
+    if problems:
+        return (), repartition, warnings, problems
+    repartition = repartition or bool(host.state.partition_change)
+    repartition = repartition or (host.settings.clean and needs_reload(host.state))
+    return observed_gpus(gpus, compute, catalog), repartition, warnings, []
+
+
+def _memory_refusal(host: Host, memory: str, catalog: GpuCatalog) -> list[Problem]:
+    """Why a memory mode cannot be; at most one reason."""
+    path = ("gpu_partition_memory",)
+    for gpu in host.state.gpus if host.state else ():
+        if gpu.memory != memory and memory not in gpu.available_memory:
+            offered = ", ".join(gpu.available_memory) or gpu.memory or "none"
+            return [Problem(path, f"GPU {gpu.index} does not offer {memory}.", f"It offers {offered}.")]
+        model, compute = catalog.by_pci_id(gpu.pci_id), host.settings.compute or gpu.compute or ""
+        if model and memory not in model.memory_for(compute):
+            return [_mismatch(model, compute, memory)]
+    return []
+
+
+def _mismatch(model: GpuModel, compute: str, memory: str) -> Problem:
+    fitting = [mode for mode in model.modes if memory in model.memory_for(mode)]
+    what = f"{model.name} in {compute or 'no compute mode'} does not go with {memory}."
+    fix = f"Set gpu_partition_compute to {' or '.join(fitting)}." if fitting else "No compute mode does."
+    return Problem(("gpu_partition_memory",), what, fix)
+
+
+def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> list[Problem]:
+    path = ("gpu_partition_compute",)
+    if host.state is not None and host.state.virtual_machine and compute not in available:
+        what = f"this is a virtual machine, and GPU {gpu} is not in {compute}."
+        return [
+            Problem(path, what, "Set the mode on the machine that it runs on, or leave the variable out.")
+        ]
+    if not available:
+        what = f"GPU {gpu} offers no compute partition modes."
+        fix = (
+            "Partitioning needs a driver that has them (amdgpu 6.12.12 or newer); or leave the variable out."
+        )
+        return [Problem(path, what, fix)]
+    if compute not in available:
+        return [Problem(path, f"GPU {gpu} does not offer {compute}.", f"It offers {', '.join(available)}.")]
+    return []
+
+
+def _validation(host: Host, catalog: GpuCatalog) -> list[str]:
+    compute = host.settings.compute
+    gpu = host.state.gpus[0] if host.state else None
+    model = catalog.by_pci_id(gpu.pci_id) if gpu else None
+    memory = host.settings.memory or (gpu.memory if gpu else None)
+    if compute is None or model is None or memory is None:
+        return []
+    if not model.validated or model.is_validated(compute, memory):
+        return []
+    pairs = ", ".join(f"{item.compute} with {item.memory}" for item in model.validated)
+    return [f"{compute} with {memory} works, but AMD lists only {pairs} as validated for {model.name}"]
+
+
+def _declared(
+    host: Host, catalog: GpuCatalog
+) -> tuple[tuple[LogicalGpu, ...], bool, list[str], list[Problem]]:
+    settings = host.settings
+    model = catalog.by_name(settings.gpu_model or "")
+    if model is None:
+        what = "is not set, and without looking at the host its GPUs are unknown."
+        return (
+            (),
+            False,
+            [],
+            [Problem(("instinct_gpus",), what, "Add instinct_gpus: {model: MI300X, count: 8}.")],
+        )
+    if settings.compute is not None and model.count(settings.compute) is None:
+        what = f"{model.name} has no {settings.compute}."
+        fix = f"It has {', '.join(model.modes)}."
+        return (), False, [], [Problem(("gpu_partition_compute",), what, fix)]
+    mode = settings.compute or model.modes[0]
+    if settings.memory is not None and settings.memory not in model.memory_for(mode):
+        return (), False, [], [_mismatch(model, mode, settings.memory)]
+    gpus = declared_gpus(model, settings.gpu_count, settings.compute, catalog)
+    repartition = settings.compute is not None and settings.compute != model.modes[0]
+    return gpus, repartition, [], []

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which interface and which RDMA ports an engine over several hosts uses on each of them. Pure.
+
+Never the same for all hosts: names of interfaces and indexes of GIDs differ between equal servers, and a value that
+is right on one host makes another hang (InferenceX pull request 1806).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from ...module_utils.common.errors import Problem
+from ..desired.fleet import Host
+from ..desired.node_state import Hca, Interface
+from ..desired.reasons import VLLM_ENV, Reason
+
+NCCL = "nccl-env"
+GLOO = "vllm-recipes"
+VERBS = "vllm-pr-42075"
+"""Sources; keys of catalog/sources.yml."""
+
+VERBS_DIRECTORY = "/dev/infiniband"
+ETHERNET = "Ethernet"
+SOFTWARE = (
+    "docker",
+    "br-",
+    "virbr",
+    "veth",
+    "cni",
+    "cali",
+    "flannel",
+    "cilium",
+    "tun",
+    "tap",
+    "wg",
+    "podman",
+)
+"""How interfaces begin that only lead to containers, virtual machines or tunnels."""
+FIX = "Set instinct_address to the address at which the other hosts of its group reach it."
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host in the network of its group: an address of its own, and the interface that has it."""
+
+    address: str
+    interface: Interface
+
+
+@dataclass(frozen=True)
+class Network:
+    """What an engine uses on one host. env: variables with their reasons; devices: for the container.
+
+    hcas: the ports of `NCCL_IB_HCA`; of those RCCL takes what is active when it starts.
+    """
+
+    place: Place
+    hcas: tuple[Hca, ...]
+    env: tuple[Reason, ...]
+    devices: tuple[str, ...]
+
+
+def place_of(host: Host) -> tuple[Place | None, Problem | None]:
+    """Where the others of its group meet a host; (None, None) when nothing is known of its interfaces.
+
+    An address is looked for on its interfaces. A name says nothing certain (many systems resolve their own to
+    127.0.1.1), so it will do only where there is no choice.
+    """
+    interfaces = host.state.interfaces if host.state else ()
+    if not interfaces:
+        return None, None
+    try:
+        wanted = ip_address(host.address)
+    except ValueError:
+        return _only_place(host, interfaces)
+    for interface in interfaces:
+        if any(ip_address(address) == wanted for address in interface.addresses):
+            return Place(host.address, interface), None
+    if wanted.is_loopback:  # the group's own check says it
+        return None, None
+    what = f"its address {host.address} is on none of its interfaces ({_listed(interfaces)})."
+    return None, Problem((), what, FIX, (host.name,))
+
+
+def _only_place(host: Host, interfaces: Sequence[Interface]) -> tuple[Place | None, Problem | None]:
+    hcas = host.state.hcas if host.state else ()
+    rails = {hca.interface for hca in hcas}
+    real = [item for item in interfaces if item.up and not item.name.startswith(SOFTWARE)]
+    real = [item for item in real if item.name not in rails] or real
+    found = [Place(address, item) for item in real for address in item.addresses if ":" not in address]
+    if len(found) == 1:
+        return found[0], None
+    what = f"its address is a name ({host.address}), and of its own it has several: {_listed(interfaces)}."
+    return None, Problem((), what, FIX, (host.name,))
+
+
+def _listed(interfaces: Sequence[Interface]) -> str:
+    return ", ".join(f"{item.name} {' '.join(item.addresses)}" for item in interfaces)
+
+
+def network_of(host: Host, place: Place) -> Network:
+    """What an engine over several hosts uses on this one."""
+    name, address = place.interface.name, place.address
+    gpus = len(host.state.gpus) if host.state else 0
+    verbs = bool(host.state and host.state.verbs)
+    hcas, left = choose_hcas(host.state.hcas if host.state and verbs else (), name, gpus)
+    env = [
+        Reason(
+            "VLLM_HOST_IP",
+            address,
+            f"where the other hosts reach this one; {name} has it",
+            VLLM_ENV,
+        ),
+        Reason(
+            "NCCL_SOCKET_IFNAME",
+            f"={name}",
+            f"RCCL's own connections go by the interface with {address}; = is for exactly this one",
+            NCCL,
+        ),
+        Reason("GLOO_SOCKET_IFNAME", name, f"the interface with {address}", GLOO),
+    ]
+    if hcas:
+        ports = ",".join(f"{hca.name}:{hca.port}" for hca in hcas)
+        rate = max(hca.rate for hca in hcas if hca.active)
+        reason = f"{len(hcas)} {hcas[0].layer} ports of {rate} Gb/s, exactly these"
+        reason += f"; {left}" if left else ""
+        env.append(Reason("NCCL_IB_HCA", f"={ports}", reason, NCCL))
+        index = gid_index(hcas)
+        if index is not None:
+            reason = "the GID of these ports on this host that is RoCE v2 with an IPv4 address"
+            env.append(Reason("NCCL_IB_GID_INDEX", str(index), reason, NCCL))
+    return Network(place, hcas, tuple(env), (VERBS_DIRECTORY,) if hcas else ())
+
+
+def choose_hcas(hcas: Sequence[Hca], interface: str, gpus: int) -> tuple[tuple[Hca, ...], str]:
+    """The ports for traffic between GPUs, and what was left out and why; none without an active one.
+
+    The fastest of the link layer that most of them have. The port of the host's own address is for management when it
+    is slower, or when there are more ports than GPUs. Ports that are down now stay in: RCCL skips them, and an
+    engine's variables do not change each time that a link does.
+    """
+    active = [hca for hca in hcas if hca.active]
+    if not active:
+        return (), ""
+    layers = [hca.layer for hca in active]
+    layer = max(dict.fromkeys(layers), key=layers.count)
+    rate = max(hca.rate for hca in active if hca.layer == layer)
+    found = [hca for hca in hcas if hca.layer == layer and (not hca.active or hca.rate == rate)]
+    own = [hca for hca in found if hca.interface == interface]
+    if own and any(hca.active for hca in found if hca not in own) and len(found) > gpus:
+        found = [hca for hca in found if hca not in own]
+    chosen = tuple(sorted(found, key=lambda hca: (_natural(hca.name), hca.port)))
+    out = [hca for hca in hcas if hca not in found]
+    texts = [f"{hca.name}:{hca.port} ({_why_out(hca, layer, rate)})" for hca in out]
+    return chosen, f"not {', '.join(texts)}" if texts else ""
+
+
+def _natural(name: str) -> tuple[str, int]:
+    digits = len(name) - len(name.rstrip("0123456789"))
+    return (name[:-digits], int(name[-digits:])) if digits else (name, -1)
+
+
+def _why_out(hca: Hca, layer: str, rate: int) -> str:
+    if hca.layer != layer:
+        return hca.layer
+    return f"{hca.rate} Gb/s" if hca.rate != rate else f"the host's address is on its {hca.interface}"
+
+
+def gid_index(hcas: Sequence[Hca]) -> int | None:
+    """The index that all ports share; None where they differ or have none, and for InfiniBand: RCCL chooses then."""
+    found = {hca.gid_index for hca in hcas if hca.active}
+    return found.pop() if len(found) == 1 and hcas[0].layer == ETHERNET else None

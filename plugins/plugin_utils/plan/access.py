@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""May the nodes have what they are going to fetch? Asked of registries and hubs before anything is touched.
+
+A pin tells what to fetch, not that it may still be had: an account can have lost its access since. Controller
+only; it is imported when there is something to fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Callable
+
+from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.image_ref import parse_ref
+from ..desired.lockfile import Lock, model_key
+from .pins import ImageNeed, ModelNeed
+from .registry import GONE, HUB, UNCERTAIN, ResolveError, image_access, model_access, registry_of
+
+REFRESH = "It is no longer there: run playbooks/plan.yml -e refresh=true to pin what stands there now."
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request to a registry or hub (`where`); hosts that would make the same one have the same key."""
+
+    key: tuple[object, ...]
+    where: str
+    host: str
+    ask: Callable[[], None]
+
+
+def check_access(
+    images: Iterable[ImageNeed],
+    models: Iterable[ModelNeed],
+    lock: Lock,
+    token: Callable[[str], str | None],
+) -> tuple[str, ...]:
+    """Ask for the pinned images and models, each once per account. `token` gives a host's token for the hub.
+
+    Raises FleetError with all refusals. Returns warnings for what could not be asked from this machine: the
+    nodes may be able to fetch it all the same.
+    """
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    tokens: dict[str, str | None] = {}
+    kept: list[ModelNeed] = []
+    for need in models:
+        name = need.host.name
+        try:
+            if name not in tokens:
+                tokens[name] = token(name)
+            kept.append(need)
+        except FleetError as error:
+            problems.extend(replace(problem, hosts=(name,)) for problem in error.problems)
+    questions: dict[tuple[object, ...], Question] = {}
+    for question in (*_of_images(images, lock), *_of_models(kept, lock, tokens)):
+        questions.setdefault(question.key, question)
+    silent: set[str] = set()
+    for question in questions.values():
+        if question.where in silent:
+            continue
+        try:
+            question.ask()
+        except ResolveError as error:
+            if error.kind == UNCERTAIN:
+                silent.add(question.where)
+                why = error.problem.what
+                warnings.append(f"whether nodes may fetch from {question.where} could not be checked: {why}")
+                continue
+            fix = REFRESH if error.kind == GONE else error.problem.fix
+            problems.append(replace(error.problem, fix=fix, hosts=(question.host,)))
+    if problems:
+        raise FleetError(problems)
+    return tuple(warnings)
+
+
+def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[Question]:
+    for need in needs:
+        ref, pin = parse_ref(need.ref), lock.image(need.ref)
+        if pin:
+            access = registry_of(ref, need.host.settings.registries)
+            ask = partial(image_access, ref, pin.digest, need.path, access)
+            yield Question((ref.repository, pin.digest, access), ref.registry, need.host.name, ask)
+
+
+def _of_models(needs: Iterable[ModelNeed], lock: Lock, tokens: dict[str, str | None]) -> Iterator[Question]:
+    for need in needs:
+        endpoint, token = need.host.settings.endpoint, tokens[need.host.name]
+        pin = lock.model(endpoint, need.repo, need.revision)
+        if pin:
+            ask = partial(model_access, need.repo, pin, need.path, endpoint, token)
+            key = (model_key(endpoint, need.repo, pin.commit), token)
+            yield Question(key, endpoint or HUB, need.host.name, ask)

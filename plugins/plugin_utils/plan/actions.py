@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wanted of a host minus what is there, one function per resource."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.image_ref import parse_ref
+from ...module_utils.common.instance_key import InstanceKey
+from ..desired.actions import ALIVE, DEBIAN, Action, has_image, size
+from ..desired.deployment import Deployment
+from ..desired.deployment_parts import Build
+from ..desired.fleet import Host
+from ..desired.gpu_clean import needs_reload
+from ..desired.lockfile import Lock, ModelPin
+from ..desired.node_state import NodeState, Running
+from ..desired.packages import build_packages
+from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, Repository, repositories
+
+RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
+PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
+HUB = "huggingface_hub documentation: guides/download"
+PROBED = "catalog/images.yml"
+PARTITION_KINDS = frozenset(("memory_partition", "compute_partition", "partition_change", "gpu_clean"))
+
+
+@dataclass(frozen=True)
+class ImageStep:
+    """An image to bring."""
+
+    ref: str
+    pull: str
+    digest: str
+    bytes: int | None
+    registry: str
+    build: Build | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the role vllm_image takes it; pull and digest are null for an image that is built."""
+        return {
+            "ref": self.ref,
+            "pull": self.pull or None,
+            "digest": self.digest or None,
+            "bytes": self.bytes,
+            "registry": self.registry,
+            "build": self.build.to_json() if self.build else None,
+        }
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """Weights to fetch."""
+
+    repo: str
+    revision: str
+    commit: str
+    cache_dir: str
+    endpoint: str
+    files: Mapping[str, int]
+    exclude: tuple[str, ...]
+    include: tuple[str, ...]
+    image: str
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As the role hf_model takes it."""
+        return {
+            "repo": self.repo,
+            "revision": self.revision,
+            "commit": self.commit,
+            "cache_dir": self.cache_dir,
+            "endpoint": self.endpoint,
+            "files": dict(self.files),
+            "bytes": self.bytes,
+            "exclude": list(self.exclude),
+            "include": list(self.include),
+            "image": self.image,
+        }
+
+
+def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
+    """Install the distribution's engine where there is none; one that does not answer is an error."""
+    state = host.state
+    if not host.deployments or (state and state.docker_available):
+        return None, None
+    reason = "instances run in containers"
+    action = Action(
+        "docker_engine", "host_prep", "docker.io", "absent", "installed", reason, "the distribution's package"
+    )
+    if state is None:
+        return action, None
+    why = f" ({state.docker_error})" if state.docker_error else ""
+    if state.docker_installed:
+        fix = "Start it (systemctl start docker), and look at journalctl -u docker if it does not stay."
+        return None, Problem((), f"its Docker engine does not answer{why}.", fix)
+    if state.os_id not in DEBIAN:
+        what = f"has no Docker engine, and {state.os_name} is not a system that this toolkit installs it on."
+        return None, Problem((), what, "Install Docker Engine 20.10 or newer, and run again.")
+    return action, None
+
+
+def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[str, ...]] | None:
+    """What the host lacks to build the images that are built on it: the action, and the packages."""
+    if not any(image.build for image in images):
+        return None
+    packages = build_packages(host.state)
+    if not packages:
+        return None
+    reason = "an image is built on this host"
+    names = ", ".join(packages)
+    return (
+        Action(
+            "build_tools", "host_prep", names, "absent", "installed", reason, "vLLM's docker/Dockerfile.rocm"
+        ),
+        packages,
+    )
+
+
+def numa_balancing(host: Host) -> Action | None:
+    """Automatic NUMA balancing as wanted, now and after a reboot."""
+    wanted, state = host.settings.numa_balancing, host.state
+    if wanted is None:
+        return None
+    before = "unknown"
+    if state is not None:
+        if state.numa_runtime is None or _numa_matches(state, wanted):
+            return None
+        boot = "as the kernel decides" if state.numa_persisted is None else _on(bool(state.numa_persisted))
+        before = f"{_on(bool(state.numa_runtime))} now, {boot} after a reboot"
+    reason = (
+        "host_prep_numa_balancing is true"
+        if wanted
+        else "moving pages between sockets makes transfers between CPU, GPU and network vary"
+    )
+    after = f"{_on(wanted)} now and after a reboot"
+    return Action("numa_balancing", "host_prep", "kernel.numa_balancing", before, after, reason, RCCL)
+
+
+def instance_key(host: Host, key: InstanceKey) -> Action | None:
+    """The load balancers' key, where instances are offered by them."""
+    if not key.mark or not any(item.endpoint for item in host.deployments):
+        return None
+    before = host.state.instance_key if host.state else "unknown"
+    if before == key.mark:
+        return None
+    reason = "instances answer only those who have the key of the load balancers"
+    target, source = "of the load balancers", "load_balancer_instance_auth"
+    return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
+
+
+def _numa_matches(state: NodeState, wanted: bool) -> bool:
+    if wanted:
+        return bool(state.numa_runtime) and state.numa_persisted != 0
+    return state.numa_runtime == 0 and state.numa_persisted == 0
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def partition(host: Host) -> tuple[Action, ...]:
+    """The changes of the host's partition modes; only called when there is one, or a reload to be done."""
+    settings, state = host.settings, host.state
+    gpus = state.gpus if state else ()
+    found = []
+    if settings.memory and any(gpu.memory != settings.memory for gpu in gpus):
+        before = _modes(gpu.memory for gpu in gpus)
+        after = f"{settings.memory}, reloads the driver"
+        found.append(
+            _partition(host, "memory_partition", before, after, "gpu_partition_memory", settings.memory)
+        )
+    if settings.compute and (state is None or any(gpu.compute != settings.compute for gpu in gpus)):
+        before = _modes(gpu.compute for gpu in gpus) or "unknown"
+        wanted = settings.compute
+        found.append(_partition(host, "compute_partition", before, wanted, "gpu_partition_compute", wanted))
+    if state is not None and state.partition_change and not found:
+        reason = "an earlier change of partition modes did not come to its end"
+        before = f"cut off at step {state.partition_change}"
+        found.append(_gpu_action(host, "partition_change", before, "finished", reason))
+    if settings.clean and needs_reload(state):
+        reason = "gpu_clean is true"
+        before = "VRAM in use that no process holds"
+        found.append(_gpu_action(host, "gpu_clean", before, "free, the driver reloaded", reason))
+    return tuple(found)
+
+
+def _partition(host: Host, kind: str, before: str, after: str, variable: str, wanted: str) -> Action:
+    return _gpu_action(host, kind, before, after, f"{variable} is {wanted}")
+
+
+def _gpu_action(host: Host, kind: str, before: str, after: str, reason: str) -> Action:
+    count = len(host.state.gpus) if host.state else host.settings.gpu_count
+    return Action(kind, "gpu_partition", f"{count} GPUs", before, after, reason, PARTITIONING)
+
+
+def _modes(values: Iterable[str | None]) -> str:
+    modes = [mode or "none" for mode in values]
+    counts = {mode: modes.count(mode) for mode in sorted(set(modes))}
+    return ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
+
+
+def stop_servers(host: Host) -> tuple[Running, ...]:
+    """Instances of ours that hold the GPUs while the mode is to change."""
+    return tuple(item for item in host.state.instances if item.state in ALIVE) if host.state else ()
+
+
+def stop_action(running: Running) -> Action:
+    """Stop an instance before the mode changes."""
+    reason = "the driver refuses to partition a GPU that is in use"
+    return Action("stop_server", "gpu_partition", running.name, "running", "stopped", reason, PARTITIONING)
+
+
+def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple[ImageStep, Action], ...]:
+    """Images that the host's deployments need and its engine lacks, each once.
+
+    `unknown` are references of images that have to be asked what they hold; an image is asked when it is brought.
+    """
+    found: dict[str, tuple[ImageStep, Action]] = {}
+    for deployment in host.deployments:
+        step = _image_step(deployment, lock)
+        wanted = step.pull or step.ref
+        if wanted in found:
+            continue
+        if has_image(host.state, wanted):
+            if deployment.image_ref in unknown:
+                reason = "its name does not tell which vLLM it holds"
+                action = Action("image", "vllm_image", step.ref, "present", "asked", reason, PROBED)
+                found[wanted] = step, action
+            continue
+        if step.build:
+            after = f"built from {step.build.repo} at {step.build.ref}, {step.build.dockerfile}"
+        else:
+            after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
+            after += f", {size(step.bytes)}" if step.bytes is not None else ""
+        after += ", and asked which vLLM it holds" if deployment.image_ref in unknown else ""
+        by = f"deployment {deployment.name} runs in it"
+        source = "fleet.lock.json" if step.digest else "the deployment"
+        found[wanted] = step, Action("image", "vllm_image", step.ref, "absent", after, by, source)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
+    if deployment.build:
+        return ImageStep(deployment.build.tag, "", "", None, "", deployment.build)
+    ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
+    if pin is None:
+        return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
+    return ImageStep(
+        deployment.image, f"{ref.repository}@{pin.digest}", pin.digest, pin.bytes, ref.registry, None
+    )
+
+
+def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
+    """A complete snapshot of the pinned commit that holds the wanted files."""
+    if host.state is None:
+        return False
+    for found in host.state.models:
+        if (found.cache_dir.rstrip("/"), found.repo, found.commit) != (
+            host.settings.cache_dir, wanted.repo, pin.commit,
+        ) or not found.complete:  # fmt: skip
+            continue
+        if not found.exclude and not found.include:
+            return True  # everything that the repository has
+        if (found.exclude, found.include) == (wanted.exclude, wanted.include):
+            return True
+        if pin.files is not None:
+            there = pin.selection(found.exclude, found.include)
+            if pin.selection(wanted.exclude, wanted.include).keys() <= there.keys():
+                return True
+    return False
+
+
+def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
+    """Weights that the host's deployments need and its cache lacks; one fetch per commit.
+
+    Deployments that want different files of one commit get one fetch of all those files, as a snapshot has
+    one marker. `image_of` names the image in which a deployment's weights are fetched.
+    """
+    groups: dict[tuple[str, str], list[tuple[Deployment, Repository]]] = {}
+    pins: dict[tuple[str, str], ModelPin] = {}
+    for deployment in host.deployments:
+        for wanted in repositories(deployment):
+            pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
+            key = (wanted.repo, pin.commit if pin else wanted.revision)
+            groups.setdefault(key, []).append((deployment, wanted))
+            pins[key] = pin or ModelPin("")
+    found = []
+    for key, users in sorted(groups.items()):
+        pin = pins[key]
+        if all(has_weights(host, wanted, pin) for _, wanted in users):
+            continue
+        step = _model_step(host, [wanted for _, wanted in users], pin, image_of[users[0][0].name])
+        amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
+        action = Action(
+            "model",
+            "hf_model",
+            f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
+            _weights_before(host, step.repo, pin),
+            f"commit {pin.commit[:12]}{amount}" if pin.commit else "the commit that it stands for",
+            _users(users),
+            HUB,
+        )
+        found.append((step, action))
+    return tuple(found)
+
+
+_VERBS = {
+    MODEL: ("serves it", "serve it"),
+    DRAFT: ("drafts with it", "draft with it"),
+    ADAPTER: ("serves it as an adapter", "serve it as an adapter"),
+    TOKENIZER: ("takes its tokenizer", "take its tokenizer"),
+}
+
+
+def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
+    """Which deployments need a repository, and what for."""
+    names: dict[str, dict[str, None]] = {}
+    for deployment, wanted in users:
+        names.setdefault(wanted.use, {})[deployment.name] = None
+    parts = []
+    for use, found in names.items():
+        one, many = _VERBS[use]
+        parts.append(
+            f"deployment {next(iter(found))} {one}"
+            if len(found) == 1
+            else f"deployments {', '.join(found)} {many}"
+        )
+    return "; ".join(parts)
+
+
+def _model_step(host: Host, users: Sequence[Repository], pin: ModelPin, image: str) -> ModelStep:
+    """One fetch for all users; where their patterns differ, the files' names are the patterns."""
+    first = users[0]
+    exclude, include = first.exclude, first.include
+    files: dict[str, int] = {}
+    for user in users:
+        files.update(pin.selection(user.exclude, user.include))
+    if any((user.exclude, user.include) != (exclude, include) for user in users):
+        exclude, include = (), tuple(_literal(name) for name in sorted(files))
+    return ModelStep(
+        repo=first.repo,
+        revision=first.revision,
+        commit=pin.commit,
+        cache_dir=host.settings.cache_dir,
+        endpoint=host.settings.endpoint,
+        files=dict(sorted(files.items())),
+        exclude=exclude,
+        include=include,
+        image=image,
+    )
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+def _weights_before(host: Host, repo: str, pin: ModelPin) -> str:
+    if host.state is None:
+        return "unknown"
+    there = [item for item in host.state.models if item.repo == repo]
+    if any(item.commit == pin.commit and item.complete for item in there):
+        return "other files of this commit"
+    if any(item.commit == pin.commit for item in there):
+        return "incomplete"
+    others = sorted({item.commit[:12] for item in there if item.complete})
+    return f"commit {', '.join(others)}" if others else "absent"
+
+
+def remove(running: Running) -> Action:
+    """An instance of ours that no deployment wants any more."""
+    before = running.state or "stopped"
+    reason = f"no deployment of this host makes {running.name}"
+    return Action("remove_server", "vllm_serve", running.name, before, "removed", reason, "vllm_deployments")
+
+
+def server(
+    name: str, spec: str, file_hashes: Mapping[str, str], running: Running | None, repartition: bool
+) -> Action | None:
+    """Start, restart or replace an instance; None when it runs as wanted."""
+    after = f"running, spec {spec[:12]}"
+    source = "vllm_deployments"
+    if running is None:
+        return Action("server", "vllm_serve", name, "absent", after, "the deployment wants it", source)
+    before = _container_state(running)
+    if running.spec_hash != spec:
+        return Action(
+            "server", "vllm_serve", name, before, after, _difference(file_hashes, running, spec), source
+        )
+    if running.artefact_hash != spec:
+        reason = (
+            "its files are missing on the node"
+            if running.artefact_hash is None
+            else f"its files were changed on the node{_which(file_hashes, running)}"
+        )
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    if running.state != "running" or _gave_up(running):
+        reason = _why_down(running)
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    if not running.ready:
+        reason = "it was started and has not generated tokens yet"
+        return Action("server", "vllm_serve", name, before, f"{after}, ready", reason, source)
+    if repartition:
+        reason = "it is stopped while the compute partition changes"
+        return Action("server", "vllm_serve", name, before, after, reason, source)
+    return None
+
+
+def _gave_up(running: Running) -> bool:
+    return running.supervisor is not None and running.supervisor.gave_up
+
+
+def _why_down(running: Running) -> str:
+    """Why an instance does not serve, with the first failure as its supervisor told it."""
+    said = running.supervisor
+    cause = f"{said.cause.kind}: {said.cause.line}" if said and said.cause else ""
+    if said and _gave_up(running):
+        return f"it gave up after {said.failures} failures: {cause}"
+    if running.state == "restarting":
+        return "it fails and is being restarted" + (f": {cause}" if cause else "")
+    return "it does not run" + (f"; it failed: {cause}" if cause else "")
+
+
+def _container_state(running: Running) -> str:
+    text = "gave up" if _gave_up(running) else running.state or "unknown"
+    if running.state == "exited" and running.exit_code is not None:
+        text += f" with code {running.exit_code}"
+    return f"{text}, spec {running.spec_hash[:12]}" if running.spec_hash else text
+
+
+def _difference(file_hashes: Mapping[str, str], running: Running, spec: str) -> str:
+    if running.spec_hash is None:
+        return "it was not made by this toolkit's present form"
+    if running.artefact_hash == spec:
+        return "its files are as wanted, and the container was made from older ones"
+    return f"its specification changed{_which(file_hashes, running)}"
+
+
+def _which(file_hashes: Mapping[str, str], running: Running) -> str:
+    there = dict(running.file_hashes)
+    meaning = {"serve.sh": "command", "env": "environment", "container.json": "container"}
+    names = [meaning.get(name, name) for name, text in sorted(file_hashes.items()) if there.get(name) != text]
+    return f": {', '.join(names)}" if there and names else ""
+
+
+def unique(items: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order of first appearance."""
+    return tuple(dict.fromkeys(items))

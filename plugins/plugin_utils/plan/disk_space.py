@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is there room for what is to be pulled and fetched? Asked before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.paths import DOCKER_ROOT, UNPACK_FACTOR
+from ..desired.actions import size
+from ..desired.fleet import Host
+from ..desired.node_state import Disk
+from .actions import ImageStep, ModelStep
+
+
+def check_disk(
+    host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep]
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """Problems for each file system that is too small, and warnings for what could not be checked."""
+    if host.state is None:
+        return (), ()
+    needs: list[tuple[str, int, str]] = []
+    warnings: list[str] = []
+    root = host.state.docker_root or DOCKER_ROOT
+    for image in images:
+        if image.bytes is not None:
+            needs.append((root, image.bytes * UNPACK_FACTOR, f"image {image.ref}"))
+    for model in models:
+        left = max(0, model.bytes - _partial(host, model))
+        needs.append((model.cache_dir, left, f"weights of {model.repo}"))
+    by_device: dict[int, list[tuple[str, int, str]]] = {}
+    disks: dict[int, Disk] = {}
+    for path, amount, what in needs:
+        disk = _disk(host.state.disks, path)
+        if disk is None:
+            warnings.append(f"the free space of {path} is unknown; {what} needs {size(amount)} there")
+            continue
+        disks[disk.device] = disk
+        by_device.setdefault(disk.device, []).append((path, amount, what))
+    problems = []
+    for device, entries in sorted(by_device.items()):
+        need, free = sum(amount for _, amount, _ in entries), disks[device].free_bytes
+        if need <= free:
+            continue
+        paths = " and ".join(dict.fromkeys(path for path, _, _ in entries))
+        parts = ", ".join(f"{what} {size(amount)}" for _, amount, what in entries)
+        what = f"not enough disk for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
+        problems.append(Problem((), what, _fix(entries, root), (host.name,)))
+    return tuple(problems), tuple(warnings)
+
+
+def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:
+    paths = {path for path, _, _ in entries}
+    ways = []
+    if root in paths:
+        ways.append("remove unused images (docker image prune -a)")
+    if paths - {root}:
+        ways.append("point hf_model_cache_dir at a larger file system")
+    return f"Free some, {', or '.join(ways)}."
+
+
+def _partial(host: Host, model: ModelStep) -> int:
+    """What an interrupted fetch of this repository has left in the cache."""
+    if host.state is None:
+        return 0
+    return sum(
+        item.bytes
+        for item in host.state.fetching
+        if (item.cache_dir.rstrip("/"), item.repo) == (model.cache_dir, model.repo)
+    )
+
+
+def _disk(disks: Iterable[Disk], path: str) -> Disk | None:
+    """The entry for this path, or for the nearest directory above it."""
+    above = [disk for disk in disks if path == disk.path or path.startswith(disk.path.rstrip("/") + "/")]
+    return max(above, key=lambda disk: len(disk.path), default=None)

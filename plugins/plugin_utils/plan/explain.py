@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as text for people. Hosts with equal plans are told once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..desired.actions import Action
+from ..endpoint.plan import BalancerPlan
+from .explain_deployments import deployments, told_once
+from .explain_generations import kept_lines, stored_lines
+from .plan import FleetPlan, HostPlan
+from .text import gpus_text, listed, numbered, wrapped
+
+TITLES = {
+    "docker_engine": "install the Docker engine",
+    "build_tools": "install what building an image needs:",
+    "numa_balancing": "automatic NUMA balancing",
+    "compute_partition": "compute partition",
+    "memory_partition": "memory partition",
+    "partition_change": "change of partition modes",
+    "gpu_clean": "clean",
+    "instance_key": "key",
+    "stop_server": "stop",
+    "image": "image",
+    "model": "weights",
+    "generation": "generation of",
+    "hold": "hold",
+    "remove_server": "remove",
+    "server": "serve",
+    "haproxy": "install",
+    "keepalived": "install",
+    "drain": "take out",
+    "balancer": "balance",
+    "undrain": "take in",
+}
+
+
+def explain(plan: FleetPlan, full: bool = False) -> str:
+    """The plan's text: what each host gets and why; `full` adds every rendered setting with its source."""
+    busy = [host for host in plan.hosts if host.actions]
+    lines = [_summary(plan, len(busy))]
+    for names, host in _alike(busy):
+        lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
+    for balancer in plan.balancers:
+        lines += _balancer(balancer, full)
+    told = deployments(plan.hosts, full)
+    once = told_once(told)
+    for item in told:
+        lines += ["", *item.lines(full, once)]
+    lines += stored_lines(plan, full)
+    if full:
+        lines += [*_sources(plan), *kept_lines(plan)]
+    if plan.partial:
+        lines += ["", *_partial(plan.partial)]
+    warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
+    warnings += [(warning, item.host.name) for item in plan.balancers for warning in item.warnings]
+    notes = [*plan.warnings, *(f"{listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
+    notes += [f"deployments {', '.join(names)}: {text}" for text, names in once.items()]
+    if notes:
+        lines += ["", "Warnings", *(f"  {note}" for note in notes)]
+    if plan.unreachable:
+        lines += ["", "Not planned"]
+        lines += [
+            f"  {listed(hosts)}: {text}"
+            for text, hosts in _by_text((text, name) for name, text in plan.unreachable)
+        ]
+    return "\n".join(lines)
+
+
+def _summary(plan: FleetPlan, busy: int) -> str:
+    total = len(plan.hosts)
+    hosts = f"{total} host{'s' if total != 1 else ''}"
+    if plan.hosts and not any(host.host.state for host in plan.hosts):
+        hosts += (
+            ", planned from the inventory alone and taken to be bare, with device names by the driver's rule"
+        )
+    running = sum(len(host.instances) for host in plan.hosts)
+    count = sum(len(host.actions) for host in plan.hosts)
+    extra = [f"{_actions_text(len(item.actions))} on load balancer {item.host.name}"
+             for item in plan.balancers if item.actions]  # fmt: skip
+    rest = f"{running} instance{'s' if running != 1 else ''} as wanted"
+    if not busy:
+        return f"Plan: {hosts}, nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
+    return f"Plan: {hosts}, {'; '.join([f'{_actions_text(count)} on {busy} of them', *extra])}."
+
+
+def _actions_text(count: int) -> str:
+    return f"{count} action{'s' if count != 1 else ''}"
+
+
+def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
+    """What a load balancer offers, and what is to be done for it; nothing of one that is as wanted."""
+    if not (plan.actions or full):
+        return []
+    lines = ["", f"Load balancer {plan.host.name}, {plan.url}"]
+    for number, action in enumerate(plan.actions, 1):
+        target = "" if action.target == plan.url else f" {action.target}"
+        lines.append(f"  {number:2d}. {TITLES[action.kind]}{target}: {action.before} → {action.after}")
+        lines.append(f"      because {action.reason}")
+    for backend in plan.backends:
+        hosts = Counter(member.host for member in backend.members)
+        where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
+        how = ", routed by prefix (vllm-router)" if backend.prefix else ""
+        text = f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}{how}"
+        lines += wrapped("model", text)
+    return lines
+
+
+def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
+    groups: dict[tuple[object, ...], list[HostPlan]] = {}
+    for host in hosts:
+        # Spec hashes differ between nodes whose group numbers differ; that is no difference to people.
+        shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
+        groups.setdefault((shape, _gpus(host)), []).append(host)
+    return [(listed([item.host.name for item in group]), group[0]) for group in groups.values()]
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    groups: dict[str, list[str]] = {}
+    for text, name in pairs:
+        groups.setdefault(text, []).append(name)
+    return list(groups.items())
+
+
+def _gpus(host: HostPlan) -> str:
+    gpus = host.layout.gpus
+    physical = len({gpu.gpu for gpu in gpus})
+    if not gpus:
+        return "no GPUs planned"
+    text = f"{physical} x {host.gpu_model or 'GPU'}"
+    if host.host.settings.compute:
+        text += f" in {host.host.settings.compute}"
+    if len(gpus) != physical:
+        text += f", {len(gpus)} logical GPUs"
+    used = {node for item in host.instances for node in item.member.render_nodes}
+    free = [gpu.index for gpu in gpus if gpu.render_node not in used]
+    if host.instances and free:
+        text += f", {numbered('GPU', free)} free"
+    return text
+
+
+def _bare(state: str) -> str:
+    """A state without its spec hash."""
+    return state.partition(", spec ")[0]
+
+
+def _actions(host: HostPlan) -> list[str]:
+    lines = []
+    members = {item.name: item.member for item in host.instances}
+    numbers = {gpu.render_node: gpu.index for gpu in host.layout.gpus}
+    for number, group in enumerate(_groups(host.actions), 1):
+        first = group[0]
+        names = [action.target for action in group]
+        target = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} instances)"
+        if first.kind == "numa_balancing":
+            target = ""
+        if first.kind == "server":
+            ports = [members[name].port for name in names]
+            gpus = [numbers[node] for name in names for node in members[name].render_nodes if node in numbers]
+            target += f", {numbered('port', ports)}, {gpus_text(gpus)}"
+        head = f"{TITLES[first.kind]} {target}".rstrip()
+        lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
+        lines.append(f"      because {first.reason}")
+    return lines
+
+
+def _groups(actions: Iterable[Action]) -> list[list[Action]]:
+    """Actions in order; neighbours that do the same to instances of one deployment are together."""
+    groups: dict[tuple[str, ...], list[Action]] = {}
+    for number, action in enumerate(actions):
+        key: tuple[str, ...] = (str(number),)
+        if action.kind in ("server", "stop_server", "remove_server"):
+            deployment = action.target.rpartition("-")[0]
+            key = (action.kind, deployment, _bare(action.before), action.reason)
+        groups.setdefault(key, []).append(action)
+    return list(groups.values())
+
+
+def _sources(plan: FleetPlan) -> list[str]:
+    width = max((len(name) for name in plan.sources), default=0)
+    found = [
+        f"  {name:{width}}  {item['title']}, {item['url']}" for name, item in sorted(plan.sources.items())
+    ]
+    return ["", "Sources", *found] if found else []
+
+
+def _partial(images: Sequence[str]) -> list[str]:
+    names = ", ".join(images)
+    return [
+        f"Not known yet: which vLLM is in {names}. site.yml brings it, asks it, and plans the rest in the same run;",
+        'vllm_version: "…" in the deployment says it now.',
+    ]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan says of a deployment: where it runs, whether it fits, what was chosen, and with which command."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..catalog.settings import flag_argv
+from ..desired.actions import size
+from ..desired.deployment import Deployment
+from ..desired.reasons import Reason
+from ..instances.compose import Instance
+from ..instances.planned import Planned
+from ..sizing.fit import Fit
+from .plan import HostPlan
+from .text import COUNTS, gpus_text, listed, numbered, wrapped
+
+ADDRESS = "--host"
+
+
+@dataclass
+class Told:
+    """A deployment as it is on one sort of host, or of groups of hosts that run an engine together.
+
+    groups: by the hosts of a group, the address and the ports at which its servers meet. idle: GPUs that no
+    instance has. addresses: where instances listen, each host at its own. networks: what servers of an
+    engine use of their hosts' networks.
+    """
+
+    instance: Instance
+    count: int
+    idle: tuple[int, ...]
+    hosts: list[str] = field(default_factory=list)
+    groups: dict[tuple[str, ...], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    addresses: set[str] = field(default_factory=set)
+    networks: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def lines(self, full: bool, once: Mapping[str, Sequence[str]]) -> list[str]:
+        """The deployment's block; `full`: with its command and every reason. `once`: warnings told elsewhere."""
+        instance, deployment = self.instance, self.instance.deployment
+        many = f"{self.count} instances" if self.count > 1 else "1 instance"
+        goal = f", tuned for {deployment.objective}" if deployment.objective else ""
+        where = (
+            "each group of hosts"
+            if len(self.groups) > 1
+            else "both"
+            if deployment.nodes == 2
+            else "all of them"
+        )
+        place = f"{many} over {where}" if self.groups else f"{many} per host"
+        lines = [
+            f"Deployment {deployment.name} on {listed(self.hosts)}: {place}, "
+            f"vLLM {instance.tuned.release.asked}{goal}"
+        ]
+        for hosts, (master, ports) in self.groups.items():
+            meeting = f"they meet at {master}, {numbered('port', ports)}"
+            lines += wrapped("group", f"{hosts[0]} is the head, with {', '.join(hosts[1:])}; {meeting}")
+        if self.groups:
+            own = gpus_text([gpu.index for gpu in instance.slot.gpus]) if self.count == 1 else ""
+            parts = [_division(deployment), f"{own} of each host" if own else ""]
+            parts += [f"{numbered('GPU', self.idle)} of each host idle"] if self.idle else []
+            lines += wrapped("parallel", "; ".join(part for part in parts if part))
+        fit = instance.verdict.fit
+        if fit:
+            lines += wrapped("memory", _memory(fit, deployment.instances_per_gpu))
+        if instance.tuned.chosen:
+            lines += wrapped(
+                "chosen", ", ".join(filter(None, (_words(instance, n) for n in instance.tuned.chosen)))
+            )
+        for advice in instance.verdict.advice:
+            lines += wrapped("advice", advice.text)
+        if fit and not deployment.objective and "--max-model-len" not in instance.tuned.args:
+            text = f"set max_model_len to your longest request; {fit.max_model_len:,} tokens is the model's limit"
+            lines += wrapped("advice", text)
+        for warning in instance.warnings:
+            if warning not in once:
+                lines += wrapped("warning", warning)
+        if not full:
+            return lines
+        return [*lines, *_command(instance, self._differing()), *_reasons(instance), *self._elsewhere()]
+
+    def _elsewhere(self) -> list[str]:
+        """Variables for the network that other hosts have otherwise than the first, for the same reasons."""
+        first = next(iter(self.networks.values()), {})
+        lines = []
+        for host, values in self.networks.items():
+            other = [f"{name}={value}" for name, value in values.items() if first.get(name) != value]
+            lines += wrapped("network", f"{host} has {', '.join(other)}") if other else []
+        return lines
+
+    def _differing(self) -> str:
+        """What is another in the commands of its other instances."""
+        found = ["address"] if len(self.addresses) > 1 else []
+        found += ["port"] if self.count > 1 else []
+        found += ["rank"] if self.instance.deployment.nodes > 1 else []
+        return ", ".join([*found[:-2], " and ".join(found[-2:])])
+
+
+def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
+    """Each deployment on each sort of host; without `full` only those of which an instance is started."""
+    seen: dict[tuple[object, ...], Told] = {}
+    for host in hosts:
+        composed = [item.instance for item in host.instances if isinstance(item, Planned)]
+        counts = Counter(item.deployment.name for item in composed)
+        new = {name.rpartition("-")[0] for name in host.start}
+        first = {item.deployment.name: item for item in reversed(composed)}
+        used = {node for item in host.instances for node in item.member.render_nodes}
+        idle = tuple(gpu.index for gpu in host.layout.gpus if gpu.render_node not in used)
+        for name, instance in sorted(first.items()):
+            if not (full or name in new):
+                continue
+            spans = instance.deployment.nodes > 1
+            # Servers of one engine differ in their ranks; the head, which comes first, stands for them.
+            same = (instance.tuned.chosen, idle) if spans else tuple(map(_alike, instance.reasons))
+            told = seen.setdefault(
+                (name, counts[name], same, instance.verdict.fit), Told(instance, counts[name], idle)
+            )
+            told.hosts.append(host.host.name)
+            told.addresses |= {item.value for item in instance.reasons if item.setting == ADDRESS}
+            if instance.slot.network:
+                env = dict(instance.env)
+                names = [item.setting for item in instance.slot.network.env if item.setting in env]
+                told.networks[host.host.name] = {name: env[name] for name in names}
+            rank = instance.slot.rank
+            if spans and rank:
+                ranks = [item.slot.rank for item in composed if item.deployment.name == name]
+                ports = tuple(sorted({item.master_port for item in ranks if item}))
+                told.groups[rank.hosts] = (rank.master, ports)
+    return list(seen.values())
+
+
+def _alike(reason: Reason) -> Reason:
+    """Without the address, which is another one on each host for the same reason."""
+    return replace(reason, value="") if reason.setting == ADDRESS else reason
+
+
+def told_once(told: Iterable[Told]) -> dict[str, list[str]]:
+    """Warnings that several deployments share, as those of their image, with the deployments' names."""
+    names: dict[str, dict[str, None]] = {}
+    for item in told:
+        for warning in item.instance.warnings:
+            names.setdefault(warning, {})[item.instance.deployment.name] = None
+    return {text: list(found) for text, found in names.items() if len(found) > 1}
+
+
+def _division(deployment: Deployment) -> str:
+    """How an engine over hosts is divided: within each, and between them."""
+    tensor, pipeline, data = (
+        deployment.tensor_parallel_size,
+        deployment.pipeline_parallel_size,
+        deployment.data_parallel_size,
+    )
+    if data == 1 and tensor > deployment.gpus_per_node:
+        return f"tensor parallel {tensor} across hosts" + (
+            f", pipeline parallel {pipeline}" if pipeline > 1 else ""
+        )
+    within = [f"tensor parallel {tensor}"]
+    within += [f"pipeline parallel {pipeline}"] if data > 1 and pipeline > 1 else []
+    parts, noun, between = (data, "ranks", "data") if data > 1 else (pipeline, "stages", "pipeline")
+    here = parts // deployment.nodes
+    each = f" ({here} {noun} on each)" if here > 1 else ""
+    return f"{' and '.join(within)} within each host, {between} parallel {parts} between them{each}"
+
+
+def _memory(fit: Fit, sharing: int) -> str:
+    # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
+    guess = "" if fit.basis == "exact" else ", a guess"
+    unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
+    return (
+        f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "
+        f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
+    )
+
+
+def _words(instance: Instance, name: str) -> str:
+    """A flag or variable as it stands in the command; "" for what the command does not have."""
+    if not name.startswith("-"):
+        return f"{name}={shlex.quote(dict(instance.env)[name])}"
+    return shlex.join(flag_argv(instance.tuned.table, name, instance.tuned.args[name]))
+
+
+def _command(instance: Instance, differing: str) -> list[str]:
+    """The whole command with its variables, to be copied; serve.sh runs the same."""
+    others = f"; the others differ in {differing}" if differing else ""
+    words = [f"{name}={shlex.quote(value)}" for name, value in instance.env]
+    words += [shlex.join(group) for group in instance.argv]
+    lines = [f"    {word} \\" for word in words[:-1]]
+    return [f"  Command of {instance.name}, inside its container{others}:", *lines, f"    {words[-1]}"]
+
+
+def _reasons(instance: Instance) -> list[str]:
+    """Every setting with its reason and source, then what documents say of such a deployment."""
+    lines = []
+    width = min(32, max(len(reason.setting) for reason in instance.reasons))
+    for reason in instance.reasons:
+        lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
+        lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
+    for note in instance.verdict.notes:
+        lines += wrapped("note", note)
+    for hint in instance.tuned.advice:
+        lines += wrapped("hint", f"{hint.text} [{hint.source}]")
+    return lines

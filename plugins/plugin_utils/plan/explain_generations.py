@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan says of deployments that run a stored generation, and of what is kept for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..generations.restore import kept_resources
+from ..generations.sources import INVENTORY, RUNNING
+from ..instances.planned import Stored
+from .plan import FleetPlan
+from .text import listed, wrapped
+
+MEANING = {
+    "held": "held",
+    "rollback": "the operator goes back to it",
+    "trial": "an upgrade of it was cut off: each instance stays at what it runs",
+}
+
+
+def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
+    """A block for each deployment that comes from the nodes' stores; `full`: also for those that nothing is done to."""
+    started = {name.rpartition("-")[0] for host in plan.hosts for name in host.start}
+    lines: list[str] = []
+    for turn in plan.turns:
+        kind = turn.choice.kind
+        if kind in (INVENTORY, RUNNING) or not (full or turn.deployment in started):
+            continue
+        found: dict[Stored, list[str]] = {}
+        for host in plan.hosts:
+            mine = [item for item in host.instances if item.deployment_name == turn.deployment]
+            first = next((item for item in mine if isinstance(item, Stored)), None)
+            if first:
+                found.setdefault(first, []).append(host.host.name)
+        where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
+        number = "what runs" if turn.generation is None else f"generation {turn.generation}"
+        lines += ["", f"Deployment {turn.deployment} on {where}: {number}, from the nodes' own records"]
+        lines += wrapped("because", f"{MEANING[kind]}{f' ({turn.why})' if turn.why else ''}")
+        made = (item.generation for item in found)
+        told = dict.fromkeys((item.made, item.image_ref, item.vllm, item.why) for item in made)
+        for when, image, vllm, why in told:
+            lines += wrapped("record", f"{when}: image {image}, vLLM {vllm}; {why}")
+    return lines
+
+
+def kept_lines(plan: FleetPlan) -> list[str]:
+    """Images and weights that only kept generations need."""
+    hosts: dict[str, list[str]] = {}
+    for host in plan.hosts:
+        for item in kept_resources(host.host, host.instances):
+            text = f"{item['kind']} {item['name']}: {_numbers(item['generations'])}"
+            hosts.setdefault(text, []).append(host.host.name)
+    if not hosts:
+        return []
+    lines = ["", "Kept for a rollback only (removing them makes these generations impossible)"]
+    return [*lines, *(f"  {listed(names)}: {text}" for text, names in hosts.items())]
+
+
+def _numbers(users: Sequence[str]) -> str:
+    """["llama 2", "llama 3"] → "generations 2, 3 of llama"."""
+    found: dict[str, list[str]] = {}
+    for user in users:
+        name, _, number = user.rpartition(" ")
+        found.setdefault(name, []).append(number)
+    return "; ".join(_of(name, numbers) for name, numbers in found.items())
+
+
+def _of(name: str, numbers: Iterable[str]) -> str:
+    some = list(numbers)
+    return f"generation{'s' if len(some) > 1 else ''} {', '.join(some)} of {name}"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of several servers in a plan: what holds for one of them holds for all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...module_utils.common.errors import Problem
+from ..desired.actions import ALIVE, Action
+from ..tuning.parallel import uses_ray
+
+if TYPE_CHECKING:
+    from .plan import HostPlan
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A server of an engine: the plan of its host (by its place), and its name."""
+
+    plan: int
+    name: str
+
+
+def parts_of(plans: Sequence[HostPlan]) -> dict[Key, list[Part]]:
+    """The servers of each engine that has several, hosts in the plan's order."""
+    found: dict[Key, list[Part]] = {}
+    for number, plan in enumerate(plans):
+        for item in plan.instances:
+            key = _engine(plan.host.name, item)
+            if key is not None:
+                found.setdefault(key, []).append(Part(number, item.name))
+    return {key: parts for key, parts in found.items() if len(parts) > 1}
+
+
+def _engine(host: str, item: Any) -> Key | None:
+    """What the servers of an engine have in common; None for one alone, and for what is left as it is.
+
+    Of a stored one nothing but the hosts is known, and that it is one of as many as there are hosts.
+    """
+    instance = getattr(item, "instance", None)
+    if instance is None:
+        return (
+            (item.deployment_name, item.member.hosts, item.name) if item.member.hosts and item.acts else None
+        )
+    rank = instance.slot.rank
+    if rank is None or rank.servers == 1:
+        return None
+    per_host = rank.servers // rank.nodes
+    return (instance.deployment.name, rank.hosts or (host,), instance.slot.index - rank.number % per_host)
+
+
+def with_mates(plans: Sequence[HostPlan]) -> list[HostPlan]:
+    """The plans, where the running mates of a server that is started or replaced have an action too.
+
+    They end with it and start with it: their supervisors see to that. With an action they leave the load balancer
+    first, and are waited for.
+    """
+    changed = list(plans)
+    for parts in parts_of(plans).values():
+        touched = [part for part in parts if part.name in plans[part.plan].start]
+        for part in parts if touched else ():
+            if part in touched or not _alive(plans[part.plan], part.name):
+                continue
+            first = touched[0]
+            host = plans[first.plan].host.name
+            text = first.name if first.plan == part.plan else f"{first.name} on {host}"
+            reason = f"{text} is started, and the servers of an engine start together"
+            action = Action(
+                "server",
+                "vllm_serve",
+                part.name,
+                "running",
+                "running, with its engine",
+                reason,
+                "vllm_deployments",
+            )
+            plan = changed[part.plan]
+            changed[part.plan] = replace(
+                plan, actions=(*plan.actions, action), start=(*plan.start, part.name)
+            )
+    return changed
+
+
+def _alive(plan: HostPlan, name: str) -> bool:
+    state = plan.host.state
+    return bool(state and any(item.name == name and item.state in ALIVE for item in state.instances))
+
+
+def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
+    """Servers of one engine that could not work together: other images, other vLLMs, or what Ray would mix up."""
+    for parts in parts_of(plans).values():
+        made = {
+            part: instance
+            for part in parts
+            for item in plans[part.plan].instances
+            if item.name == part.name and (instance := getattr(item, "instance", None))
+        }
+        if len(made) < len(parts):
+            continue
+        first, *others = made.items()
+        for part, instance in others:
+            host, head = plans[part.plan].host.name, plans[first[0].plan].host.name
+            deployment = instance.deployment
+            mine, theirs = ((one.image, one.tuned.release.asked) for one in (instance, first[1]))
+            if mine != theirs:
+                path = (*deployment.path, "build" if deployment.build else "image")
+                text = " with vLLM "
+                what = f"{first[1].name} would run {text.join(theirs)} on {head} and {text.join(mine)} on {host}."
+                yield Problem(path, what, "Bring the same image to all hosts of a group.", (host,))
+            if uses_ray(deployment, instance.tuned.table):
+                yield from _ray_mixes(host, head, instance, first[1])
+
+
+def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem]:
+    """vLLM gives the head's variables that begin with NCCL_ to the workers that Ray starts on other hosts."""
+    own, given = dict(mine.env), dict(theirs.env)
+    names = sorted(
+        name for name in {*own, *given} if name.startswith("NCCL_") and own.get(name) != given.get(name)
+    )
+    for name in names:
+        each = f"{own.get(name, 'not set')} on {host} and {given.get(name, 'not set')} on {head}"
+        what = f"{name} is {each}, and by Ray all get the head's."
+        fix = "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or name interfaces and devices alike."
+        yield Problem((*mine.deployment.path, "nodes"), what, fix, (host,))

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask registries and hubs what references stand for. Controller only, imported when a pin is missing.
+
+Nothing here puts a token or a password into a message: texts of the libraries' exceptions are not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Callable, TypeVar
+
+from ...module_utils.common.errors import Path, Problem
+from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
+from ..desired.host_settings import Registry
+from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
+
+TIMEOUT = 20.0
+HUB = "https://huggingface.co"
+# What a hub that limits requests is given: three tries with pauses, then the operator decides.
+RETRY_PAUSES = (2.0, 5.0, 10.0)
+_T = TypeVar("_T")
+
+
+REFUSED = "refused"
+GONE = "gone"
+UNCERTAIN = "uncertain"
+
+
+class ResolveError(Exception):
+    """A reference cannot be resolved; the problem names the key and the fix.
+
+    kind: REFUSED and GONE are the registry's or hub's own answer, that holds for nodes too; UNCERTAIN: it could
+    not be asked from this machine.
+    """
+
+    def __init__(self, problem: Problem, kind: str = UNCERTAIN) -> None:
+        super().__init__(problem.text())
+        self.problem = problem
+        self.kind = kind
+
+
+_KINDS = {401: REFUSED, 403: REFUSED, 404: GONE}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A manifest and its digest."""
+
+    manifest: Mapping[str, Any]
+    digest: str
+
+
+def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
+    """Digest and transfer size of an image for linux/amd64. Raises ResolveError."""
+    parsed = parse_ref(ref)
+    access = registry_of(parsed, registries)
+    answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
+    digest = parsed.digest or answer.digest
+    manifest = answer.manifest
+    if "manifests" in manifest:
+        wanted = _platform_manifest(manifest["manifests"])
+        if wanted is None:
+            what = f"image {ref} has no manifest for {PLATFORM}."
+            raise ResolveError(Problem(path, what, "Choose another tag."))
+        manifest = _manifest(parsed, wanted, path, access).manifest
+    try:
+        layers = [manifest["config"]["size"], *(layer["size"] for layer in manifest["layers"])]
+    except (KeyError, TypeError):
+        what = f"the manifest of {ref} has a form that is not understood ({manifest.get('mediaType')})."
+        fix = "Push the image again with a Docker engine of this decade."
+        raise ResolveError(Problem(path, what, fix)) from None
+    return ImagePin(digest, sum(int(size) for size in layers))
+
+
+def registry_of(ref: ImageRef, registries: Iterable[Registry]) -> Registry:
+    """How to speak to an image's registry."""
+    return next((item for item in registries if item.host == ref.registry), Registry(ref.registry))
+
+
+def image_access(ref: ImageRef, digest: str, path: Path, access: Registry) -> None:
+    """Ask for the manifest of a pinned image, as a pull does first. Raises ResolveError."""
+    _manifest(ref, digest, path, access)
+
+
+def _platform_manifest(entries: Iterable[Mapping[str, Any]]) -> str | None:
+    for entry in entries:
+        platform = entry.get("platform") or {}
+        if f"{platform.get('os')}/{platform.get('architecture')}" == PLATFORM:
+            return str(entry["digest"])
+    return None
+
+
+def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
+    """Fetch one manifest; every failure is told in terms of the deployment's key."""
+    import dxf
+    import dxf.exceptions
+    import requests
+
+    def log_in(client: Any, response: Any) -> None:
+        client.authenticate(
+            access.username or None, access.password or None, actions=["pull"], response=response
+        )
+
+    host = "registry-1.docker.io" if ref.registry == DEFAULT_REGISTRY else ref.registry
+    shown = f"{ref.repository}{'@' if name.startswith('sha256:') else ':'}{name}"
+    where = f"vllm_image_registries: {{{ref.registry}: …}}"
+    client = dxf.DXF(host, ref.path, auth=log_in, insecure=access.insecure, timeout=TIMEOUT)
+    try:
+        text, response = client.get_manifest_and_response(name)
+    except dxf.exceptions.DXFAuthInsecureError:
+        what = f"registry {ref.registry} wants a log-in, and is spoken to without TLS."
+        fix = f"Serve it by https, and remove insecure from {where}."
+        raise ResolveError(Problem(path, what, fix), REFUSED) from None
+    except dxf.exceptions.DXFUnauthorizedError:
+        what = f"registry {ref.registry} refuses access to {ref.path}"
+        what += f" for user {access.username}." if access.username else " without a log-in."
+        fix = f"Check the name, and set username and password in {where}."
+        raise ResolveError(Problem(path, what, fix), REFUSED) from None
+    except requests.exceptions.HTTPError as error:
+        problem = _http_problem(error, ref, shown, path, where)
+        status = error.response.status_code if error.response is not None else 0
+        raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
+    except requests.exceptions.SSLError:
+        what = f"registry {ref.registry} does not speak TLS that this machine trusts."
+        fix = f"If it is served by plain http, set insecure: true in {where}; otherwise install its CA."
+        raise ResolveError(Problem(path, what, fix)) from None
+    except (requests.exceptions.RequestException, OSError) as error:
+        what = f"registry {ref.registry} cannot be reached from this machine ({_cause(error)})."
+        fix = "Check the registry's name and port in the image's reference, and the network."
+        raise ResolveError(Problem(path, what, fix)) from None
+    try:
+        manifest = json.loads(text)
+        digest = response.headers.get("Docker-Content-Digest") or dxf.hash_bytes(response.content)
+    except ValueError:
+        what = f"registry {ref.registry} answers something that is not a manifest."
+        raise ResolveError(Problem(path, what, "Check the registry's name and port.")) from None
+    return Answer(manifest, str(digest))
+
+
+def _http_problem(error: Any, ref: ImageRef, shown: str, path: Path, where: str) -> Problem:
+    status = error.response.status_code if error.response is not None else 0
+    if status == 404:
+        kind = "digest" if "@" in shown else "tag"
+        what = f"registry {ref.registry} has no such {kind}: {shown}."
+        return Problem(path, what, "Check the repository and the tag, or push the image.")
+    if status in (401, 403):
+        what = f"registry {ref.registry} refuses access to {ref.path}."
+        return Problem(path, what, f"Set username and password in {where}.")
+    if status == 429:
+        what = f"registry {ref.registry} limits requests (429)."
+        return Problem(path, what, f"Wait, or log in: set username and password in {where}.")
+    what = f"registry {ref.registry} answers with status {status}."
+    return Problem(path, what, "Look at the registry's log.")
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason, as the operating system words it; never a URL, which may hold secrets."""
+    text = str(error)
+    for known in (
+        "Connection refused",
+        "Name or service not known",
+        "Temporary failure in name resolution",
+        "No address associated with hostname",
+        "No route to host",
+        "Network is unreachable",
+        "Connection reset by peer",
+        "timed out",
+        "Remote end closed connection",
+    ):
+        if known.lower() in text.lower():
+            return known.lower()
+    return type(error).__name__
+
+
+def model_pin(
+    repo: str,
+    revision: str,
+    path: Path,
+    endpoint: str,
+    token: str | None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ModelPin:
+    """Commit, files with sizes, and config.json of a model's revision. Raises ResolveError.
+
+    `path` is the key that names it; a revision's problems are told at the key beside model.
+    """
+    hub = endpoint or HUB
+
+    def ask() -> ModelPin:
+        from huggingface_hub import HfApi
+
+        # token=False: a token that happens to lie in the user's home must not decide what a fleet can fetch.
+        api = HfApi(endpoint=hub, token=token or False)
+        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        siblings = info.siblings or []
+        unsized = [item.rfilename for item in siblings if item.size is None]
+        if not info.sha or unsized:
+            what = f"the hub at {hub} does not tell the {'size of ' + unsized[0] if unsized else 'commit'}."
+            raise ResolveError(Problem(path, what, "Use a hub with the API of huggingface.co."))
+        files = tuple(sorted((item.rfilename, int(item.size or 0)) for item in siblings))
+        return ModelPin(info.sha, files, _config(repo, info.sha, dict(files), hub, token))
+
+    return _of_hub(ask, (repo, revision), path, hub, token, sleep)
+
+
+def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:
+    """Ask for a file of a pinned commit, as a fetch does. Raises ResolveError; waits for nobody."""
+    hub = endpoint or HUB
+    names = [name for name, _ in pin.files or ()]
+    _of_hub(lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None)
+
+
+def _of_hub(
+    ask: Callable[[], _T],
+    wanted: tuple[str, str],
+    path: Path,
+    hub: str,
+    token: str | None,
+    sleep: Callable[[float], None] | None,
+) -> _T:
+    """The answer of a hub; every failure is told in terms of the deployment's keys. sleep None: one try."""
+    # Read at import: without it the first call also asks huggingface.co, whatever the endpoint.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub.errors as hub_errors
+
+    repo, revision = wanted
+    for pause in (*(RETRY_PAUSES if sleep else ()), None):
+        try:
+            return ask()
+        except hub_errors.GatedRepoError:
+            raise ResolveError(_gated(repo, path, hub, token), REFUSED) from None
+        except hub_errors.RevisionNotFoundError:
+            what = f"model {repo} has no revision {revision} on {hub}."
+            fix = "Give a branch, a tag or a commit that it has."
+            beside = (*path[:-1], "revision") if path[-1:] == ("model",) else path
+            raise ResolveError(Problem(beside, what, fix), GONE) from None
+        except hub_errors.RepositoryNotFoundError:
+            raise ResolveError(_absent(repo, path, hub, token), REFUSED) from None
+        except hub_errors.HfHubHTTPError as error:
+            status = error.response.status_code
+            if status == 429 and pause is not None and sleep is not None:
+                sleep(pause)
+                continue
+            problem = _status_problem(status, repo, path, hub, token)
+            raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
+        except ResolveError:
+            raise
+        except Exception as error:
+            # httpx's errors, by whichever name this huggingface_hub ships it, and the operating system's.
+            what = f"the hub at {hub} cannot be reached from this machine ({_cause(error)})."
+            fix = "Check hf_model_endpoint and the network; HF_HUB_OFFLINE must not be set."
+            raise ResolveError(Problem(path, what, fix)) from None
+    raise AssertionError("the last try has no pause")  # pragma: no cover
+
+
+def _config(
+    repo: str, commit: str, names: Iterable[str], hub: str, token: str | None
+) -> Mapping[str, Any] | None:
+    """config.json; asking for a file also shows whether a gated model may be had, as its listing does not."""
+    import huggingface_hub.utils
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    utils: Any = huggingface_hub.utils  # documented there, and not declared for type checkers
+    if "config.json" not in names:
+        for name in sorted(names)[:1]:
+            url = hf_hub_url(repo, name, revision=commit, endpoint=hub)
+            get_hf_file_metadata(url, token=token or False, timeout=TIMEOUT)
+        return None
+    url = hf_hub_url(repo, "config.json", revision=commit, endpoint=hub)
+    headers = utils.build_hf_headers(token=token or False)
+    response = utils.get_session().get(url, headers=headers, follow_redirects=True, timeout=TIMEOUT)
+    utils.hf_raise_for_status(response)
+    try:
+        content = json.loads(response.content)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _gated(repo: str, path: Path, hub: str, token: str | None) -> Problem:
+    if token is None:
+        what = f"model {repo} is gated on {hub}, and there is no token."
+        fix = f"Ask for access at {hub}/{repo}, and set hf_model_token or hf_model_token_file."
+        return Problem(path, what, fix)
+    what = f"model {repo} is gated on {hub}, and the token of hf_model_token has no access to it."
+    return Problem(
+        path, what, f"Ask for access at {hub}/{repo} with the token's account, or use another token."
+    )
+
+
+def _absent(repo: str, path: Path, hub: str, token: str | None) -> Problem:
+    what = f"there is no model {repo} on {hub}"
+    if token is None:
+        return Problem(
+            path, f"{what}, or it is private.", "Check the name; for a private model set hf_model_token."
+        )
+    fix = "Check the name, and that the token of hf_model_token is right and may see it."
+    return Problem(path, f"{what} for this token.", fix)
+
+
+def _status_problem(status: int, repo: str, path: Path, hub: str, token: str | None) -> Problem:
+    if status == 429:
+        what = f"the hub at {hub} limits requests (429), also after {len(RETRY_PAUSES)} pauses."
+        fix = "Wait some minutes" + (
+            "." if token else ", or set hf_model_token: limits are higher with a token."
+        )
+        return Problem(path, what, fix)
+    if status in (401, 403):
+        what = f"the hub at {hub} refuses the token of hf_model_token for model {repo} ({status})."
+        if token is None:
+            what = f"the hub at {hub} refuses access to model {repo} without a token ({status})."
+        return Problem(path, what, "Set a valid token in hf_model_token or hf_model_token_file.")
+    return Problem(
+        path, f"the hub at {hub} answers for model {repo} with status {status}.", "Try again later."
+    )

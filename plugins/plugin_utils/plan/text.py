@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a plan's text for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from ..placement.layout import ranges
+
+WIDTH = 110
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+"""As words, up to the most instances that may share a GPU."""
+
+
+def listed(names: Sequence[str], limit: int = 6) -> str:
+    """Names of hosts; the first and the last when they are many."""
+    if len(names) <= limit:
+        return ", ".join(names)
+    return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """[0, 1, 2] → "ports 0-2"."""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def gpus_text(gpus: Sequence[int]) -> str:
+    """The GPUs of instances, each as often as it is used: "GPUs 0-7, two on each"."""
+    uses = Counter(gpus)
+    most = max(uses.values(), default=0)
+    text = numbered("GPU", sorted(uses))
+    if most < 2:
+        return text
+    share = f"{COUNTS[most]} on {'each' if len(uses) > 1 else 'it'}"
+    return f"{text}, {share}" if set(uses.values()) == {most} else f"{text}, up to {share}"
+
+
+def wrapped(title: str, text: str) -> list[str]:
+    """A titled paragraph of a block."""
+    head = f"  {title:8} "
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )

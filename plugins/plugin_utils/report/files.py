@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one run below the results directory, written so that no reader ever sees half of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...module_utils.common.bench_metrics import METRICS
+
+Row = Mapping[str, Any]
+
+_IDENTITY = (
+    "host",
+    "instance",
+    "deployment",
+    "kind",
+    "started",
+    "seconds",
+    "model",
+    "commit",
+    "image",
+    "digest",
+)
+_REPRODUCTION = ("gpus", "render_nodes", "port", "spec_hash", "serve_command", "env", "command")
+_HOST = (
+    "compute_partition",
+    "memory_partition",
+    "numa_balancing",
+    "rocm",
+    "driver",
+    "docker",
+    "kernel",
+    "os",
+)
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ResultsError(Exception):
+    """The results cannot be written as asked."""
+
+
+def check_run(run: str) -> str:
+    """The name of a run, if it can be that of a directory. Raises ResultsError."""
+    if not _RUN.fullmatch(run) or run == "latest":
+        raise ResultsError(
+            f"run: {run!r} cannot name a run. Use up to 64 letters, digits, dots, dashes and underscores, "
+            "not 'latest', or leave it empty for the time in UTC."
+        )
+    return run
+
+
+def free_run(results_dir: Path, run: str) -> str:
+    """`run`, or `run`-2, -3 … when there is such a run already: a measurement is never overwritten."""
+    name, number = run, 1
+    while (results_dir / name).exists():
+        number += 1
+        name = f"{run}-{number}"
+    return name
+
+
+def raw_names(rows: Sequence[Row]) -> list[str]:
+    """File names <host>__<instance>__<kind>.json, made safe, each once."""
+    names: list[str] = []
+    for row in rows:
+        stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind"))
+        name, number = f"{stem}.json", 1
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}.json"
+        names.append(name)
+    return names
+
+
+def csv_text(summary: Mapping[str, Any]) -> str:
+    """One line per benchmark: what it was, every scalar metric, and what it takes to measure it again.
+
+    Unknown values are empty. Further scalars of vLLM follow the known ones under their own names.
+    """
+    rows: Sequence[Row] = summary["benchmarks"]
+    fixed = {*_IDENTITY, *METRICS, *_REPRODUCTION, "other"}
+    extra = sorted({key for row in rows for key in row if key not in fixed})
+    other = sorted({key for row in rows for key in row["other"]})
+    taken = {*fixed, *extra, *_HOST, "run", "cpu"}
+    names = {key: f"vllm_{key}" if key in taken else key for key in other}
+    columns = ["run", *_IDENTITY, *METRICS, *extra, *names.values(), *_REPRODUCTION, *_HOST, "cpu"]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        host = summary["hosts"].get(row["host"], {})
+        writer.writerow(
+            {
+                "run": summary["run"],
+                **{key: _cell(row[key]) for key in (*_IDENTITY, *METRICS, *_REPRODUCTION)},
+                **{key: _cell(row.get(key)) for key in extra},
+                **{names[key]: _cell(row["other"].get(key)) for key in other},
+                **{key: _cell(host.get(key)) for key in _HOST},
+                "cpu": _cell((host.get("cpu") or {}).get("model")),
+            }
+        )
+    return stream.getvalue()
+
+
+def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: bool = True) -> Path:
+    """Write `files` (relative path → text) as results_dir/run and point results_dir/latest at it (`newest`).
+
+    The directory appears complete or not at all. Raises ResultsError; OSError with the path for the rest.
+    """
+    latest = results_dir / "latest"
+    if latest.exists() and not latest.is_symlink():
+        raise ResultsError(
+            f"{latest} is not a symbolic link of ours. Move it away, or choose another results_dir."
+        )
+    final, draft = results_dir / run, results_dir / f".{run}.{os.getpid()}.tmp"
+    try:
+        for name, text in files.items():
+            path = draft / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        draft.rename(final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if not newest:
+        return final
+    link = results_dir / f".latest.{os.getpid()}.tmp"
+    link.unlink(missing_ok=True)
+    link.symlink_to(run)
+    link.replace(latest)
+    return final
+
+
+def json_text(data: Any) -> str:
+    """JSON for people and machines: indented, with a newline at the end, without NaN."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "_"
+
+
+def _cell(value: Any) -> Any:
+    """Lists and maps as text: "0 1 2", "A=1 B=2"."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return value

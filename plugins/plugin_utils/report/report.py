@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTML report of one summary: what the page shows, as formatted text, and its rendering.
+
+Controller only: Jinja and matplotlib are imported when a report is rendered. Everything that decides is here,
+the template (templates/report.html.j2) only places it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...module_utils.common.errors import natural
+from .hosts import host_names, hosts_view, reproduction
+from .outliers import SLOW, NodeSpeed, node_speeds, sequential_hosts, speeds
+from .sections import Pairs, counted, deployment_section, nodes_section, offline_sections
+from .tables import count, ms, rate, signed
+
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
+Row = Mapping[str, Any]
+
+
+def render_report(summary: Mapping[str, Any]) -> str:
+    """The page for a summary (summary.json): one self-contained HTML document.
+
+    Nothing is loaded from anywhere, and every text of the summary is escaped.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    view = report_view(summary)
+    for section in (view["nodes"], *view["deployments"], *view["offline"]):
+        for plot in section["plots"] if section else []:
+            plot["svg"] = Markup(plot["draw"]())  # escaped by matplotlib's XML writer
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(view)
+
+
+def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows. Plots are functions ("draw") that return SVG."""
+    rows: list[Row] = summary["benchmarks"]
+    served = [row for row in rows if row["kind"] == "serve"]
+    pairs = list(zip(rows, speeds(rows)))
+    nodes = node_speeds(rows)
+    hosts = sorted({row["host"] for row in rows}, key=natural)
+    expected = {*hosts, *(failure["host"] for failure in summary["failures"])}
+    names = sorted({row["deployment"] for row in served}, key=natural)
+    return {
+        "run": summary["run"],
+        "started": _moment(summary["started"]),
+        "finished": _moment(summary["finished"]),
+        "subject": _subject(rows),
+        "failures": summary["failures"],
+        "slow": _slow(nodes, pairs),
+        "slow_limit": f"{SLOW * 100:.0f}%",
+        "notes": _notes(served),
+        "cards": _cards(served, nodes, len(hosts), len(expected)),
+        "nodes": nodes_section(nodes),
+        "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
+        "offline": offline_sections(pairs),
+        "reproduce": [
+            reproduction(name, item, [row for row in rows if row["deployment"] == name])
+            for name, item in sorted(summary["deployments"].items(), key=lambda item: natural(item[0]))
+        ],
+        "hosts": hosts_view(summary["hosts"]),
+    }
+
+
+def _moment(text: str | None) -> str:
+    return text.replace("T", " ").replace("Z", " UTC") if text else "unknown"
+
+
+def _subject(rows: Sequence[Row]) -> str:
+    models = sorted({str(row["model"]) for row in rows if row["model"]})
+    return ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+
+
+def _notes(served: Sequence[Row]) -> list[str]:
+    hosts = sequential_hosts(served)
+    if not hosts:
+        return []
+    return [
+        f"On {host_names(hosts)} the instances were measured one after another, so the totals are not those "
+        "of a fleet under load at one time."
+    ]
+
+
+def _cards(
+    served: Sequence[Row], nodes: Sequence[NodeSpeed], hosts: int, expected: int
+) -> list[dict[str, str]]:
+    """The headline: every number with its unit and what it is a number of."""
+    total = f"sum of {counted(len(served), 'instance')}"
+    failed, asked = _sum(served, "failed"), _sum(served, "num_prompts")
+    cards = [
+        _card("Output tok/s", rate(_sum(served, "output_throughput")), total),
+        _card("Requests/s", rate(_sum(served, "request_throughput")), total),
+        _card("Failed requests", count(failed), f"of {count(asked)}", "bad" if failed else ""),
+        _card("Nodes measured", str(hosts), f"of {expected}", "bad" if hosts < expected else ""),
+    ]
+    compared = [node for node in nodes if node.value is not None]
+    if len(compared) > 1:
+        slowest = min(compared, key=lambda node: node.value or 0.0)
+        tone = "warn" if slowest.slow else ""
+        cards.append(
+            _card("Slowest node", signed(slowest.value), f"{slowest.host}, against the median", tone)
+        )
+    for label, key in (("TTFT p50, ms", "p50_ttft_ms"), ("TPOT p50, ms", "p50_tpot_ms")):
+        known = [row[key] for row in served if row[key] is not None]
+        if known:
+            note = "median of the instances" if len(known) > 1 else ""
+            cards.append(_card(label, ms(statistics.median(known)), note))
+    return cards
+
+
+def _card(label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "note": note, "tone": tone}
+
+
+def _sum(rows: Sequence[Row], key: str) -> float | None:
+    known = [row[key] for row in rows if row[key] is not None]
+    return sum(known) if known else None
+
+
+def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
+    """Slow nodes with the reasons that say most: the node's own, else those of its instances."""
+    found: dict[str, list[str]] = {node.host: list(node.slow) for node in nodes if node.slow}
+    for row, speed in pairs:
+        if row["kind"] != "serve" and speed.slow:
+            found.setdefault(row["host"], []).extend(
+                f"{row['instance']}, {row['kind']} benchmark: {why}" for why in speed.slow
+            )
+    shown = []
+    for host, reasons in sorted(found.items(), key=lambda item: natural(item[0])):
+        whole = [reason for reason in reasons if "of the node" in reason]
+        if whole:
+            slow = len({row["instance"] for row, speed in pairs if row["host"] == host and speed.slow})
+            whole.append(f"{counted(slow, 'instance')} of it slow")
+        told = whole or reasons
+        shown.append({"host": host, "reasons": told[:4], "more": max(0, len(told) - 4)})
+    return shown

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A summary for the terminal: one line for the fleet, a short table, then what failed and what is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .outliers import Speed, node_speeds, sequential_hosts, speeds
+from .tables import count, ms, rate, signed
+
+LINES = 24
+"""Rows of the table. Of more, the slowest are shown."""
+
+Row = Mapping[str, Any]
+_SERVE = ("host", "instance", "tok/s", "vs median", "TTFT p50", "p99 ms", "TPOT p50 ms", "failed")
+_OFFLINE = ("host", "instance", "benchmark", "result")
+
+
+def text_summary(summary: Mapping[str, Any]) -> str:
+    """Several lines without colours. Unknown numbers are dashes."""
+    rows: Sequence[Row] = summary["benchmarks"]
+    per_row = speeds(rows)
+    served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
+    offline = [row for row in rows if row["kind"] != "serve"]
+    lines = [_headline(summary["run"], [row for row, _ in served], rows)]
+    if served:
+        lines += _aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
+        if len(served) > LINES:
+            lines.append(f"the {LINES} slowest of {len(served)}; all of them in benchmarks.csv")
+    if offline:
+        lines += _aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
+        if len(offline) > LINES:
+            lines.append(f"{len(offline) - LINES} more in benchmarks.csv")
+    sequential = sequential_hosts(rows)
+    if sequential:
+        lines.append(f"note: on {', '.join(sequential)} the instances were not measured at the same time")
+    lines += [f"SLOW    {node.host}: {'; '.join(node.slow[:3])}" for node in node_speeds(rows) if node.slow]
+    lines += [f"FAILED  {item['host']}: {item['what']}: {item['message']}" for item in summary["failures"]]
+    return "\n".join(lines)
+
+
+def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
+    nodes = len({row["host"] for row in rows})
+    parts = [f"Run {run}: {len(rows)} benchmark{'' if len(rows) == 1 else 's'}"]
+    parts[0] += f" on {nodes} node{'' if nodes == 1 else 's'}"
+    if served:
+        parts.append(f"{rate(_sum(served, 'output_throughput'))} output tok/s")
+        parts.append(f"{rate(_sum(served, 'request_throughput'))} requests/s")
+        parts.append(
+            f"{count(_sum(served, 'failed'))} of {count(_sum(served, 'num_prompts'))} requests failed"
+        )
+    return ", ".join(parts)
+
+
+def _shown(served: Sequence[tuple[Row, Speed]]) -> list[tuple[Row, Speed]]:
+    if len(served) <= LINES:
+        return list(served)
+    return sorted(served, key=lambda pair: 9.0 if pair[1].value is None else pair[1].value)[:LINES]
+
+
+def _serve_cells(row: Row, speed: Speed) -> list[str]:
+    return [
+        row["host"],
+        row["instance"],
+        rate(row["output_throughput"]),
+        signed(speed.value) + (" slow" if speed.slow else ""),
+        ms(row["p50_ttft_ms"]),
+        ms(row["p99_ttft_ms"]),
+        ms(row["p50_tpot_ms"]),
+        count(row["failed"]),
+    ]
+
+
+def _offline_cells(row: Row) -> list[str]:
+    if row["kind"] == "throughput":
+        output = rate(row["output_throughput"])
+        result = f"{rate(row['total_token_throughput'])} total tok/s, {output} output tok/s"
+    else:
+        p50, p99 = ms(row["p50_batch_latency_ms"]), ms(row["p99_batch_latency_ms"])
+        result = f"{p50} ms p50, {p99} ms p99 per batch"
+    return [row["host"], row["instance"], row["kind"], result]
+
+
+def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Columns of equal width; the first `left` ones to the left, the others to the right."""
+    widths = [max(len(line[at]) for line in (heads, *rows)) for at in range(len(heads))]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in (heads, *rows)
+    ]
+
+
+def _sum(rows: Sequence[Row], key: str) -> float | None:
+    known = [row[key] for row in rows if row[key] is not None]
+    return sum(known) if known else None

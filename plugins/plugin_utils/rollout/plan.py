@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet's plan as batches of units: who takes part in each, and what every host has to do in it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...module_utils.common.endpoint import OPERATOR
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE, Generation, History
+from ..desired.actions import ALIVE
+from ..desired.node_state import NodeState, Running
+from ..endpoint.backends import Member as Server
+from ..endpoint.plan import BalancerPlan
+from ..instances.planned import Planned, Serving
+from ..plan.actions import PARTITION_KINDS
+from ..plan.plan import FleetPlan, HostPlan
+from .batches import Batch, Member, Place, Rollout, Terms, Trial, parse_terms, plan_rollout, sorted_members
+
+VARIABLES = (
+    "upgrade_serial", "upgrade_min_in", "upgrade_soak", "canary", "again",
+    "deployment", "instance", "generation", "why",
+)  # fmt: skip
+"""Of the command line and the inventory; the playbooks say what each is for."""
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all."""
+
+    operation: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    deployment: str | None = None
+    instance: str | None = None
+    canary: bool = True
+    absent: tuple[tuple[str, str], ...] = ()  # load balancers that are not in this run, and why
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """The rollout, and by host: what it does in each batch, the trials that it begins, and what ends them."""
+
+    operation: str
+    rollout: Rollout
+    terms: Terms
+    batches: tuple[dict[str, Any], ...]
+    steps: Mapping[str, list[dict[str, Any]]]
+    trials: Mapping[str, list[dict[str, Any]]]
+    finish: Mapping[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """What the playbook needs of all hosts; steps are with the hosts."""
+        return {
+            "operation": self.operation,
+            "batches": list(self.batches),
+            "soak": self.terms.soak,
+        }
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that take part."""
+        return tuple(dict.fromkeys((*self.steps, *self.finish)))
+
+    def host(self, name: str) -> dict[str, Any]:
+        """A host's part; all of it, as hosts that were planned twice have another result than the others."""
+        return {**self.to_json(), "steps": self.steps.get(name, []), "finish": self.finish.get(name)}
+
+
+@dataclass(frozen=True)
+class Known:
+    """An instance's way back: the generation that it runs, or ran, and its place in it."""
+
+    generation: Generation
+    name: str
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """SERVER as the node has it."""
+        return self.generation.server(self._member)
+
+    @property
+    def place(self) -> Place:
+        """Its ports and GPUs."""
+        return Place(frozenset(self._member.ports), frozenset(self._member.render_nodes))
+
+    @property
+    def engine(self) -> str:
+        """The engine over hosts that it is part of; "" when it is alone."""
+        hosts = self._member.hosts
+        return f"{self.generation.deployment}@{','.join(hosts)}:{self.name}" if len(hosts) > 1 else ""
+
+    @property
+    def instance(self) -> dict[str, Any]:
+        """INSTANCE as far as a record tells it, for the canary."""
+        made = self.generation
+        return {
+            "name": self.name,
+            "deployment": made.deployment,
+            "generation": made.generation,
+            "model": made.model,
+            "commit": made.commit or None,
+            "served_model": made.models[0] if made.models else made.model,
+            "image": made.image,
+            "vllm": made.vllm,
+            "port": self._member.port,
+            "argv": shlex.split(made.command),
+            "server": self.server,
+        }
+
+    @property
+    def _member(self) -> Any:
+        return next(item for item in self.generation.members if item.name == self.name)
+
+
+def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+    """The batches of a run, and why it cannot be. `data`: the plan as JSON."""
+    terms, problems = parse_terms(wanted.values)
+    hosts = {host.host.name: _Host(host, data, plan.balancers) for host in plan.hosts}
+    trials = _trials(hosts.values(), data) if wanted.operation == UPGRADE else {}
+    members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
+    canary = wanted.operation == UPGRADE and wanted.canary
+    terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
+    rollout, wrong = plan_rollout(members, terms, trials if canary else {})
+    problems = (*problems, *wrong, *_refusals(plan, data, wanted, rollout))
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for batch in rollout.batches:
+        for name in batch.hosts:
+            steps.setdefault(name, []).append(hosts[name].step(batch, trials.get(batch.deployment)))
+    batches = tuple(_batch(batch, rollout, data, steps) for batch in rollout.batches)
+    upgraded = {item["deployment"]: item for item in batches} if wanted.operation == UPGRADE else {}
+    begun: dict[str, list[dict[str, Any]]] = {}
+    finish: dict[str, dict[str, Any]] = {}
+    for name, host in hosts.items():
+        mine = [item for item in upgraded.values() if name in item["all_hosts"]]
+        begun[name] = [_begin(item) for item in mine if item["deployment"] not in trials]
+        ends = [item["deployment"] for item in mine] + [
+            deployment
+            for deployment, history in host.histories.items()
+            if history.trial and deployment in trials and deployment not in upgraded
+        ]
+        if ends:
+            finish[name] = {"bindings": [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]}
+    return RolloutPlan(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
+
+
+def _begin(batch: Data) -> dict[str, Any]:
+    """The trial of an upgrade that begins."""
+    trial = {"generation": batch["generation"], "why": batch["why"], "units": [], "baseline": {}}
+    return {"deployment": batch["deployment"], "trial": trial}
+
+
+def replaced(plan: FleetPlan) -> int:
+    """Instances that serve, and that this plan replaces or removes; 0 where the GPUs' modes change anyway."""
+    count = 0
+    for host in plan.hosts:
+        if host.host.state and not any(action.kind in PARTITION_KINDS for action in host.actions):
+            serving = {
+                item.name for item in host.host.state.instances if item.state == "running" and item.ready
+            }
+            count += len(serving & {*host.start, *host.remove})
+    return count
+
+
+class _Host:
+    """One host's part of the plan and of what is there."""
+
+    def __init__(self, plan: HostPlan, data: Data, balancers: Sequence[BalancerPlan]) -> None:
+        self.plan = plan
+        self.name = plan.host.name
+        self.data: Data = data["hosts"][self.name]
+        self.balancers = balancers
+        state = plan.host.state
+        self.running: dict[str, Running] = {item.name: item for item in state.instances} if state else {}
+        self.histories = _histories(state)
+        self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
+        self.numbers: dict[str, int | None] = {
+            str(item["deployment"]): (item["hosts"].get(self.name) or {}).get("to")
+            for item in data.get("generations") or ()
+        }
+
+    def members(self, wanted: Wanted, trials: Mapping[str, Trial]) -> Iterable[Member]:
+        """Every instance that is there or will be."""
+        unjudged = {trial.canary for trial in trials.values() if not trial.judged}
+        stays = wanted.operation in (RESTART, STOP)
+        for name in dict.fromkeys((*self.running, *self.wanted)):
+            found, item = self.running.get(name), self.wanted.get(name)
+            known = self.known(name)
+            there = found is not None and found.state in ALIVE
+            place = known.place if known else _place(item) if self._equal(found, item) else None
+            member = Member(
+                host=self.name,
+                name=name,
+                deployment=_deployment(name, found, item),
+                old=place if there else None,
+                new=_place(item) if item else place if stays else None,
+                engine=_engine(self.name, item),
+                old_engine=known.engine if known else "",
+                serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
+                headless=bool(item and item.member.headless),
+                known=not there or place is not None,
+            )
+            yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
+
+    def _changes(self, member: Member, wanted: Wanted, unjudged: bool) -> bool:
+        if wanted.operation in (RESTART, STOP):
+            alive = self.running.get(member.name)
+            return (
+                alive is not None
+                and alive.state in ALIVE
+                and wanted.deployment in (None, member.deployment)
+                and wanted.instance in (None, member.name)
+            )
+        return member.name in self.plan.start or member.name in self.plan.remove or unjudged
+
+    def known(self, name: str) -> Known | None:
+        """The generation that an instance runs; None when none is known."""
+        found = self.running.get(name)
+        history = self.histories.get(_deployment(name, found, None))
+        if history is None:
+            return None
+        made = history.of_spec(name, found.spec_hash) if found else None
+        return Known(made, name) if made else None
+
+    def before(self, name: str) -> Known | None:
+        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
+        item, found = self.wanted.get(name), self.running.get(name)
+        known = self.known(name)
+        if known and not self._equal(found, item):
+            return known
+        deployment = _deployment(name, found, item)
+        history, number = self.histories.get(deployment), self.numbers.get(deployment)
+        older = history.as_of(number - 1) if history and number else None
+        if older and name in older.specs:
+            return Known(older, name)
+        return known if known and not item else None
+
+    @staticmethod
+    def _equal(found: Running | None, item: Serving | None) -> bool:
+        return bool(found and item and found.spec_hash == item.spec_hash)
+
+    def _out(self, name: str) -> bool:
+        """The operator took it out of a load balancer."""
+        return any(
+            entry.get("by") == OPERATOR and _is(server, self.name, name)
+            for balancer in self.balancers
+            for server, entry in (balancer.host.seen.out if balancer.host.seen else {}).items()
+        )
+
+    def step(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
+        """What this host does in a batch."""
+        members = [item for unit in batch.units for item in unit.members if item.host == self.name]
+        spans = {item.id for unit in batch.units if len(unit.hosts) > 1 for item in unit.members}
+        names = [item.name for item in members]
+        beside = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
+        back = {name: self.before(name) for name in names}
+        gone = {item.name for item in members if item.new is None}
+        comes = [name for name in names if name not in gone]
+        return {
+            "batch": batch.number,
+            "servers": [self.server(name) for name in comes],
+            "remove": [name for name in names if name in gone],
+            "spans": any(item.id in spans for item in members),
+            "out": self._servers([*names, *beside], "before"),
+            "into": self._servers([*comes, *beside], "after"),
+            "back": {
+                "servers": [known.server for known in back.values() if known],
+                "remove": [
+                    name for name, known in back.items() if known is None and name not in self.running
+                ],
+                "into": self._servers([*(n for n, known in back.items() if known), *beside], "old"),
+                "lost": [name for name, known in back.items() if known is None and name in self.running],
+            },
+            "canary": self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
+        }
+
+    def server(self, name: str) -> Data:
+        """SERVER of an instance as it is to run: as it is wanted, or as it does."""
+        item, known = self.wanted.get(name), self.known(name)
+        if item:
+            return item.server
+        return known.server if known else {"name": name}
+
+    def _canary(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
+        measured, beside = batch.canary, batch.reference
+        name = measured.name if measured else ""
+        item, found, old = self.wanted[name], self.running.get(name), self.before(name)
+        reference = self.known(beside.name) if beside else None
+        continued = trial is not None and trial.canary == f"{self.name}/{name}"
+        return {
+            "id": f"{self.name}/{name}",
+            "old": {**old.instance, "gpus": item.described.get("gpus")} if old else {},
+            "new": {"host": self.name, **item.described},
+            "reference": reference.instance if reference else {},
+            # What is new already was measured by the run that was cut off, or never.
+            "measure": bool(old and found and found.state == "running" and not self._equal(found, item)),
+            "baseline": dict(self._baseline(batch.deployment)) if continued else {},
+        }
+
+    def _baseline(self, deployment: str) -> Mapping[str, Any]:
+        history = self.histories.get(deployment)
+        return (history.trial.baseline.get("found") or {}) if history and history.trial else {}
+
+    def _servers(self, names: Sequence[str], which: str) -> list[dict[str, Any]]:
+        """These instances' servers in each load balancer: as it is now (old), will be (after), or both (before)."""
+        found = []
+        for balancer in self.balancers:
+            seen = balancer.host.seen
+            old = {
+                Server.from_json(item).name: (item["host"], item["instance"], backend["name"])
+                for backend in (seen.config.get("backends") or () if seen else ())
+                for item in backend["servers"]
+            }
+            new = {
+                item.name: (item.host, item.instance, backend.name)
+                for backend in balancer.backends
+                for item in backend.members
+            }
+            there = {"old": old, "after": new, "before": {**old, **new}}[which]
+            mine = [
+                f"{key[2]}/{name}" for name, key in there.items() if key[0] == self.name and key[1] in names
+            ]
+            if mine:
+                found.append({"balancer": balancer.host.name, "servers": mine})
+        return found
+
+
+def _histories(state: NodeState | None) -> dict[str, History]:
+    return {item.deployment: item for item in state.generations} if state else {}
+
+
+def _is(server: str, host: str, name: str) -> bool:
+    """Whether "llama/n1.llama-0:8000" is this instance."""
+    return server.partition("/")[2].rpartition(":")[0] == f"{host}.{name}"
+
+
+def _deployment(name: str, found: Running | None, item: Serving | None) -> str:
+    """The deployment that an instance is of: as it runs, as it will, or by its name."""
+    return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
+
+
+def _place(item: Serving | None) -> Place | None:
+    if item is None:
+        return None
+    member = item.member
+    return Place(frozenset(member.ports), frozenset(member.render_nodes), member.share)
+
+
+def _engine(host: str, item: Serving | None) -> str:
+    """What the servers of one engine have in common; "" for one that is alone."""
+    rank = item.instance.slot.rank if isinstance(item, Planned) else None
+    if item and rank:
+        return f"{item.deployment_name}@{','.join(rank.hosts) or host}:{rank.master_port}"
+    hosts = item.member.hosts if item else ()
+    return f"{item.deployment_name}@{','.join(hosts)}:{item.name}" if item and len(hosts) > 1 else ""
+
+
+def _trials(hosts: Iterable[_Host], data: Data) -> dict[str, Trial]:
+    """Open trials of the generation that is wanted now."""
+    wanted = {str(item["deployment"]): item.get("generation") for item in data.get("generations") or ()}
+    found: dict[str, Trial] = {}
+    for host in hosts:
+        for name, history in host.histories.items():
+            trial = history.trial
+            if trial is None or trial.generation != wanted.get(name):
+                continue
+            canary = str(trial.baseline.get("canary") or "")
+            before = found.get(name, Trial())
+            units = set(trial.units)
+            judged = before.judged or bool(canary and canary in units)
+            found[name] = Trial(before.canary or canary, judged)
+    return found
+
+
+def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> Iterable[Problem]:
+    """What a rollout needs beside room."""
+    if rollout.batches and wanted.operation != STOP:
+        for name, why in wanted.absent:
+            what = f"instances cannot leave load balancer {name} before they change: {why}."
+            yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    for balancer in plan.balancers if rollout.batches and wanted.operation != STOP else ():
+        if balancer.host.seen is None or not balancer.host.seen.running:
+            what = "its load balancer does not run, so that nothing can leave it before it changes."
+            yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
+    if wanted.operation == ROLLBACK and not wanted.deployment:
+        names = ", ".join(str(item["deployment"]) for item in data.get("generations") or ())
+        yield Problem(("deployment",), "is not given.", f"-e deployment=NAME; there are: {names or 'none'}.")
+    if wanted.operation in (UPGRADE, ROLLBACK):
+        hosts = tuple(
+            host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
+        )
+        if hosts:
+            what = "partition modes are to change, which stops every instance of a host."
+            yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
+    if wanted.operation in (RESTART, STOP) and not rollout.batches:
+        there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
+                        host.host.state.instances})  # fmt: skip
+        if wanted.deployment or wanted.instance:
+            meant = wanted.instance or wanted.deployment
+            what = f"nothing of {meant} runs."
+            yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
+
+
+def _batch(
+    batch: Batch, rollout: Rollout, data: Data, steps: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """A batch for the playbook. held: the generation to stay at when it is turned back; None: none is known."""
+    about: Data = next((i for i in data.get("generations") or () if i["deployment"] == batch.deployment), {})
+    same = [item for item in rollout.batches if item.deployment == batch.deployment]
+    hosts = tuple(dict.fromkeys(host for item in same for host in item.hosts))
+    numbers = {item.number for item in same}
+    old = [
+        server["generation"]
+        for host in hosts
+        for step in steps[host]
+        if step["batch"] in numbers
+        for server in step["back"]["servers"]
+        if server["deployment"] == batch.deployment
+    ]
+    generation, why = about.get("generation"), str(about.get("why") or "once more")
+    return {
+        "number": batch.number,
+        "of": len(rollout.batches),
+        "deployment": batch.deployment,
+        "generation": generation,
+        "held": max(old, default=None),
+        "why": why,
+        "canary": batch.canary.id if batch.canary else "",
+        "hosts": list(batch.hosts),
+        "all_hosts": list(hosts),
+        "units": [[item.id for item in unit.members] for unit in batch.units],
+        "text": f"batch {batch.number} of {len(rollout.batches)}: "
+        + "; ".join(unit.name for unit in batch.units),
+    }

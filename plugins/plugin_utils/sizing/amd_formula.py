@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formula of AMD's CPX guide, "How to check if an LLM fits within a CPX GPU", to be shown beside the planner's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .engine_config import Engine
+from .shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Simple:
+    """size_of_weights + size_of_KV_cache < available_VRAM.
+
+    It knows neither grouped heads nor latent attention, nor what vLLM takes besides. weights_bytes: of the whole model
+    in its type, over the tensor parallel size; None when config.json lacks the numbers.
+    """
+
+    fits: bool | None
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    total_bytes: int
+    memory_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For plan.json."""
+        return dict(vars(self))
+
+
+def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int) -> Simple:
+    """Its answer for `batch` requests of `sequence` tokens.
+
+    The guide is for one partition; here both sums are divided by the tensor parallel size.
+    """
+    element = engine.element(model)
+    per_token = 2 * len(model.layers) * model.hidden * element
+    cache = batch * sequence * per_token
+    weights = element * model.parameters
+    total = (weights + cache) // engine.tp
+    fits = None if model.missing else total < engine.memory_bytes
+    return Simple(fits, weights // engine.tp, per_token, cache // engine.tp, total, engine.memory_bytes)

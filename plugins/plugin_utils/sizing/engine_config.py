@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How vLLM is told to run a model, and what it takes of a GPU's memory besides weights and KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ...module_utils.common.versions import Release, Timeline
+from .kv_cache import NO_COPIES, Layout, Rules, rules
+from .shape import ModelShape
+from .weights import FP8_TENSOR, Scheme, Share
+
+GIB = 1 << 30
+_ONLINE = {
+    "fp8": FP8_TENSOR,
+    "fp8_per_tensor": FP8_TENSOR,
+    "ptpc_fp8": Scheme("fp8 per channel", 8, 4, (1, 0)),
+    "fp8_per_channel": Scheme("fp8 per channel", 8, 4, (1, 0)),
+    "fp8_per_block": Scheme("fp8 in blocks of 128x128", 8, 4, (128, 128)),
+}
+_ELEMENTS = {"float32": 4, "float": 4}
+LONG_CONTEXT = 32768
+"""Longer contexts were prefilled in chunks by default by the V0 engine, on ROCm before 0.6.6 only."""
+MXFP4_PADDING = 256
+"""gpt-oss on ROCm: vLLM rounds the experts' sizes up (layers/quantization/mxfp4.py; fused_moe/oracle/mxfp4.py)."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How vLLM is told to run the model on one instance; sizes in bytes.
+
+    memory_bytes: of one GPU or partition, as the driver reports it. max_model_len None: the model's own.
+    quantization: online quantization asked of vLLM. platform "cpu": kv_cache_memory_bytes alone bounds the cache.
+    v1: the V1 engine runs it. chunked_prefill: None where nobody said, which V1 takes for yes and V0 for no.
+    draft_bytes: weights of what drafts for the model, divided over draft_tp GPUs; None: as the model.
+    """
+
+    release: Release
+    line: Timeline = field(repr=False)
+    memory_bytes: int
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    expert_parallel: bool = False
+    dcp: int = 1
+    max_model_len: int | None = None
+    block_size: int = 16
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    async_scheduling: bool = False
+    hybrid_kv_cache: bool = True
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    platform: str = "rocm"
+    v1: bool = True
+    chunked_prefill: bool | None = None
+    draft_bytes: int = 0
+    draft_tp: int | None = None
+
+    @property
+    def draft_bytes_per_gpu(self) -> int:
+        """Weights of the draft of speculative decoding on each GPU."""
+        return -(-self.draft_bytes // (self.draft_tp or self.tp))
+
+    @property
+    def rules(self) -> Rules:
+        """What its release does its own way."""
+        return rules(self.release, self.line)
+
+    def share(self, model: ModelShape) -> Share:
+        """Over how many ranks weights are divided: experts over tensor and data parallel ranks together."""
+        ranks = self.tp * self.dp
+        padding = MXFP4_PADDING if model.quantization.only_experts and self.platform == "rocm" else 1
+        if self.expert_parallel:
+            return Share(self.tp, 1, ranks, padding)
+        return Share(self.tp, ranks, 1, padding)
+
+    def element(self, model: ModelShape) -> int:
+        """Bytes of an unquantized weight: "auto" keeps 16 bit, and takes 32 bit to 16."""
+        return model.element if self.dtype == "auto" else _ELEMENTS.get(self.dtype, 2)
+
+    def online(self, model: ModelShape) -> Scheme | None:
+        """The format that online quantization gives to linear layers of a checkpoint that is not quantized."""
+        return _ONLINE.get(self.quantization or "") if model.quantization.scheme is None else None
+
+    def length(self, model: ModelShape) -> int:
+        """max_model_len in effect."""
+        return self.max_model_len or model.context
+
+    def step_tokens(self, model: ModelShape) -> int:
+        """Tokens of the step that vLLM profiles with: without chunked prefill a whole prompt is in one step.
+
+        Source: SchedulerConfig of 0.6.3 to 0.10.2, EngineArgs of 0.10.2; long contexts: EngineArgs up to 0.6.5.
+        """
+        chunked = self.chunked_prefill
+        if chunked is None:
+            chunked = self.v1 or (self.rules.chunks_long and self.length(model) > LONG_CONTEXT)
+        tokens = self.max_num_batched_tokens
+        return tokens if chunked else max(tokens, self.length(model))
+
+    def layout(self, model: ModelShape) -> Layout:
+        """How its KV cache is laid out."""
+        # Asynchronous scheduling overlaps two steps, a pipeline as many as it has stages (max_concurrent_batches).
+        batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
+        batches = batches if self.rules.overlap else 1
+        cpu_latent = self.platform == "cpu" and model.latent  # its kernel knows no other block size
+        return Layout(
+            tp=self.tp,
+            dcp=self.dcp,
+            block_size=16 if cpu_latent else self.block_size,
+            kv_dtype=self.kv_cache_dtype,
+            element=self.element(model),
+            in_flight=batches * self.step_tokens(model),
+            hybrid=self.hybrid_kv_cache and self.rules.hybrid and (self.rules.chunked or not model.chunked),
+            uneven=self.rules.uneven,
+            states=self.rules.states if self.prefix_caching else NO_COPIES,
+        )
+
+    @property
+    def requested_bytes(self) -> int:
+        """What vLLM may take of the GPU."""
+        return math.ceil(self.memory_bytes * self.gpu_memory_utilization)
+
+
+def reserve_bytes(model: ModelShape, engine: Engine) -> int:
+    """An estimate of what the profiling run takes besides weights: activations, logits, libraries, graphs.
+
+    vLLM measures it and has no formula. The rule: buffers of one step's tokens (residual, attention
+    and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the
+    vocabulary, and a constant for HIP, hipBLASLt and RCCL. Lines of `Available KV cache memory` correct it.
+    """
+    if engine.platform == "cpu":
+        return 0
+    tokens, size, tp = engine.step_tokens(model), max(2, engine.element(model)), engine.tp
+    residual = 4 * model.hidden
+    dense = 3 * model.intermediate // tp
+    routed = (
+        model.experts_per_token * (model.hidden + 3 * model.expert_intermediate // tp) if model.experts else 0
+    )
+    step = tokens * size * (residual + max(dense, routed))
+    logits = engine.max_num_seqs * model.vocab * _LOGIT_BYTES
+    libraries = GIB + (3 * GIB // 2 if engine.tp * engine.pp * engine.dp > 1 else 0)
+    return step + logits + libraries + (graph_bytes(engine) if engine.rules.graphs_counted else 0)
+
+
+_LOGIT_BYTES = 12
+"""A logit in 16 bit, its copy in float32, and what sorting it for top-k and top-p takes."""
+
+
+def graph_bytes(engine: Engine) -> int:
+    """An estimate of what captured graphs take."""
+    return 0 if engine.enforce_eager or engine.platform == "cpu" else GIB

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model fits a GPU or a partition, how many tokens its KV cache holds, and what to change when it does not.
+
+Everything comes from config.json and file sizes. vLLM's own planning is followed step by step; only what its profiling
+run measures is estimated (fitengine.reserve_bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .amd_formula import Simple, simple_formula
+from .engine_config import GIB, Engine, graph_bytes, reserve_bytes
+from .kv_cache import Plan, element_bytes, plan
+from .layers import Layer
+from .shape import ModelShape
+from .vllm_limits import refusals
+from .weights import cdiv, matrix_bytes, padded_vocabulary
+
+__all__ = ["Engine", "Fit", "Simple", "fit", "refusals", "remedies", "simple_formula", "smallest_tp"]
+
+EXACT, ESTIMATED = "exact", "estimated"
+HUB, GIVEN = "the repository's config.json", "model_config"
+CATALOGUE = "the catalogue, by the model's name, as its config.json is not known yet"
+"""Where a shape may be from, as fit() takes it."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer, for one GPU or partition of the instance.
+
+    kv_bytes_per_token: of the largest pipeline stage, before blocks are rounded. kv_cache_tokens and max_concurrency:
+    as vLLM's log says them. headroom_bytes: what is left after weights, reserve and one request of max_model_len;
+    negative: what is missing. basis: of weights and of KV cache per token, "exact" where the architecture is known,
+    else "estimated". reserve_bytes is an estimate always, and so is what the cache then holds; notes say it.
+    """
+
+    fits: bool
+    weights_bytes_per_gpu: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    max_model_len: int
+    reserve_bytes: int
+    headroom_bytes: int
+    basis: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For plan.json."""
+        return {
+            "fits": self.fits,
+            "weights_bytes_per_gpu": self.weights_bytes_per_gpu,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+            "max_model_len": self.max_model_len,
+            "reserve_bytes": self.reserve_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "basis": self.basis,
+        }
+
+
+def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
+    """Layers of each pipeline stage: what does not divide goes to the stages before the last, backwards."""
+    sizes = [len(layers) // pp] * pp
+    for index in range(2, len(layers) % pp + 2):
+        sizes[-index] += 1
+    starts = [sum(sizes[:index]) for index in range(pp)]
+    return [layers[start : start + size] for start, size in zip(starts, sizes)]
+
+
+def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
+    """Bytes of weights on a rank of each pipeline stage, as loaded, with those of a draft."""
+    if model.missing:
+        size = model.checkpoint.bytes if model.checkpoint else 0
+        return (cdiv(size, engine.tp * engine.pp) + engine.draft_bytes_per_gpu,) * engine.pp
+    element, part, online = engine.element(model), engine.share(model), engine.online(model)
+    sizes: dict[int, int] = {}
+    result = []
+    parts = stages(model.layers, engine.pp)
+    for index, layers in enumerate(parts):
+        total = 0
+        for layer in layers:
+            if id(layer) not in sizes:
+                sizes[id(layer)] = sum(
+                    matrix_bytes(matrix, element, part, online) for matrix in layer.matrices
+                )
+            total += sizes[id(layer)]
+        last = index == len(parts) - 1
+        if model.embedding and (index == 0 or (last and model.tied)):
+            total += matrix_bytes(padded_vocabulary(model.embedding), element, part)
+        if last:
+            total += sum(matrix_bytes(matrix, element, part) for matrix in model.final)
+        if model.head and not model.tied and (last or model.head_everywhere):
+            total += matrix_bytes(padded_vocabulary(model.head), element, part)
+        if index == 0:
+            total += model.other_bytes
+        result.append(int(total * model.factor) + engine.draft_bytes_per_gpu)
+    return tuple(result)
+
+
+def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
+    """Whether it fits, and what the KV cache then holds. origin: where the shape is from, told in the notes."""
+    weights = stage_weights(model, engine)
+    reserve = reserve_bytes(model, engine)
+    available = _available(engine, weights, reserve)
+    length = engine.length(model)
+    notes = (*_notes(model, engine), *_estimates(engine, reserve))
+    if origin:
+        notes += (f"The model's shape is from {origin}",)
+    if model.missing:
+        lacking = ", ".join(model.missing)
+        notes += (f"config.json lacks {lacking}: only the weights' size is held against the memory",)
+        left = min(available)
+        return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, reserve, left, ESTIMATED, notes)
+    cache = plan(stages(model.layers, engine.pp), engine.layout(model))
+    basis = EXACT if model.known else ESTIMATED
+    blocks = _blocks(cache, engine, available)
+    needed = cache.request_blocks(length)
+    # One block of the pool is never given to a request (the null block).
+    headroom = _overdrawn(engine, weights, reserve) or min(
+        room - (needed + 1) * size if size else room
+        for room, size in zip(_rooms(cache, engine, available), cache.stage_bytes)
+    )
+    concurrency = blocks / needed if needed else 0.0
+    return Fit(
+        fits=headroom >= 0,
+        weights_bytes_per_gpu=max(weights),
+        kv_bytes_per_token=cache.bytes_per_token,
+        kv_cache_bytes=max(0, min(available)),
+        kv_cache_tokens=_tokens(cache, engine, blocks, concurrency, length),
+        max_concurrency=concurrency,
+        max_model_len=length,
+        reserve_bytes=reserve,
+        headroom_bytes=headroom,
+        basis=basis,
+        notes=notes,
+    )
+
+
+def _available(engine: Engine, weights: Sequence[int], reserve: int) -> list[int]:
+    """Bytes for the KV cache on each stage; negative where weights and reserve are already too much."""
+    if engine.kv_cache_memory_bytes is not None:
+        return [engine.kv_cache_memory_bytes] * len(weights)
+    return [engine.requested_bytes - size - reserve for size in weights]
+
+
+def _overdrawn(engine: Engine, weights: Sequence[int], reserve: int) -> int:
+    """What a cache of the told size asks beyond the memory, as a negative number; vLLM does not check it."""
+    if engine.kv_cache_memory_bytes is None or engine.platform == "cpu":
+        return 0
+    return min(0, engine.memory_bytes - max(weights) - reserve - engine.kv_cache_memory_bytes)
+
+
+def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:
+    """Bytes of the pool on each stage, which an override of the number of blocks sets."""
+    if engine.num_gpu_blocks_override is None:
+        return list(available)
+    return [
+        min(engine.num_gpu_blocks_override * size, room) for room, size in zip(available, cache.stage_bytes)
+    ]
+
+
+def _blocks(cache: Plan, engine: Engine, available: Sequence[int]) -> int:
+    """Blocks of the pool: the fewest of all stages."""
+    if engine.num_gpu_blocks_override is not None:
+        return engine.num_gpu_blocks_override
+    return max(0, min((room // size for room, size in zip(available, cache.stage_bytes) if size), default=0))
+
+
+def _tokens(cache: Plan, engine: Engine, blocks: int, concurrency: float, length: int) -> int:
+    """The number of tokens that this release's log names."""
+    rules = engine.rules
+    if rules.by_concurrency:
+        return int(concurrency * length)
+    groups = len(cache.groups) if rules.grouped else 1
+    return blocks // max(1, groups) * cache.layout.block_size * engine.dcp
+
+
+def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
+    notes = list(model.notes)
+    if model.kv_heads and engine.tp > model.kv_heads and not model.latent and model.layers:
+        notes.append(
+            f"Each of the {model.kv_heads} KV heads is kept on {engine.tp // model.kv_heads} GPUs with a tensor "
+            f"parallel size of {engine.tp}"
+        )
+    if model.latent and engine.tp > 1 and engine.dcp == 1:
+        notes.append("Each tensor parallel rank keeps the whole latent KV cache")
+    if model.unloaded:
+        notes.append("The checkpoint's multi-token prediction layers are not loaded without speculation")
+    if engine.kv_cache_dtype != "auto" and element_bytes(engine.kv_cache_dtype) is None:
+        notes.append(
+            f"KV cache type {engine.kv_cache_dtype} is counted with the size of the model's own type"
+        )
+    outside = engine.memory_bytes - engine.requested_bytes
+    if engine.platform != "cpu" and not engine.rules.graphs_counted and outside < graph_bytes(engine):
+        notes.append(
+            f"Graphs come on top of gpu_memory_utilization in this release, and it leaves {outside / GIB:.1f} GiB"
+        )
+    if not model.known and not model.missing:
+        notes.append(
+            "The architecture or its quantization is not one whose layers are known: sizes are estimates"
+        )
+    return tuple(notes)
+
+
+def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
+    """What is no arithmetic."""
+    if not reserve or engine.kv_cache_memory_bytes is not None:
+        return ()
+    return (
+        f"About {reserve / GIB:.1f} GiB per GPU are set aside for activations, graphs and libraries. That is an "
+        "estimate, and with it the tokens of the KV cache: vLLM measures it when it starts",
+    )
+
+
+def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 2, 4, 8)) -> int | None:
+    """The smallest tensor parallel size that fits and that no rule refuses; None when none of them does."""
+    for tp in sorted(choices):
+        tried = replace(engine, tp=tp)
+        if not refusals(model, tried) and fit(model, tried).fits:
+            return tp
+    return None
+
+
+def longest(model: ModelShape, engine: Engine) -> int:
+    """The largest max_model_len of which one request fits; 0 when none does, or nothing is known of the cache."""
+    if model.missing:
+        return 0
+    low, high = 0, engine.length(model)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fit(model, replace(engine, max_model_len=middle)).fits:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
+    """What to change when it does not fit, the most helpful first; nothing when it fits.
+
+    Each one that is told with a number makes it fit by itself, but for the last, which only says what it would take.
+    """
+    if found.fits:
+        return ()
+    advice = []
+    if not model.missing:
+        length = longest(model, engine)
+        if length >= _SHORTEST:
+            advice.append(f"Set max_model_len to {length} or less; the model's own is {model.context}")
+        eight = replace(engine, kv_cache_dtype="fp8")
+        possible = engine.kv_cache_dtype == "auto" and (engine.rules.latent_fp8 or not model.latent)
+        if possible and fit(model, eight).fits:
+            advice.append(
+                f"Set kv_cache_dtype to fp8, which halves the KV cache and keeps max_model_len {found.max_model_len}"
+            )
+    larger = [tp for tp in _SIZES if tp > engine.tp]
+    tp = smallest_tp(model, engine, larger)
+    if tp:
+        advice.append(f"Set tensor_parallel_size to {tp}, the smallest that fits")
+    if model.quantization.scheme is None and engine.online(model) is None:
+        advice += _quantized(model, engine)
+    missing = -found.headroom_bytes
+    needed = found.weights_bytes_per_gpu + found.reserve_bytes
+    advice.append(
+        f"Take a larger GPU or partition: {missing / GIB:.1f} GiB are missing of the "
+        f"{(engine.requested_bytes + missing) / GIB:.1f} GiB that it needs ({needed / GIB:.1f} GiB before the KV cache)"
+    )
+    return tuple(advice)
+
+
+_SHORTEST = 512
+"""Below this many tokens a smaller max_model_len is no remedy."""
+_SIZES = (1, 2, 4, 8)
+
+
+def _quantized(model: ModelShape, engine: Engine) -> list[str]:
+    """FP8 weights, where they would fit."""
+    eight = replace(engine, quantization="fp8")
+    if not fit(model, eight).fits:
+        return []
+    weights = max(stage_weights(model, eight)) / GIB
+    return [f"Take a checkpoint quantized to FP8: its weights are about {weights:.1f} GiB per GPU"]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind each layer of a model is: what it attends to, whether it has a state, a feed-forward block or experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .families import Family
+from .layers import Numbers
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One layer.
+
+    mixer: full, sliding, chunked, latent, or "" without attention. state: mamba1, mamba2, delta, or "". block: mlp,
+    experts, or "". inner: the feed-forward block's width, or that of what is beside experts. kv_heads: its own
+    number, 0 for the model's. cached: False where it reads another layer's keys and values.
+    """
+
+    mixer: str = ""
+    state: str = ""
+    block: str = ""
+    inner: int = 0
+    window: int = 0
+    chunk: int = 0
+    kv_heads: int = 0
+    cached: bool = True
+
+
+def layer_kinds(n: Numbers, family: Family, model_type: str) -> tuple[Kind, ...]:
+    """The layers in order."""
+    pattern = n.config.get("hybrid_override_pattern") if model_type.startswith("nemotron_h") else None
+    if isinstance(pattern, str) and pattern:
+        return tuple(_pattern(letter, n) for letter in pattern)
+    mixers = [_mixer(n, family, model_type, index) for index in range(n.layers)]
+    shared = n.get("num_kv_shared_layers")
+    return tuple(
+        replace(
+            mixer,
+            cached=index < n.layers - shared,
+            block="experts" if _has_experts(n, model_type, index) else "mlp",
+            inner=_inner(n, model_type, index),
+        )
+        for index, mixer in enumerate(mixers)
+    )
+
+
+def _pattern(letter: str, n: Numbers) -> Kind:
+    """Nemotron-H writes one letter per layer, and each has one block."""
+    if letter == "M":
+        return Kind(state="mamba2")
+    if letter == "*":
+        return Kind("full")
+    return Kind(block="experts") if letter == "E" else Kind(block="mlp", inner=n.intermediate)
+
+
+def _mixer(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
+    if n.get("kv_lora_rank"):
+        return Kind("latent")
+    types = n.items("layer_types") or n.items("layers_block_type")
+    name = str(types[index]) if index < len(types) else ""
+    if name in ("mamba", "mamba2"):
+        return Kind(state="mamba2" if n.get("mamba_n_heads", "mamba_num_heads") else "mamba1")
+    if name == "linear_attention":
+        return Kind(state="delta")
+    if name == "sliding_attention":
+        return Kind("sliding", window=n.get("sliding_window"))
+    if name == "chunked_attention":
+        return Kind("chunked", chunk=n.get("attention_chunk_size"))
+    if name:
+        return Kind("full")
+    return _mixer_by_rule(n, family, model_type, index)
+
+
+def _mixer_by_rule(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
+    """What configs without a list of layer types mean."""
+    if model_type == "falcon_h1":
+        return Kind("full", state="mamba2")
+    if model_type == "jamba":
+        period, offset = n.get("attn_layer_period", default=8), n.get("attn_layer_offset", default=4)
+        return Kind("full") if index % period == offset else Kind(state="mamba1")
+    if model_type == "bamba":
+        return Kind("full") if index in n.items("attn_layer_indices") else Kind(state="mamba2")
+    if n.get("linear_num_value_heads"):
+        every = n.get("full_attention_interval", default=4)
+        return Kind("full") if (index + 1) % every == 0 else Kind(state="delta")
+    if model_type == "llama4_text":
+        rope = n.items("no_rope_layers")
+        local = bool(rope[index]) if rope else (index + 1) % 4 != 0
+        chunk = n.get("attention_chunk_size")
+        return Kind("chunked", chunk=chunk) if local and chunk else Kind("full")
+    window = n.get("sliding_window")
+    if not window or not n.flag("use_sliding_window", default=family.sliding):
+        return Kind("full")
+    period = n.get("sliding_window_pattern", "_sliding_window_pattern", default=family.period)
+    if period and (index + 1) % period == 0:
+        return Kind("full")
+    if model_type.startswith("qwen") and index < n.get("max_window_layers"):
+        return Kind("full")
+    return Kind("sliding", window=window)
+
+
+def _has_experts(n: Numbers, model_type: str, index: int) -> bool:
+    if n.experts < 2:
+        return False
+    if model_type == "jamba":
+        period, offset = n.get("expert_layer_period", default=2), n.get("expert_layer_offset", default=1)
+        return index % period == offset
+    if index in n.items("mlp_only_layers") or index < n.get("first_k_dense_replace"):
+        return False
+    if n.items("moe_layers"):
+        return index in n.items("moe_layers")
+    if n.get("moe_layer_freq"):
+        return index % n.get("moe_layer_freq") == 0
+    return (index + 1) % max(1, n.get("interleave_moe_layer_step", "decoder_sparse_step", default=1)) == 0
+
+
+def _inner(n: Numbers, model_type: str, index: int) -> int:
+    """The width of a dense block, or of the one that GraniteMoeHybrid has beside its experts."""
+    if model_type in ("granitemoehybrid", "granitemoeshared"):
+        return n.get("shared_intermediate_size")
+    if _has_experts(n, model_type, index):
+        return 0
+    if model_type == "llama4_text":
+        return n.get("intermediate_size_mlp", default=n.intermediate)
+    return n.intermediate

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in the fleet: the rows of all hosts, the sums of a deployment, and what does not serve. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...module_utils.common.errors import host_names, natural
+from ...module_utils.common.generations import History
+from .rows import IN, NEXT, NONE, NOT_REACHED, SERVING, STATES, Row, place, row_of
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A deployment: instances that clients can ask (`total`), those of them that serve and that are in, and load."""
+
+    name: str
+    total: int
+    serving: int
+    balanced: int
+    inside: int
+    tokens: float
+    running: int
+    waiting: int
+    kv: float | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Status:
+    """The fleet: rows with trouble first, hosts that were not reached with the reason, load balancers' own trouble."""
+
+    rows: tuple[Row, ...]
+    deployments: tuple[Sums, ...] = ()
+    hosts: tuple[str, ...] = ()
+    unreached: Mapping[str, str] = field(default_factory=dict)
+    balancers: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def verdict(self) -> str:
+        """What does not serve, in one line; "" when all of it does."""
+        parts = []
+        bad = [row for row in self.rows if not row.well and row.state != NOT_REACHED]
+        if bad:
+            shown = [f"{row.instance} on {row.host} ({row.state})" for row in bad[:4]]
+            more = [f"{len(bad) - 4} more"] if len(bad) > 4 else []
+            parts.append(f"{len(bad)} of {len(self.rows)} instances do not serve: {', '.join(shown + more)}")
+        if self.unreached:
+            parts.append(f"not reached: {', '.join(self.unreached)}")
+        parts += [f"load balancer {host}: {error}" for host, error in self.balancers.items() if error]
+        parts += [f"{host}: {text}" for host, texts in self.problems.items() for text in texts]
+        return ". ".join(text.rstrip(".") for text in parts) + ("." if parts else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """For -e status_file."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict(),
+            "deployments": {item.name: item.to_json() for item in self.deployments},
+            "instances": [row.to_json() for row in self.rows],
+            "hosts": list(self.hosts),
+            "not_reached": dict(self.unreached),
+            "balancers": dict(self.balancers),
+            "problems": {host: list(texts) for host, texts in self.problems.items()},
+        }
+
+
+# ---- the load balancer -------------------------------------------------------------------------------
+
+Key = tuple[str, str]
+Servers = dict[Key, list[Mapping[str, Any]]]
+
+
+def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
+    """Servers of all load balancers, by (host, instance)."""
+    found: Servers = {}
+    for state in seen.values():
+        balancer = state.get("balancer")
+        for server in balancer["servers"] if balancer and not balancer["error"] else ():
+            found.setdefault((server["host"], server["instance"]), []).append(server)
+    return found
+
+
+# ---- the fleet ---------------------------------------------------------------------------------------
+
+
+def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> Status:
+    """The fleet by what instance_status found on each host, and why hosts were not reached."""
+    servers = servers_by_instance(seen)
+    rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
+    for (host, instance), items in servers.items():
+        if host in unreached:
+            state = {"instance": instance, "host": host}
+            next_step = NEXT[NOT_REACHED].format(**state)
+            rows.append(
+                Row(items[0]["deployment"], host, instance, NOT_REACHED, "", next_step, balancer=place(items))
+            )
+    rows.sort(key=order)
+    names = sorted({row.deployment for row in rows}, key=natural)
+    notes = bindings(seen)
+    told = {host: problems_of(state) for host, state in seen.items()}
+    return Status(
+        rows=tuple(rows),
+        deployments=tuple(
+            sums(name, [row for row in rows if row.deployment == name], notes.get(name, ())) for name in names
+        ),
+        hosts=tuple(sorted(seen, key=natural)),
+        unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
+        balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
+        problems={host: texts for host, texts in told.items() if texts},
+    )
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """By deployment, and there the worst first."""
+    return natural(row.deployment), STATES.index(row.state), natural(row.host), natural(row.instance)
+
+
+def histories(state: Mapping[str, Any]) -> dict[str, History]:
+    """What a host keeps of its deployments, as far as it is understood."""
+    found = {}
+    for item in state.get("generations") or ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            found[item["deployment"]] = History.from_json(item)
+    return found
+
+
+def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """What could not be read on a host, or is not understood here."""
+    known = histories(state)
+    strange = [
+        item["deployment"] for item in state.get("generations") or () if item["deployment"] not in known
+    ]
+    return (
+        *state["problems"],
+        *(f"the record of generations of {name} is not one of this version's" for name in strange),
+    )
+
+
+def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[Row]:
+    """The rows of one host: its containers, and what is recorded and has none."""
+    known = histories(state)
+    found = []
+    for item in state["instances"]:
+        history = known.get(item["deployment"])
+        generation = history.of_spec(item["name"], item["spec_hash"]) if history else None
+        seen = {**item, "generation": generation.generation if generation else None}
+        found.append(row_of(host, seen, state["now"], servers.get((host, item["name"]), ())))
+    there = {item["name"] for item in state["instances"]}
+    for history in known.values():
+        wanted = history.as_of(history.held.generation) if history.held else history.newest
+        if wanted is None:
+            continue
+        of_it = {"deployment": history.deployment, "vllm": wanted.vllm, "generation": wanted.generation}
+        for member in wanted.members:
+            if member.name not in there:
+                seen = {**ABSENT, **of_it, "name": member.name}
+                found.append(row_of(host, seen, state["now"], servers.get((host, member.name), ())))
+    return found
+
+
+ABSENT: Mapping[str, Any] = {
+    "status": "absent",
+    "started": None,
+    "finished": None,
+    "restarts": 0,
+    "endpoint": None,
+    "metrics": None,
+    "supervisor": None,
+}
+"""An instance that is recorded and has no container."""
+
+
+def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Holds and rollouts that are under way, as sentences with their hosts, by deployment."""
+    told: dict[tuple[str, str, str], dict[str, str]] = {}
+    for host, state in seen.items():
+        for name, history in histories(state).items():
+            for bound in (history.held, history.trial):
+                if bound:
+                    what = (
+                        "held at" if bound is history.held else "a rollout is under way, or was cut off, to"
+                    )
+                    key = (name, f"{what} generation {bound.generation}", bound.why)
+                    told.setdefault(key, {})[host] = bound.since
+    found: dict[str, tuple[str, ...]] = {}
+    for (name, what, why), hosts in told.items():
+        names = host_names(sorted(hosts, key=natural))
+        text = f"{what} since {min(hosts.values())}: {why} ({names})"
+        found[name] = (*found.get(name, ()), text)
+    return found
+
+
+def sums(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Sums:
+    """A deployment's sums. Ranks that work for another host's server do not count as instances."""
+    asked = [row for row in rows if not row.rank]
+    kv = [row.kv for row in asked if row.kv is not None]
+    return Sums(
+        name=name,
+        total=len(asked),
+        serving=sum(row.state == SERVING for row in asked),
+        balanced=sum(row.balancer != NONE for row in asked),
+        inside=sum(row.balancer == IN for row in asked),
+        tokens=sum(row.tokens or 0.0 for row in asked),
+        running=sum(row.running or 0 for row in asked),
+        waiting=sum(row.waiting or 0 for row in asked),
+        kv=max(kv, default=None),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet's status as a table for people: trouble first, instances in equal state in one line, 100 columns."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...module_utils.common.errors import natural
+from .fleet import Status, Sums
+from .rows import DOWN, IN, NONE, NOT_REACHED, OUT, Row
+
+WIDTH = 100
+MANY = 4
+COLUMNS = (
+    "HOST",
+    "INSTANCE",
+    "STATE",
+    "VERSION",
+    "GEN",
+    "SINCE",
+    "KV",
+    "RUN",
+    "WAIT",
+    "TOK/S",
+    "RESTARTS",
+    "LB",
+)
+RIGHT = ("GEN", "SINCE", "KV", "RUN", "WAIT", "TOK/S", "RESTARTS")
+HOST_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table, and what is told below it."""
+
+    cells: tuple[str, ...]
+    told: tuple[str, ...] = ()
+
+
+def text(status: Status, full: bool = False) -> str:
+    """The table; `full` has a line for every instance."""
+    lines = [_summary(status)]
+    for host, why in status.unreached.items():
+        lines += _wrap(f"{host}: not reached: {why}", "  ", "    ")
+    for host, texts in status.problems.items():
+        lines += [line for told in texts for line in _wrap(f"{host}: {told}", "  ", "    ")]
+    groups = {item.name: _lines(status, item, full) for item in status.deployments}
+    widths = _widths([line.cells for found in groups.values() for line in found])
+    for item in status.deployments:
+        lines += ["", *_wrap(_head(item), "", "  ")]
+        lines += [line for note in item.notes for line in _wrap(note, "  ", "    ")]
+        lines.append(_row(COLUMNS, widths))
+        for found in groups[item.name]:
+            lines.append(_row(found.cells, widths))
+            for told in found.told:
+                lines += _wrap(told, " " * 6, " " * 8)
+    balancers = [
+        line for host, error in status.balancers.items() if error for line in _wrap(_trouble(host, error))
+    ]
+    return "\n".join([*lines, *([""] if balancers else []), *balancers])
+
+
+def _trouble(host: str, error: str) -> str:
+    return f"Load balancer {host}: {error}"
+
+
+def _summary(status: Status) -> str:
+    rows = status.rows
+    well = sum(row.well for row in rows)
+    hosts = len({row.host for row in rows} | set(status.unreached))
+    told = f"Status: {_many(len(rows), 'instance')} of {_many(len(status.deployments), 'deployment')}"
+    told += f" on {_many(hosts, 'host')}: "
+    counts = [f"{well} serve" if well == len(rows) - 1 or well != 1 else "1 serves"]
+    for state in dict.fromkeys(row.state for row in sorted(rows, key=lambda row: row.trouble, reverse=True)):
+        count = sum(row.state == state for row in rows if not row.well)
+        counts += [f"{count} {state}"] if count else []
+    if status.unreached:
+        counts.append(f"{_many(len(status.unreached), 'host')} not reached")
+    return told + ", ".join(counts) + "." if rows or status.unreached else "Status: nothing runs."
+
+
+def _head(item: Sums) -> str:
+    parts = [f"{item.serving} of {item.total} serve"]
+    if item.balanced:
+        parts.append(f"{item.inside} of {item.balanced} in the balancer")
+    parts += [f"{item.tokens:,.0f} tokens/s", f"{item.running:,} running", f"{item.waiting:,} waiting"]
+    return f"{item.name}: {', '.join(parts)}"
+
+
+# ---- lines -------------------------------------------------------------------------------------------
+
+
+def _lines(status: Status, item: Sums, full: bool) -> list[Line]:
+    rows = [row for row in status.rows if row.deployment == item.name]
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_key(row, full), []).append(row)
+    return [_line(group) for group in groups.values()]
+
+
+def _key(row: Row, full: bool) -> tuple[object, ...]:
+    """What makes two rows one line: of instances in trouble nothing does, but for those of a host that is gone."""
+    if full or (row.trouble and row.state != NOT_REACHED):
+        return (row.host, row.instance)
+    where = row.host if row.state == NOT_REACHED else ""
+    return (row.state, row.why, row.version, row.generation, row.balancer, row.rank, where)
+
+
+def _line(rows: Sequence[Row]) -> Line:
+    first = rows[0]
+    hosts = sorted({row.host for row in rows}, key=natural)
+    kv = [row.kv for row in rows if row.kv is not None]
+    cells = (
+        hosts_text(hosts),
+        first.instance if len(rows) == 1 else _count(len(rows), len(hosts)),
+        first.state,
+        first.version or "-",
+        "-" if first.generation is None else str(first.generation),
+        ages(row.age for row in rows),
+        f"{max(kv) * 100:.0f} %" if kv else "-",
+        _total(row.running for row in rows),
+        _total(row.waiting for row in rows),
+        _total(row.tokens for row in rows),
+        str(sum(row.restarts for row in rows)),
+        {NONE: "-", IN: "in", OUT: "out", DOWN: "down"}.get(first.balancer, first.balancer),
+    )
+    told = [first.why] if first.why else []
+    return Line(cells, tuple([*told, f"→ {first.next_step}"] if first.next_step else told))
+
+
+def _count(instances: int, hosts: int) -> str:
+    if hosts == 1 or instances == hosts or instances % hosts:
+        return f"{instances} in all"
+    return f"{instances // hosts} each"
+
+
+def _total(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known):,.0f}" if known else "-"
+
+
+def ages(values: Iterable[float | None]) -> str:
+    """The youngest and the oldest: "5m-3d"; one when they read the same."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return "-"
+    low, high = age(known[0]), age(known[-1])
+    return low if low == high else f"{low}-{high}"
+
+
+def age(seconds: float) -> str:
+    """Seconds in the largest unit of which there are two, or of which nothing is larger: 90 → "90s"."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Hosts in as little room as --limit understands: "mi300x-[01:64]"; else the first and how many."""
+    if len(hosts) == 1:
+        return hosts[0]
+    short = ",".join(_ranges(hosts))
+    return short if len(short) <= HOST_WIDTH else f"{hosts[0]} … ({len(hosts)})"
+
+
+def _ranges(hosts: Sequence[str]) -> list[str]:
+    """Names that differ in their last number only, and follow on one another, as Ansible's patterns have them."""
+    runs: list[list[str]] = []
+    for host in hosts:
+        if runs and _follows(runs[-1][-1], host):
+            runs[-1].append(host)
+        else:
+            runs.append([host])
+    found = []
+    for run in runs:
+        if len(run) < 3:
+            found += run
+            continue
+        (head, low, tail), (_, high, _) = _parts(run[0]), _parts(run[-1])
+        found.append(f"{head}[{low}:{high}]{tail}")
+    return found
+
+
+def _parts(host: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"(.*?)(\d+)(\D*)", host)
+    return (match[1], match[2], match[3]) if match else (host, "", "")
+
+
+def _follows(one: str, other: str) -> bool:
+    head, low, tail = _parts(one)
+    head_2, high, tail_2 = _parts(other)
+    # n9 and n10 follow on one another as well; n09 and n10 do, n9 and n010 do not.
+    wide = len(low) == len(high) or not (low.startswith("0") or high.startswith("0"))
+    return bool(low and high) and (head, tail) == (head_2, tail_2) and int(high) == int(low) + 1 and wide
+
+
+# ---- layout ------------------------------------------------------------------------------------------
+
+
+def _widths(rows: Iterable[Sequence[str]]) -> list[int]:
+    return [max(len(cell) for cell in column) for column in zip(COLUMNS, *rows)]
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = (
+        cell.rjust(width) if name in RIGHT else cell.ljust(width)
+        for cell, width, name in zip(cells, widths, COLUMNS)
+    )
+    between = "  " if sum(widths) + 2 * len(widths) <= WIDTH else " "  # long names take what they need
+    return f"  {between.join(parts)}".rstrip()
+
+
+def _wrap(line: str, first: str = "", rest: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repositories of the hub that a deployment needs besides its model: drafts, adapters, tokenizers. Pure.
+
+A server has no network and a read-only cache, so whatever vLLM would download has to be there before it starts,
+and is pinned like the model. Sources: vllm/config/speculative.py, vllm/lora/utils.py (get_adapter_absolute_path),
+vllm/config/model.py (tokenizer_revision), of 0.6.3 to 0.32.0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.errors import Path
+from ...module_utils.common.paths import HF_MOUNT
+from ..catalog.flag_values import Value
+from ..desired.deployment import LOCAL, REPO, Deployment
+
+MODEL, DRAFT, ADAPTER, TOKENIZER = "model", "draft", "adapter", "tokenizer"
+"""What a repository is to its deployment."""
+MAIN = "main"
+
+WITHOUT_WEIGHTS = frozenset(
+    ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class")
+)
+"""Methods of speculation that load nothing, some of which may also stand as the model."""
+WEIGHTS = tuple(
+    f"*.{end}"
+    for end in ("safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "onnx_data", "ckpt")
+)
+"""Files of a repository that a tokenizer does not need."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub, or those of its files that the patterns leave.
+
+    use: what it is to the deployment. path: the key that names it.
+    """
+
+    use: str
+    repo: str
+    revision: str
+    path: Path
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+
+
+def repositories(deployment: Deployment) -> tuple[Repository, ...]:
+    """All that the deployment needs of the hub: its model, unless that is a path, and what goes with it."""
+    if deployment.local_model:
+        return companions(deployment)
+    path = (*deployment.path, "model")
+    return (_of_model(deployment, MODEL, deployment.revision, path), *companions(deployment))
+
+
+def companions(deployment: Deployment) -> tuple[Repository, ...]:
+    """What the deployment needs of the hub besides its model."""
+    named = (name for name in _named(deployment) if re.fullmatch(REPO, name.value))
+    return tuple(_repository(deployment, name) for name in named)
+
+
+def unmounted(deployment: Deployment) -> tuple[str, ...]:
+    """Warnings of paths that nothing mounts into the container: they would have to be in the image."""
+    places = [mount.split(":")[1] for mount in deployment.runtime.extra_mounts]
+    places.append(deployment.model if deployment.local_model else HF_MOUNT)
+    found = []
+    for name in _named(deployment):
+        key = ".".join(str(part) for part in name.path[2:])
+        if re.fullmatch(LOCAL, name.value):
+            inside = any(f"{name.value}/".startswith(place.rstrip("/") + "/") for place in places)
+            if not inside:
+                found.append(
+                    f"{key}: {name.value} is mounted by no entry of runtime.extra_mounts; unless the image has it, "
+                    "vLLM stops"
+                )
+        elif not re.fullmatch(REPO, name.value):
+            found.append(f"{key}: {name.value} is neither a repository of the hub nor an absolute path")
+    return tuple(dict.fromkeys(found))
+
+
+def speculates_with(deployment: Deployment) -> tuple[Repository, int | None] | None:
+    """The draft with weights of its own, and over how many GPUs it is divided (None: as the model); None: none."""
+    draft = next((item for item in companions(deployment) if item.use == DRAFT), None)
+    if draft is None or draft.repo == deployment.model:
+        return None
+    size = _speculation(deployment).get("draft_tensor_parallel_size")
+    return draft, size if isinstance(size, int) and size > 0 else None
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What a key names: a repository or a path. same: it is the deployment's own model."""
+
+    use: str
+    value: str
+    revision: str
+    path: Path
+    same: bool = False
+
+
+def _repository(deployment: Deployment, name: _Name) -> Repository:
+    if name.same:
+        return _of_model(deployment, name.use, name.revision or deployment.revision, name.path)
+    exclude = WEIGHTS if name.use == TOKENIZER else ()
+    return Repository(name.use, name.value, name.revision or MAIN, name.path, exclude)
+
+
+def _of_model(deployment: Deployment, use: str, revision: str, path: Path) -> Repository:
+    return Repository(use, deployment.model, revision, path, deployment.exclude, deployment.include)
+
+
+def _named(deployment: Deployment) -> Iterator[_Name]:
+    """What the deployment's flags and settings name."""
+    flags, path = dict(deployment.engine_args), (*deployment.path, "engine_args")
+    model, revision = _speculative_model(deployment)
+    if model:
+        yield _Name(DRAFT, model, revision, _place_of_draft(deployment), model == deployment.model)
+    modules = flags.get("lora_modules")
+    many = isinstance(modules, (list, tuple))
+    for index, item in enumerate(modules if isinstance(modules, (list, tuple)) else (modules,)):
+        adapter = adapter_of(item)
+        if adapter:
+            place: Path = (*path, "lora_modules", index) if many else (*path, "lora_modules")
+            yield _Name(ADAPTER, adapter, "", place)
+    own = "" if deployment.local_model else deployment.model
+    tokenizer, given = str(flags.get("tokenizer") or own), str(flags.get("tokenizer_revision") or "")
+    if tokenizer and (tokenizer != deployment.model or given):
+        key = "tokenizer" if flags.get("tokenizer") else "tokenizer_revision"
+        yield _Name(TOKENIZER, tokenizer, given, (*path, key), tokenizer == deployment.model)
+
+
+def _speculation(deployment: Deployment) -> dict[str, Any]:
+    """What is said of speculation, in whichever spelling, by the keys of --speculative-config."""
+    flags = dict(deployment.engine_args)
+    found = {
+        **mapping(dict(deployment.settings).get("speculative")),
+        **mapping(flags.get("speculative_config", flags.get("sc"))),
+    }
+    for key in ("model", "draft_tensor_parallel_size"):
+        old = flags.get("speculative_model" if key == "model" else f"speculative_{key}")
+        if old is not None:
+            found.setdefault(key, old)
+    return found
+
+
+def _speculative_model(deployment: Deployment) -> tuple[str, str]:
+    """The draft and its revision; where none is named, the model drafts for itself (multi-token prediction)."""
+    given = _speculation(deployment)
+    method, model = str(given.get("method") or ""), str(given.get("model") or "")
+    revision = str(given.get("revision") or "")
+    if not given or method in WITHOUT_WEIGHTS or model in WITHOUT_WEIGHTS:
+        return "", ""
+    if not model:
+        return ("" if deployment.local_model else deployment.model), revision
+    if not method and "." in model and "/" not in model:  # a class of the image that proposes tokens
+        return "", ""
+    return model, revision
+
+
+def _place_of_draft(deployment: Deployment) -> Path:
+    """The key that names the draft, or else the one that asks for speculation."""
+    flags, path = dict(deployment.engine_args), deployment.path
+    for key in ("speculative_config", "sc", "speculative_model"):
+        value = flags.get(key)
+        if isinstance(value, Mapping) and "model" in value:
+            return (*path, "engine_args", key, "model")
+        if value is not None and not isinstance(value, Mapping):
+            return (*path, "engine_args", key)
+    asked = dict(deployment.settings).get("speculative")
+    if isinstance(asked, Mapping):
+        return (*path, "settings", "speculative", *(("model",) if "model" in asked else ()))
+    return (*path, "engine_args", "speculative_config")
+
+
+def adapter_of(item: Value) -> str:
+    """The path of an entry of lora_modules: {"name": …, "path": …}, or name=path."""
+    entry = mapping(item)
+    if entry:
+        return str(entry.get("path") or "")
+    return item.partition("=")[2] if isinstance(item, str) else ""
+
+
+def mapping(value: Value) -> Mapping[str, Any]:
+    """A map, or the text of one as JSON; empty for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:  # vLLM's parser refuses it, which is told where flags are checked
+            return {}
+    return value if isinstance(value, Mapping) else {}

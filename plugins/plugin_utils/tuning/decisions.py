@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags and variables as they are decided one after the other, each with who decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..catalog.flag_values import Value, token
+from ..desired.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Clash:
+    """A flag or variable that is decided already, and otherwise."""
+
+    subject: str
+    wanted: Value
+    held: Value
+
+
+class Ledger:
+    """What is decided so far. Maps of one flag are put together; nothing that stands is changed."""
+
+    def __init__(self) -> None:
+        self.args: dict[str, Value] = {}
+        self.env: dict[str, str] = {}
+        self.reasons: list[Reason] = []
+
+    def clash(self, args: Mapping[str, Value], env: Mapping[str, str]) -> Clash | None:
+        """The first of these that contradicts what stands."""
+        for name, value in args.items():
+            if name in self.args and not _agree(self.args[name], value):
+                return Clash(name, value, self.args[name])
+        for name, text in env.items():
+            if self.env.get(name, text) != text:
+                return Clash(name, text, self.env[name])
+        return None
+
+    def add(self, args: Mapping[str, Value], env: Mapping[str, str], reason: str, source: str) -> None:
+        """Decide these. The caller has asked `clash`; what stands already gets no second reason."""
+        for name, given in args.items():
+            value, held = _ordered(given), self.args.get(name)
+            if isinstance(held, Mapping) and isinstance(value, Mapping):
+                self.args[name] = _ordered(_merged(held, value))
+            elif name in self.args:
+                continue
+            else:
+                self.args[name] = value
+            self.reasons.append(Reason(name, _shown(value), reason, source))
+        for name, text in env.items():
+            if name not in self.env:
+                self.env[name] = text
+                self.reasons.append(Reason(name, text, reason, source))
+
+    def put(self, name: str, value: Value, reason: str, source: str) -> None:
+        """Decide a flag anew."""
+        self.reasons = [item for item in self.reasons if item.setting != name]
+        self.args.pop(name, None)
+        self.add({name: value}, {}, reason, source)
+
+
+def _agree(held: Value, value: Value) -> bool:
+    if isinstance(held, Mapping) and isinstance(value, Mapping):
+        return all(key not in held or _agree(held[key], item) for key, item in value.items())
+    return bool(held == value and isinstance(held, bool) == isinstance(value, bool))
+
+
+def _ordered(value: Value) -> Value:
+    """Maps by their keys: the order in which something was written must not make another command."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value)}
+    return value
+
+
+def _merged(a: Mapping[str, Value], b: Mapping[str, Value]) -> dict[str, Value]:
+    result = dict(a)
+    for key, value in b.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            result[key] = _merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple)):
+        return " ".join(token(item) for item in value)
+    return token(value)

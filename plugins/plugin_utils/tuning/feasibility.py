@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a tuned deployment fits its GPUs and its model, and what would serve it better. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ..catalog.attention_backends import MLA, Backends
+from ..catalog.flag_values import Value, size
+from ..catalog.images import ImageFacts, check_driver, check_image
+from ..catalog.load import Knowledge
+from ..catalog.recipes import Advice, Recipe, statement
+from ..desired.actions import size as size_text
+from ..desired.deployment import Deployment
+from ..sizing.facts import ModelFacts
+from ..sizing.fit import Engine, Fit, fit, refusals, remedies
+from ..sizing.shape import ModelShape, model_shape
+from .tune import OTHER_PLATFORMS, Machine, Tuned, default_of
+
+GIB = 1 << 30
+FEW_REQUESTS = 4.0
+"""Fewer requests of the full length at once than this is a KV cache that starves the GPU; a judgement."""
+AUTO = ("auto", -1)
+CPU_BLOCK = 128
+"""The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be said before anything is pulled. fit None: the model's config.json is not known."""
+
+    fit: Fit | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What drafts for the model. bytes: of its weights, None where they are not known. tp: None is the model's."""
+
+    repo: str
+    bytes: int | None
+    tp: int | None = None
+
+
+def judge(
+    deployment: Deployment,
+    machine: Machine,
+    software: ImageFacts,
+    tuned: Tuned,
+    model: ModelFacts,
+    config: Mapping[str, Any] | None,
+    origin: str,
+    files: Sequence[tuple[str, int]] | None,
+    knowledge: Knowledge,
+    draft: Draft | None = None,
+) -> Verdict:
+    """Judge the image, the memory and the model's shape; origin: where its config is from."""
+    problems, warnings = _image(deployment, machine, software, knowledge)
+    if tuned.problems:
+        return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
+    if config is None:
+        what = f"whether {deployment.model} fits is not checked: its config.json is not known"
+        fix = "model_config can name a copy of it on the control node"
+        return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
+    shape = model_shape(config, files)
+    engine = engine_of(deployment, machine, software, tuned, knowledge)
+    if draft:
+        engine = replace(engine, draft_bytes=draft.bytes or 0, draft_tp=draft.tp)
+    long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
+    refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
+    for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
+        said = statement(knowledge.recipes, rule)
+        problems += (Problem(deployment.path, f"{text}.", f"{said.text} Source: {said.source}."),)
+    problems += _backend(deployment, tuned, model, engine, knowledge)
+    if problems:
+        return Verdict(None, problems, warnings)
+    found = fit(shape, engine, origin)
+    if not found.fits:
+        more, doubts = _too_large(deployment, shape, engine, found)
+        return Verdict(found, more, (*warnings, *doubts))
+    advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
+    notes = (*found.notes, *_drafting(draft))
+    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes)
+
+
+def _drafting(draft: Draft | None) -> tuple[str, ...]:
+    if draft is None:
+        return ()
+    if draft.bytes is None:
+        return (f"What the draft {draft.repo} takes is not known, and not counted",)
+    return (
+        f"The weights include {size_text(draft.bytes)} of the draft {draft.repo} in all; its KV cache is not counted",
+    )
+
+
+def engine_of(
+    deployment: Deployment, machine: Machine, software: ImageFacts, tuned: Tuned, knowledge: Knowledge
+) -> Engine:
+    """How vLLM is told to run it: the decided flags, and for the rest what the release does by itself."""
+
+    def value(name: str) -> Value:
+        flag = "--" + name.replace("_", "-")
+        given = tuned.args.get(flag)
+        if given is not None:
+            return given
+        found = default_of(knowledge, name, tuned.table.line, tuned.release.index)
+        known = tuned.table.flags.get(flag)
+        return found if found is not None or known is None else known.default
+
+    length = tuned.args.get("--max-model-len")
+    if isinstance(length, str):
+        length = None if length in AUTO else size(length)
+    v1 = tuned.context.engine == "V1"  # the defaults of releases that have both are V1's
+    sequences = _number(value("max_num_seqs") if v1 else tuned.args.get("--max-num-seqs"), 256)
+    tokens = value("max_num_batched_tokens") if v1 else tuned.args.get("--max-num-batched-tokens")
+    scheduling = value("async_scheduling")
+    platform = "cpu" if software.platform in OTHER_PLATFORMS else "rocm"
+    usual = CPU_BLOCK if platform == "cpu" else value("block_size")
+    reserved = tuned.args.get("--kv-cache-memory-bytes")
+    kv_bytes = None if reserved is None else size(str(reserved))
+    if platform == "cpu" and kv_bytes is None:
+        kv_bytes = int(float(tuned.env.get("VLLM_CPU_KVCACHE_SPACE") or 4) * GIB)
+    quantization = tuned.args.get("--quantization")
+    chunked = tuned.args.get("--enable-chunked-prefill")
+    blocks = tuned.args.get("--num-gpu-blocks-override")
+    return Engine(
+        release=tuned.release,
+        line=tuned.table.line,
+        memory_bytes=machine.memory_bytes,
+        gpu_memory_utilization=float(value("gpu_memory_utilization") or 0.9),
+        tp=deployment.tensor_parallel_size,
+        pp=deployment.pipeline_parallel_size,
+        dp=deployment.data_parallel_size,
+        expert_parallel=bool(tuned.args.get("--enable-expert-parallel")),
+        dcp=_number(tuned.args.get("--decode-context-parallel-size"), 1),
+        max_model_len=None if length is None or length in AUTO else int(length),
+        max_num_seqs=sequences,
+        max_num_batched_tokens=_number(tokens, max(2048, sequences)),
+        v1=v1,
+        chunked_prefill=None if chunked is None else bool(chunked),
+        block_size=_number(tuned.args.get("--block-size", usual), 16),
+        dtype=str(tuned.args.get("--dtype", "auto")),
+        kv_cache_dtype=str(tuned.args.get("--kv-cache-dtype", "auto")),
+        quantization=None if quantization is None else str(quantization),
+        async_scheduling=scheduling is True
+        or (scheduling == "auto" and deployment.pipeline_parallel_size == 1),
+        hybrid_kv_cache=not tuned.args.get("--disable-hybrid-kv-cache-manager", False),
+        prefix_caching=value("enable_prefix_caching") is not False,
+        enforce_eager=bool(tuned.args.get("--enforce-eager")),
+        kv_cache_memory_bytes=kv_bytes,
+        num_gpu_blocks_override=None if blocks is None else int(blocks),
+        platform=platform,
+    )
+
+
+def _number(value: Value, default: int) -> int:
+    if isinstance(value, str):
+        return size(value)
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def _image(
+    deployment: Deployment, machine: Machine, software: ImageFacts, knowledge: Knowledge
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    path = (*deployment.path, "build" if deployment.build else "image")
+    if software.platform in OTHER_PLATFORMS:
+        note = f"the image's vLLM is built for {software.platform.upper()}: the GPUs are not used"
+        return (), (note, *software.notes)
+    problems, warnings = [], []
+    for finding in check_image(knowledge.images, software, machine.gfx, machine.name):
+        if finding.is_error:
+            problems.append(Problem(path, f"{finding.subject} {finding.what}.", finding.fix))
+        else:
+            warnings.append(f"{finding.subject}: {finding.what}")
+    driver = check_driver(knowledge.images, software.rocm, machine.driver) if software.rocm else None
+    if driver:
+        warnings.append(f"{driver.subject} {driver.what}. {driver.fix}")
+    warnings += [note for note in software.notes if not any(note in text for text in warnings)]
+    return tuple(problems), tuple(warnings)
+
+
+def _backend(
+    deployment: Deployment, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+) -> tuple[Problem, ...]:
+    """An attention backend that the operator named, or latent attention's, that cannot run this model."""
+    name = tuned.known.get("attention_backend")
+    backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    latent = model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
+    if latent and engine.platform == "rocm":  # vLLM's own choice may stop it too
+        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
+    if not isinstance(name, str) or name not in knowledge.backends["backends"]:
+        return ()
+    facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
+    facts |= {"heads": model.heads, "tp": engine.tp}
+    if "--block-size" in tuned.args:
+        facts["block_size"] = engine.block_size
+    if model.head_size:
+        facts["head_size"] = model.head_size
+    return tuple(
+        Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
+        for misfit in backends.misfits(name, facts)
+    )
+
+
+def _too_large(
+    deployment: Deployment, shape: ModelShape, engine: Engine, found: Fit
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """A problem where it is certain, a warning where the reserve or the shape is a guess."""
+    what = (
+        f"{deployment.model} does not fit: weights {size_text(found.weights_bytes_per_gpu)} per GPU, one request of "
+        f"{found.max_model_len} tokens {size_text(found.max_model_len * found.kv_bytes_per_token)}, and "
+        f"{size_text(found.reserve_bytes)} for activations and graphs, of the {size_text(budget(engine))} that "
+        f"gpu_memory_utilization {engine.gpu_memory_utilization:g} gives of {size_text(engine.memory_bytes)}"
+    )
+    fixes = remedies(shape, engine, found)
+    fix = f"Helps: {'; '.join(fixes)}." if fixes else "Use larger GPUs or partitions."
+    certain = found.basis == "exact" and found.headroom_bytes + found.reserve_bytes < 0
+    if certain:
+        return (Problem(deployment.path, f"{what}.", fix),), ()
+    return (), (f"{what.replace(' does not fit:', ' may not fit:')}. {fix}",)
+
+
+def budget(engine: Engine) -> int:
+    """What vLLM may take of a GPU, in bytes."""
+    return int(engine.memory_bytes * engine.gpu_memory_utilization)
+
+
+def _starved(machine: Machine, shape: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
+    """A partition whose KV cache is too small to keep it busy, with what the whole GPU would have."""
+    if machine.gpu_bytes <= machine.memory_bytes or found.max_concurrency >= FEW_REQUESTS:
+        return ()
+    whole = fit(shape, replace(engine, memory_bytes=machine.gpu_bytes, tp=1))
+    return (
+        f"{machine.compute} starves the KV cache of this model: it holds {found.max_concurrency:.1f} requests of "
+        f"{found.max_model_len} tokens per instance; the whole GPU (SPX) would hold {whole.max_concurrency:.0f}",
+    )
+
+
+def _advice(
+    deployment: Deployment,
+    machine: Machine,
+    shape: ModelShape,
+    engine: Engine,
+    found: Fit,
+    recipes: Sequence[Recipe],
+) -> tuple[Advice, ...]:
+    """What arithmetic shows to be better."""
+    advice = []
+    throughput = deployment.objective not in ("latency", "interactive")
+    if engine.platform == "rocm" and engine.tp > 1 and engine.pp == engine.dp == 1 and throughput:
+        alone = fit(shape, replace(engine, tp=1))
+        if alone.fits and alone.max_concurrency >= FEW_REQUESTS:
+            rule = statement(recipes, "copies-before-tensor-parallel")
+            text = (
+                f"{rule.text} It fits: {alone.kv_cache_tokens:,} tokens of KV cache per GPU, "
+                f"{alone.kv_cache_tokens * engine.tp:,} on {engine.tp}; with tensor parallelism "
+                f"{found.kv_cache_tokens:,}."
+            )
+            advice.append(replace(rule, text=text))
+    return tuple(advice)

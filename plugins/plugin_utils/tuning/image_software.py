@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image holds: what the operator says, the catalogue knows, and the image itself answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+from ..catalog.images import CUDA, ImageFacts, look_up
+from ..desired.deployment import Deployment
+from ..desired.fleet import Fleet, Host
+from ..desired.lockfile import ImagePin, Lock
+from ..desired.node_state import NodeState
+
+DECLARED = "declared"
+ASKED = "image"
+"""Values of ImageFacts.basis: vllm_version of the deployment; the image's own answer."""
+
+
+def software_of(
+    deployment: Deployment, host: Host, lock: Lock, images_data: Mapping[str, Any]
+) -> ImageFacts | None:
+    """What is known of a deployment's image on a host; None: the image has to be asked first.
+
+    The deployment's vllm_version goes before an exact tag of the catalogue, and that before what the image
+    answered; what the one before does not tell, the next one fills in. A tag that moves, and one whose digest
+    is not the documented one, is not believed. vllm is None when the image was asked and has no vLLM that
+    could be found.
+    """
+    pin = lock.image(deployment.image) if deployment.image else None
+    asked = _asked(deployment, host, pin)
+    facts = look_up(images_data, _exact(deployment, pin))
+    known = not facts.serves or facts.platform == CUDA or (facts.vllm is not None and not facts.floating)
+    if not known:
+        facts = replace(facts, vllm=None, rocm=None, pytorch=None, python=None, gfx=None, v1=None)
+    if not known and asked:
+        facts = replace(facts, basis=ASKED, vllm=asked.vllm or None, floating=False)
+    if asked:
+        facts = _filled(facts, asked)
+    if deployment.vllm_version:
+        return replace(_noted(facts, deployment, asked), basis=DECLARED, vllm=deployment.vllm_version)
+    return facts if known or asked else None
+
+
+def _exact(deployment: Deployment, pin: ImagePin | None) -> str:
+    """The reference with its digest, as far as it is pinned."""
+    ref = deployment.image or (deployment.build.tag if deployment.build else "")
+    return f"{ref}@{pin.digest}" if pin and "@" not in ref else ref
+
+
+def _asked(deployment: Deployment, host: Host, pin: ImagePin | None) -> ImageSoftware | None:
+    if pin and pin.software:
+        return pin.software
+    name = deployment.build.tag if deployment.build else deployment.image
+    if pin:
+        name = f"{parse_ref(deployment.image).repository}@{pin.digest}"
+    return _on_node(host.state, name)
+
+
+def _on_node(state: NodeState | None, name: str) -> ImageSoftware | None:
+    for image in state.images if state else ():
+        if name in image.digests or name in image.tags:
+            return image.software
+    return None
+
+
+def _filled(facts: ImageFacts, asked: ImageSoftware) -> ImageFacts:
+    return replace(
+        facts,
+        platform=asked.platform or facts.platform,
+        rocm=facts.rocm or asked.rocm,
+        pytorch=facts.pytorch or asked.pytorch,
+        python=facts.python or asked.python,
+        gfx=facts.gfx if facts.gfx is not None else asked.gfx,
+    )
+
+
+def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | None) -> ImageFacts:
+    """With a note where the image says that the operator is wrong."""
+    if not asked or asked.vllm in ("", deployment.vllm_version):
+        return facts
+    note = f"vllm_version is {deployment.vllm_version}, and the image says that it has {asked.vllm}."
+    return replace(facts, notes=(*facts.notes, note))
+
+
+def learned(fleet: Fleet, lock: Lock) -> Lock:
+    """The lock with what images of its digests answered on any host; the same object when that is nothing new.
+
+    So an image is asked once for all hosts, and plans made without hosts know it too.
+    """
+    wanted: dict[str, list[tuple[str, ImagePin]]] = {}
+    for ref in {item.image for host in fleet.hosts for item in host.deployments if item.image}:
+        pin = lock.image(ref)
+        if pin and not pin.software:
+            wanted.setdefault(f"{parse_ref(ref).repository}@{pin.digest}", []).append((ref, pin))
+    found: dict[str, ImagePin] = {}
+    for host in fleet.hosts if wanted else ():
+        for image in host.state.images if host.state else ():
+            # An image that could not say what it has is asked again elsewhere: that may have been a node's fault.
+            if image.software and image.software.vllm:
+                for name in image.digests:
+                    for ref, pin in wanted.pop(name, ()):
+                        found[ref] = replace(pin, software=image.software)
+    return lock.merged(Lock(found)) if found else lock

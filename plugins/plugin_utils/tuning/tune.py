@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags and variables of a deployment on one sort of GPU: what the operator decided, then what recipes add.
+
+Pure. The operator's word wins everywhere: a recipe's choice that would change one of their flags or variables,
+even in part, is left out as a whole, as half of it may be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...module_utils.common.errors import Path, Problem
+from ...module_utils.common.versions import Release, Timeline
+from ..catalog.attention_backends import Backends, check_named
+from ..catalog.env_vars import check_env
+from ..catalog.findings import Finding
+from ..catalog.flag_values import Value, token
+from ..catalog.flags import FlagTable, check
+from ..catalog.images import ImageFacts
+from ..catalog.load import Knowledge
+from ..catalog.recipes import Advice, Choice, Context, Selection, select
+from ..catalog.recognize import recognise
+from ..catalog.settings import SettingsBook, render_setting
+from ..desired.deployment import Deployment
+from ..desired.reasons import Reason, deployment_key
+from ..desired.reserved_flags import ENGINE_OWNED
+from ..sizing.facts import ModelFacts
+from .decisions import Ledger
+
+SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Settings that are keys of a deployment, as the layout follows from them; recipes can only advise them."""
+RANGES = {
+    "--gpu-memory-utilization": (0.01, 1.0, "the part of a GPU's memory, above 0 and at most 1"),
+    "--max-num-seqs": (1, None, "at least 1"),
+    "--max-num-batched-tokens": (1, None, "at least 1"),
+    "--block-size": (1, None, "at least 1"),
+}
+"""What vLLM's configuration classes check after its parser; vllm/config of the releases."""
+SHARED_PART = 0.9
+"""What instances that share a GPU may take of it together; AMD gives each of two 0.45."""
+OTHER_PLATFORMS = ("cpu", "cuda")
+"""Platforms for which nothing that is said of Instinct GPUs holds."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPU, or partition, that an instance gets; memory in bytes, as the driver reports it.
+
+    name: the product's. compute, memory: the partition modes. memory_bytes: of one partition. gpu_bytes: of the
+    whole GPU. driver: the version of the amdgpu module, "" when it is not known.
+    """
+
+    gfx: str
+    name: str
+    compute: str
+    memory: str
+    memory_bytes: int
+    gpu_bytes: int
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is decided: flags ("--name" → value) and variables, with a reason for each.
+
+    known: the neutral settings that are decided, whoever did. chosen: flags and variables that recipes added.
+    recommended: keys of the deployment that documents would set otherwise.
+    """
+
+    release: Release
+    table: FlagTable
+    context: Context
+    args: Mapping[str, Value]
+    env: Mapping[str, str]
+    known: Mapping[str, Value]
+    reasons: tuple[Reason, ...]
+    chosen: tuple[str, ...]
+    warnings: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    recommended: tuple[Advice, ...]
+    problems: tuple[Problem, ...]
+
+
+def tune(
+    deployment: Deployment, machine: Machine, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
+) -> Tuned:
+    """Decide flags and variables. ValueError when the vLLM version is none, or older than the catalogue."""
+    book = knowledge.book(software.vllm or "")
+    backends = None
+    if software.platform not in OTHER_PLATFORMS:
+        backends = Backends(book.release, book.line, knowledge.backends)
+    desk = _Desk(deployment, book, backends)
+    desk.take_engine_args()
+    desk.take_env()
+    desk.take_settings()
+    given = {
+        **recognise(book, desk.ledger.args, desk.ledger.env),
+        **dict(deployment.settings),
+        **{name: getattr(deployment, name) for name in SIZES},
+    }
+    context = _context(deployment, machine, software, book, given, knowledge)
+    selection = _select(deployment, knowledge, model, context, given)
+    desk.take_choices((*_split(deployment, given), *selection.choices))
+    desk.take_rules(selection.advice)
+    desk.check_sequences(knowledge)
+    desk.check_share(knowledge)
+    if book.release.note:
+        desk.warnings.insert(0, book.release.note)
+    known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
+    return Tuned(
+        book.release,
+        book.flags,
+        context,
+        desk.ledger.args,
+        desk.ledger.env,
+        known,
+        tuple(desk.ledger.reasons),
+        desk.chosen,
+        tuple(dict.fromkeys(desk.warnings)),
+        tuple(item for item in selection.advice if item.say == "advise"),
+        _recommended(deployment, knowledge, model, context, given),
+        tuple(desk.problems),
+    )
+
+
+class _Desk:
+    """Takes what is decided, in the order of who may decide, and collects what is wrong with it."""
+
+    def __init__(self, deployment: Deployment, book: SettingsBook, backends: Backends | None) -> None:
+        self.deployment = deployment
+        self.book = book
+        self.backends = backends
+        self.ledger = Ledger()
+        self.chosen: tuple[str, ...] = ()
+        self.warnings: list[str] = []
+        self.problems: list[Problem] = []
+
+    def take_engine_args(self) -> None:
+        """The operator's flags, each held against the release's."""
+        table, path = self.book.flags, (*self.deployment.path, "engine_args")
+        for key, value in self.deployment.engine_args:
+            hit = table.get(key)
+            name = hit[0].name if hit else "--" + key.replace("_", "-")
+            negated = hit is not None and not hit[1] and isinstance(value, bool)
+            owned = ENGINE_OWNED.get(name[2:].replace("-", "_"))
+            if owned:
+                self.problems.append(Problem((*path, key), "is set by the toolkit.", owned))
+                continue
+            self.judge((*path, key), check(table, key, value))
+            self.check_range((*path, key), name, value)
+            self.check_backend((*path, key), name, value)
+            if value is not None:
+                source = deployment_key(self.deployment, "engine_args", key)
+                self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
+
+    def take_env(self) -> None:
+        """The operator's variables."""
+        for key, text in self.deployment.env:
+            path: Path = (*self.deployment.path, "env", key)
+            self.judge(path, check_env(self.book.env, key, text))
+            self.check_backend(path, key, text)
+            source = deployment_key(self.deployment, "env", key)
+            self.ledger.add({}, {key: text}, "set by the deployment", source)
+
+    def take_settings(self) -> None:
+        """The operator's neutral settings."""
+        for key, value in self.deployment.settings:
+            path: Path = (*self.deployment.path, "settings", key)
+            if key in SIZES:
+                fix = f"Use the deployment's key {key}."
+                self.problems.append(Problem(path, "is set by the toolkit.", fix))
+                continue
+            found = render_setting(self.book, key, value)
+            for finding in found.findings:
+                self.judge(path, finding)
+            for name, part in found.args.items():
+                self.check_range(path, name, part)
+            clash = self.ledger.clash(found.args, found.env)
+            if clash:
+                what = (
+                    f"wants {clash.subject} as {token(clash.wanted)}, and it is set as {token(clash.held)}."
+                )
+                self.problems.append(Problem(path, what, "Keep one of the two."))
+                continue
+            source = deployment_key(self.deployment, "settings", key)
+            reason = f"the setting {key} in vLLM {self.book.release.asked}"
+            self.ledger.add(found.args, found.env, reason, source)
+
+    def take_choices(self, choices: Iterable[Choice]) -> None:
+        """What recipes recommend, where the operator has not decided otherwise."""
+        before = len(self.ledger.reasons)
+        for choice in choices:
+            found = render_setting(self.book, choice.setting, choice.value)
+            if any(finding.is_error for finding in found.findings):
+                continue
+            if self.ledger.clash(found.args, found.env):
+                continue
+            reason = choice.reason
+            if choice.overridden:
+                others = ", ".join(f"{item.recipe} says {token(item.value)}" for item in choice.overridden)
+                reason += f" ({others})"
+            self.ledger.add(found.args, found.env, reason, choice.source)
+        self.chosen = tuple(dict.fromkeys(item.setting for item in self.ledger.reasons[before:]))
+
+    def take_rules(self, rules: Iterable[Advice]) -> None:
+        """What documents refuse or warn of."""
+        for rule in rules:
+            if rule.say == "refuse":
+                self.problems.append(Problem(self.deployment.path, rule.text, f"Source: {rule.source}."))
+            elif rule.say == "warn":
+                self.warnings.append(f"{rule.text} [{rule.source}]")
+
+    def check_sequences(self, knowledge: Knowledge) -> None:
+        """vLLM stops when a step takes fewer tokens than sequences."""
+        line, index, args = self.book.line, self.book.release.index, self.ledger.args
+        tokens, seqs = (
+            args.get(f"--{name.replace('_', '-')}", default_of(knowledge, name, line, index))
+            for name in ("max_num_batched_tokens", "max_num_seqs")
+        )
+        if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
+            if "max_num_seqs" not in dict(self.deployment.engine_args):
+                reason = "no more sequences than tokens in a step, or vLLM stops"
+                self.ledger.put("--max-num-seqs", tokens, reason, "vllm-source")
+                return
+            what = f"max_num_batched_tokens is {tokens}, and max_num_seqs {seqs}; vLLM stops."
+            path = (*self.deployment.path, "engine_args")
+            self.problems.append(Problem(path, what, "Make it at least as large as max_num_seqs."))
+
+    def check_range(self, path: Path, name: str, value: Value) -> None:
+        """A number that the parser takes and vLLM then refuses."""
+        low, high, meaning = RANGES.get(name, (None, None, ""))
+        if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            return
+        if value < low or (high is not None and value > high):
+            hint = f" Did you mean {value / 100:g}?" if high == 1.0 and 1 < value <= 100 else ""
+            self.problems.append(Problem(path, f"{value} is out of range.", f"It is {meaning}.{hint}"))
+
+    def check_backend(self, path: Path, name: str, value: Value) -> None:
+        """An attention backend that is not for these GPUs."""
+        if self.backends is not None and name == self.backends.named_by():
+            finding = check_named(self.backends, str(value))
+            if finding is not None:
+                self.judge(path, finding)
+
+    def check_share(self, knowledge: Knowledge) -> None:
+        """Instances on one GPU must not want more than all of its memory."""
+        count = self.deployment.instances_per_gpu
+        name = "gpu_memory_utilization"
+        part = self.ledger.args.get(
+            "--gpu-memory-utilization", default_of(knowledge, name, self.book.line, self.book.release.index)
+        )
+        if count > 1 and isinstance(part, (int, float)) and part * count > 1:
+            what = (
+                f"{count} instances per GPU with {name} {part:g} each want {part * count:.0%} of its memory."
+            )
+            fix = f"Leave {name} out, or set it to at most {int(SHARED_PART * 100 / count) / 100:g}."
+            self.problems.append(Problem((*self.deployment.path, "instances_per_gpu"), what, fix))
+
+    def judge(self, path: Path, finding: Finding) -> None:
+        """A finding as a problem or a warning."""
+        what, source = f"{finding.what}.", f" [{finding.source}]" if finding.source else ""
+        if finding.is_error:
+            self.problems.append(Problem(path, what, finding.fix))
+        elif finding.is_warning:
+            key = ".".join(str(part) for part in path[2:])
+            self.warnings.append(f"{key}: {what} {finding.fix}".rstrip() + source)
+
+
+def _select(
+    deployment: Deployment,
+    knowledge: Knowledge,
+    model: ModelFacts,
+    context: Context,
+    given: Mapping[str, Value],
+) -> Selection:
+    recipes = knowledge.recipes
+    if not deployment.recipes:  # what cannot work is refused all the same
+        recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
+    return select(recipes, model, context, given)
+
+
+def _recommended(
+    deployment: Deployment,
+    knowledge: Knowledge,
+    model: ModelFacts,
+    context: Context,
+    given: Mapping[str, Value],
+) -> tuple[Advice, ...]:
+    """Sizes that documents name for this model and that the deployment does not have."""
+    if not deployment.recipes:
+        return ()
+    open_sizes = {name: value for name, value in given.items() if name not in SIZES}
+    found = select(knowledge.recipes, model, context, open_sizes)
+    return tuple(
+        Advice(choice.setting, "advise", f"{choice.setting} {choice.value} is recommended: {choice.reason}.",
+               choice.source, choice.recipe)
+        for choice in found.choices
+        if choice.setting in SIZES and choice.value != given[choice.setting]
+    )  # fmt: skip
+
+
+def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
+    """The part of a GPU's memory for each of several instances on it."""
+    count = deployment.instances_per_gpu
+    if count < 2 or "gpu_memory_utilization" in given:
+        return ()
+    value = int(SHARED_PART * 100 / count) / 100
+    reason = f"{count} instances share the GPU"
+    return (Choice("gpu_memory_utilization", value, reason, SPLIT, "general"),)
+
+
+def _context(
+    deployment: Deployment,
+    machine: Machine,
+    software: ImageFacts,
+    book: SettingsBook,
+    given: Mapping[str, Value],
+    knowledge: Knowledge,
+) -> Context:
+    engine = given.get("engine")
+    if engine is None:
+        engine = default_of(knowledge, "engine", book.line, book.release.index)
+        if software.v1:
+            engine = "V1"
+        if _falls_back(book, given):
+            engine = "V0"
+    gpu = software.platform not in OTHER_PLATFORMS
+    return Context(
+        release=book.release,
+        line=book.line,
+        gfx=machine.gfx if gpu else "",
+        gpu=machine.name if gpu else "",
+        objective=deployment.objective,
+        compute=machine.compute,
+        memory=machine.memory,
+        tp=deployment.tensor_parallel_size,
+        pp=deployment.pipeline_parallel_size,
+        dp=deployment.data_parallel_size,
+        nodes=deployment.nodes,
+        instances_per_gpu=deployment.instances_per_gpu,
+        kv_cache=str(given.get("kv_cache_dtype", "auto")),
+        engine=str(engine),
+        speculative="speculative" in given,
+        speculative_tokens=_drafted(given.get("speculative")),
+        workload=deployment.workload,
+        balancing=deployment.data_parallel_balancing,
+    )
+
+
+def _drafted(speculative: Any) -> int:
+    """Tokens of a draft per step; 0 where it is not said."""
+    count = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else 0
+    return count if isinstance(count, int) else 0
+
+
+def _falls_back(book: SettingsBook, given: Mapping[str, Value]) -> bool:
+    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead.
+
+    Source: EngineArgs._is_v1_supported_oracle of the releases that have both engines.
+    """
+    if not book.line.inside(None, "0.10.1", book.release.index):
+        return False
+    speculative = given.get("speculative")
+    draft = isinstance(speculative, Mapping) and "method" not in speculative and "model" in speculative
+    return draft or given.get("scheduler_steps") not in (None, 1)
+
+
+def default_of(knowledge: Knowledge, name: str, line: Timeline, index: int) -> Any:
+    """What a release does when nothing is said; None where the catalogue does not tell."""
+    for entry in knowledge.defaults.get(name, ()):
+        if line.inside(entry["since"], entry["until"], index):
+            return entry["value"]
+    return None
