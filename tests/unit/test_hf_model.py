@@ -18,6 +18,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import read_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
+from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
 
@@ -47,6 +48,7 @@ def args(docker: FakeDocker, tmp_path: Path) -> dict[str, Any]:
         "exclude": ["original/*"],
         "cache_dir": str(tmp_path / "hf"),
         "docker_socket": docker.path,
+        "program": script("download"),
     }
 
 
@@ -156,7 +158,7 @@ def test_the_container_has_the_network_the_cache_and_nothing_else(
         "max_workers": 3,
         "token_file": "",
     }
-    compile(body["Entrypoint"][2], "program", "exec")
+    assert body["Entrypoint"][2] == script("download")
 
 
 def test_second_run_changes_nothing_and_needs_no_hub(

@@ -396,14 +396,14 @@ def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> 
         return repeating([*results, RESULT])(container)
 
     docker.programs["instinct-bench-"] = program
-    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10})
+    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10}, program="p")
     result, failed = run_module(vllm_bench.main, wanted)
     assert not failed, result["msg"]
     entry = result["benchmarks"][0]
     assert entry["results"] == results
     assert entry["result"] == results[-1]
     body = seen[0].body
-    assert body["Entrypoint"][-5:] == ["/bench", "result.json", "7", "2", "3"]
+    assert body["Entrypoint"][-6:] == ["p", "/bench", "result.json", "7", "2", "3"]
     assert "--seed" not in body["Cmd"]
     assert result["actions"][0].endswith("--num-prompts 10, 5 times)")
 

@@ -294,8 +294,9 @@ def test_the_container_that_asks_can_do_nothing_else(docker: FakeDocker, run_mod
         return 0
 
     docker.programs = {"instinct-ask-": program}
-    run_module(vllm_image.main, pull_args(docker))
+    run_module(vllm_image.main, pull_args(docker, program="the program"))
     host = bodies[0]["HostConfig"]
+    assert bodies[0]["Entrypoint"][-1] == "the program"
     assert bodies[0]["Image"] == image["Id"]
     assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
     assert not {"Mounts", "Binds", "Devices", "DeviceRequests", "Privileged"} & set(host)
