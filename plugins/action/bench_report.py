@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gather the benchmarks of all nodes into results/<run>/: reads hosts' variables, writes files.
 
-Documentation: library/bench_report.py (`ansible-doc -t module bench_report`).
+Documentation: plugins/modules/bench_report.py (`ansible-doc -t module instinct.fleet.bench_report`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge a new release by what was measured and asked: writes results/<run>/, and fails when it is bad.
 
-Documentation: library/canary_verdict.py (`ansible-doc -t module canary_verdict`).
+Documentation: plugins/modules/canary_verdict.py (`ansible-doc -t module instinct.fleet.canary_verdict`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuse variables behind -e that look like slips; every other plugin of this toolkit does so by the way.
 
-Documentation: library/extra_variables.py (`ansible-doc -t module extra_variables`).
+Documentation: plugins/modules/extra_variables.py (`ansible-doc -t module instinct.fleet.extra_variables`).
 """
 
 from __future__ import annotations

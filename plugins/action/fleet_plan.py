@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan the fleet: reads hosts' variables and states, the catalogue and the pins; decides nothing itself.
 
-Documentation: library/fleet_plan.py (`ansible-doc -t module fleet_plan`).
+Documentation: plugins/modules/fleet_plan.py (`ansible-doc -t module instinct.fleet.fleet_plan`).
 """
 
 from __future__ import annotations

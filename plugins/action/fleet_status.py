@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell what runs in the fleet: reads what instance_status found on each host; decides nothing itself.
 
-Documentation: library/fleet_status.py (`ansible-doc -t module fleet_status`).
+Documentation: plugins/modules/fleet_status.py (`ansible-doc -t module instinct.fleet.fleet_status`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge the fleet's hosts: reads hosts' variables and the catalogue; decides nothing itself.
 
-Documentation: library/host_audit.py (`ansible-doc -t module host_audit`).
+Documentation: plugins/modules/host_audit.py (`ansible-doc -t module instinct.fleet.host_audit`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide what follows from a batch of a rollout; reads what the hosts noted, decides nothing itself.
 
-Documentation: library/rollout_verdict.py (`ansible-doc -t module rollout_verdict`).
+Documentation: plugins/modules/rollout_verdict.py (`ansible-doc -t module instinct.fleet.rollout_verdict`).
 """
 
 from __future__ import annotations
