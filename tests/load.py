@@ -119,10 +119,10 @@ class Summary:
 
 
 class Load:
-    """Requests at a rate, in a thread of its own, until stop()."""
+    """Requests at a rate, in a thread of its own, until stop() or until `count` of them have begun."""
 
-    def __init__(self, target: Target, rate: float) -> None:
-        self.target, self.rate = target, rate
+    def __init__(self, target: Target, rate: float, count: int = sys.maxsize) -> None:
+        self.target, self.rate, self.count = target, rate, count
         self.begun = 0
         self.outcomes: list[Outcome] = []
         self._ready, self._stopping = threading.Event(), threading.Event()
@@ -164,7 +164,7 @@ class Load:
     def due(self, grace: float = 0.0) -> int:
         """How many requests had their time until `grace` seconds before stop(), by the clock of who called it."""
         seconds = (self._left or time.monotonic()) - self._entered - grace
-        return math.ceil(self.rate * max(0.0, seconds))
+        return min(self.count, math.ceil(self.rate * max(0.0, seconds)))
 
     def problems(self) -> dict[str, int]:
         """How many requests failed, by how."""
@@ -229,7 +229,7 @@ class Load:
         ):
             self._entered = time.monotonic()
             self._ready.set()
-            while not self._stopping.is_set():
+            while self.begun < self.count and not self._stopping.is_set():
                 self._late = max(self._late, self.now - self.begun / self.rate)
                 self.begun += 1
                 requests.create_task(self._request(session))

@@ -44,8 +44,8 @@ def target(url: str, **options: Any) -> Target:
 
 
 def pushed(aim: Target, requests: int = REQUESTS, rate: float = 100) -> Load:
-    """A load of at least so many requests."""
-    with Load(aim, rate) as load:
+    """A load of so many requests, however slow the machine is."""
+    with Load(aim, rate, requests) as load:
         load.wait_for(requests)
     return load
 
