@@ -30,7 +30,7 @@ BIN = Path(sys.executable).parent
 
 
 # The files that take longest, longest first: so that in the end no lab waits for the other.
-LONG = ("91", "87", "66", "67", "55", "30", "89", "85", "88", "10", "40", "45")
+LONG = ("91", "87", "10", "66", "67", "30", "89", "85", "88", "55", "40", "45")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -224,6 +224,7 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
 # ---- the real vLLM --------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep  # six minutes of both cores; the group's logic is shown by the stand-in in every run
 def test_tensor_parallel_over_two_hosts(standin: Endpoint) -> None:
     endpoint = standin
     deploy(endpoint, real())  # where the stand-in ran: the new head does not take the old rank for its own
