@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from . import faults, holders
+from .driver import faults, holders
+from .machine.paths import Paths
+from .machine.settings import apply, split
+from .machine.state import Holder, StateError, make_node, to_json
+from .machine.store import FileStore
 from .node import finder, open_store
-from .paths import Paths
-from .settings import apply, split
-from .smi import Lib, Terminal
-from .state import Holder, StateError, make_node, to_json
-from .store import FileStore
+from .tools.smi import Lib, Terminal
 
 TOOLS = ("rocm-smi", "amd-smi")
 
@@ -33,7 +33,7 @@ def _finder(paths: Paths, store: FileStore) -> Callable[[], Sequence[Holder]]:
         return finder(paths)
 
     def look() -> list[Holder]:
-        from .topology import partitions
+        from .machine.topology import partitions
 
         node = store.read()
         injected = {h.pid for h in node.holders}
@@ -54,16 +54,16 @@ def _tool(name: str, argv: list[str], paths: Paths) -> int:
         state = faults.tool_state(store.read(), name)
     lib = Lib(store, _finder(paths, store))
     if name == "rocm-smi":
-        from . import rocm_smi
+        from .tools import rocm_smi
 
         return rocm_smi.tool_for(lib.start)(lib, Terminal()).run(argv)
-    from . import amd_smi
+    from .tools import amd_smi
 
     return amd_smi.tool_for(lib.start)(lib, Terminal()).run(argv)
 
 
 def _modprobe(argv: list[str], paths: Paths) -> int:
-    from . import modprobe
+    from .tools import modprobe
 
     store = open_store(paths)
     return modprobe.run(argv, Lib(store, _finder(paths, store)), Terminal())
@@ -74,7 +74,7 @@ def _fault(argv: list[str], paths: Paths) -> int:
         for name, fault in faults.FAULTS.items():
             print(f"{name:18} {fault.text}")
         return 0
-    from . import zombie
+    from .driver import zombie
 
     store = open_store(paths)
     if argv[0] == "clear":
@@ -101,7 +101,7 @@ def _config(argv: list[str], paths: Paths) -> int:
 
 
 def _serve(argv: list[str], paths: Paths) -> int:
-    from .node import serve
+    from .serve import serve
 
     settings = split([a.removeprefix("--") for a in argv])
     count, model = int(settings.pop("gpus", "8")), settings.pop("model", "MI300X")
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> int:
             print(to_json(open_store(paths).read(), indent=1), end="")
             return 0
         if command == "dmesg":
-            from .kernel_log import dmesg
+            from .tools.kernel_log import dmesg
 
             return dmesg(rest, open_store(paths).read(), os.geteuid(), Terminal())
     except StateError as e:

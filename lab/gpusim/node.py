@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting the simulated GPUs into a node: device nodes, the sysfs mounts, and the serving process.
+"""Putting the simulated GPUs into a node: device nodes and links, in line with the state.
 
 Where /sys is covered (mounts.py) there are links to the simulated tree for kfd, drm and amdgpu. The tree is
 plain files, read-only, with links to a served file system for what is live (fs.py). Whoever changes the
@@ -15,32 +15,25 @@ from __future__ import annotations
 
 import contextlib
 import grp
-import json
-import math
 import os
-import signal
 import stat
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from . import faults, holders, kernel, rocm_smi
-from .host import NIC_BDFS
-from .mounts import cover, covered, link, run, uncover
-from .paths import Paths
-from .proc_files import cpuinfo, meminfo
-from .state import APU_BDFS, BDFS, Holder, Node, StateError, from_json
-from .store import FileStore
-from .topology import drm_devices, partitions
+from .driver import faults, holders
+from .files.mounts import covered, link
+from .files.proc_files import cpuinfo, meminfo
+from .machine.host import NIC_BDFS
+from .machine.paths import CONTROL, Paths
+from .machine.state import APU_BDFS, BDFS, Holder, Node, StateError
+from .machine.store import FileStore
+from .machine.topology import drm_devices, partitions
+from .tools import rocm_smi
 
 NULL = os.makedev(1, 3)
 DRM_MAJOR = 226
 OUR_DEVICES = ("kfd", "dri/renderD*", "infiniband/*")
-CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
-CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
 
 
 def wanted_devices(node: Node) -> dict[str, int]:
@@ -179,102 +172,3 @@ def finder(paths: Paths) -> Callable[[], list[Holder]]:
 def open_store(paths: Paths) -> FileStore:
     """The node's state; root's changes are carried through to sysfs and the device nodes."""
     return FileStore(paths.state, partial(_changed_elsewhere, paths) if os.geteuid() == 0 else None)
-
-
-# ---------------------------------------------------------------- serving
-
-
-def cmdline(paths: Paths) -> tuple[str, ...]:
-    """Words of the kernel command line; none where there is none."""
-    try:
-        return tuple((paths.proc / "cmdline").read_text().split())
-    except OSError:
-        return ()
-
-
-def blacklist(paths: Paths) -> set[str]:
-    """Modules that are not loaded at a boot: of modprobe.d and of the kernel command line."""
-    lines = [
-        line.split()
-        for path in (paths.root / "etc/modprobe.d").glob("*.conf")
-        for line in path.read_text().splitlines()
-    ]
-    found = {words[1] for words in lines if len(words) == 2 and words[0] == "blacklist"}
-    for word in cmdline(paths):
-        if word.startswith("modprobe.blacklist="):
-            found |= set(word.partition("=")[2].split(","))
-    return found
-
-
-def boot(paths: Paths, fresh: Node) -> Node:
-    """The state to start with: what is there, as after a reboot, or `fresh`."""
-    try:
-        node = kernel.reboot(from_json(paths.state.read_text()), blacklist(paths))
-    except FileNotFoundError:
-        node = fresh
-    return replace(node, cmdline=cmdline(paths))
-
-
-def _watch(store: FileStore, scanner: holders.Scanner, stop: threading.Event) -> None:
-    """For the fault busy-after-exit: see when the last process that uses KFD ends."""
-    last = -math.inf
-    while not stop.wait(0.2):
-        seconds = faults.value(store.read(), "busy-after-exit")
-        if seconds is None:
-            last = -math.inf
-            continue
-        if any(holder.kfd for holder in scanner()):
-            last = time.monotonic()
-        held = time.monotonic() - last < seconds
-        store.change(lambda node, held=held: kernel.linger(node, held))  # type: ignore[misc]
-
-
-def serve(paths: Paths, fresh: Node) -> int:
-    """Mount, make device nodes, serve until SIGTERM or SIGINT, and put everything back."""
-    from .fs import SysFs
-    from .fuseproto import Server
-    from .mirror import Mirror
-
-    if not paths.scratch and not any(os.path.exists(mark) for mark in CONTAINER_MARKS):
-        raise StateError(
-            "serve covers parts of /sys and is for containers; elsewhere set GPUSIM_ROOT=<directory>"
-        )
-    paths.run.mkdir(parents=True, exist_ok=True)
-    paths.state.parent.mkdir(parents=True, exist_ok=True)
-    paths.ready.unlink(missing_ok=True)
-    uncover(paths)  # what an earlier run left
-    store = FileStore(paths.state)
-    store.write(boot(paths, fresh))
-    for place in (paths.fuse, paths.files, paths.tree):
-        place.mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "mode=755,size=64m", "gpusim", str(paths.files))
-    run("mount", "--bind", str(paths.files), str(paths.tree))
-    run("mount", "-o", "remount,bind,ro", str(paths.tree))
-    scanner = holders.Scanner(finder(paths), store.read, lambda h: os.path.exists(f"/proc/{h.pid}"))
-    served = SysFs(store, scanner, Mirror(paths.files, paths.fuse))
-    server = Server(served, str(paths.fuse))
-
-    def changed(node: Node) -> None:
-        served.refresh()
-        sync(paths, node)
-
-    store.changed = changed
-    server.mount()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.unmount())
-    stop = threading.Event()
-    watch = threading.Thread(target=_watch, args=(store, scanner, stop), daemon=True)
-    try:
-        served.refresh()
-        sync_shown(paths, store.read())
-        cover(paths)
-        changed(store.read())
-        watch.start()
-        paths.ready.write_text(json.dumps({"pid": os.getpid(), "gpus": len(store.read().gpus)}) + "\n")
-        server.serve()
-    finally:
-        stop.set()
-        paths.ready.unlink(missing_ok=True)
-        server.unmount()
-        uncover(paths)
-    return 0

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.gpusim import faults
 from lab.gpusim.__main__ import main as gpusim
+from lab.gpusim.driver import faults
+from lab.gpusim.machine.paths import Paths
+from lab.gpusim.machine.settings import apply, split
+from lab.gpusim.machine.state import make_node
 from lab.gpusim.node import open_store
-from lab.gpusim.paths import Paths
-from lab.gpusim.settings import apply, split
-from lab.gpusim.state import make_node
 from lab.node.systemctl import Unit
 from tests.partition_driver import case, serve
 

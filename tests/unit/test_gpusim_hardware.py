@@ -24,13 +24,15 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
 
-from lab.gpusim import runc, settings, sysfs
-from lab.gpusim.entries import Dir, File
-from lab.gpusim.mirror import Mirror
-from lab.gpusim.models import MODELS
+from lab.gpusim import runc
+from lab.gpusim.files import sysfs
+from lab.gpusim.files.entries import Dir, File
+from lab.gpusim.files.mirror import Mirror
+from lab.gpusim.machine import settings
+from lab.gpusim.machine.models import MODELS
+from lab.gpusim.machine.processors import EPYC, PROCESSORS, XEON, Layout, cpu_list, cpu_mask
+from lab.gpusim.machine.state import Node, StateError, from_json, make_node, to_json
 from lab.gpusim.node import shown_files
-from lab.gpusim.processors import EPYC, PROCESSORS, XEON, Layout, cpu_list, cpu_mask
-from lab.gpusim.state import Node, StateError, from_json, make_node, to_json
 
 from .host_world import catalogue, items
 

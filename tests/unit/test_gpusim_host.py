@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 import yaml
 
-from lab.gpusim import faults, kernel, kernel_log, runc, settings
-from lab.gpusim.entries import Dir, File
-from lab.gpusim.models import MODELS
-from lab.gpusim.node import blacklist, sync_tools
-from lab.gpusim.paths import Paths
-from lab.gpusim.smi import Terminal
-from lab.gpusim.state import Holder, Node, StateError, from_json, make_node, to_json
-from lab.gpusim.sysfs import View
+from lab.gpusim import runc
+from lab.gpusim.driver import faults, kernel
+from lab.gpusim.files.entries import Dir, File
+from lab.gpusim.files.sysfs import View
+from lab.gpusim.machine import settings
+from lab.gpusim.machine.models import MODELS
+from lab.gpusim.machine.paths import Paths
+from lab.gpusim.machine.state import Holder, Node, StateError, from_json, make_node, to_json
+from lab.gpusim.node import sync_tools
+from lab.gpusim.serve import blacklist
+from lab.gpusim.tools import kernel_log
+from lab.gpusim.tools.smi import Terminal
 from tests.unit.some import some
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import faults, kernel, settings
-from lab.gpusim import node as serving
-from lab.gpusim.models import MODELS
-from lab.gpusim.paths import Paths
-from lab.gpusim.state import Holder, Node, StateError, from_json, make_node, to_json
+from lab.gpusim import serve as serving
+from lab.gpusim.driver import faults, kernel
+from lab.gpusim.machine import settings
+from lab.gpusim.machine.models import MODELS
+from lab.gpusim.machine.paths import Paths
+from lab.gpusim.machine.state import Holder, Node, StateError, from_json, make_node, to_json
 from tests.unit.some import some
 
 KFD = (Holder(7, "gpuagent"),)

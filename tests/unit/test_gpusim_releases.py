@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import amd_smi, rocm_smi, settings
-from lab.gpusim.state import Holder, Node
+from lab.gpusim.machine import settings
+from lab.gpusim.machine.state import Holder, Node
+from lab.gpusim.tools import amd_smi, rocm_smi
 from tests.unit.test_gpusim_tools import Run, cpx, node
 
 RELEASES = settings.RELEASES

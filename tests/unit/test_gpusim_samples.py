@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import amd_smi, faults, rocm_smi, settings, topology
-from lab.gpusim.models import MODELS, Model
-from lab.gpusim.smi import Lib, Terminal
-from lab.gpusim.state import Gpu, Holder, Node, Sensors, make_node
-from lab.gpusim.store import MemoryStore
+from lab.gpusim.driver import faults
+from lab.gpusim.machine import settings, topology
+from lab.gpusim.machine.models import MODELS, Model
+from lab.gpusim.machine.state import Gpu, Holder, Node, Sensors, make_node
+from lab.gpusim.machine.store import MemoryStore
+from lab.gpusim.tools import amd_smi, rocm_smi
+from lab.gpusim.tools.smi import Lib, Terminal
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
 OTHER_TOOL = "output of a tool that is not simulated"
@@ -276,8 +278,8 @@ CLI_CASES: dict[str, Case] = {
 
 def kfd_property(path: str) -> Callable[[], str]:
     """A file of the captured node's /sys/class/kfd/kfd/topology, from the simulated tree."""
-    from lab.gpusim.entries import File
-    from lab.gpusim.sysfs import View
+    from lab.gpusim.files.entries import File
+    from lab.gpusim.files.sysfs import View
 
     def read() -> str:
         entry = View(captured(), lambda: []).find(f"devices/virtual/kfd/kfd/topology/{path}")

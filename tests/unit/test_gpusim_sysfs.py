@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import faults, holders, kernel, settings, topology
-from lab.gpusim.entries import Dir, File, Link
-from lab.gpusim.fs import SysFs
-from lab.gpusim.fuseproto import CREATE, GETATTR, LOOKUP, OPEN, READ, READDIR, SETATTR, Server
-from lab.gpusim.holders import Scanner
-from lab.gpusim.mirror import Mirror
-from lab.gpusim.models import MIB
+from lab.gpusim.driver import faults, holders, kernel
+from lab.gpusim.driver.holders import Scanner
+from lab.gpusim.files.entries import Dir, File, Link
+from lab.gpusim.files.fs import SysFs
+from lab.gpusim.files.fuseproto import CREATE, GETATTR, LOOKUP, OPEN, READ, READDIR, SETATTR, Server
+from lab.gpusim.files.mirror import Mirror
+from lab.gpusim.files.sysfs import View
+from lab.gpusim.machine import settings, topology
+from lab.gpusim.machine.models import MIB
+from lab.gpusim.machine.processors import EPYC, PROCESSORS
+from lab.gpusim.machine.state import Holder, Node, make_node, to_json
+from lab.gpusim.machine.store import FileStore
 from lab.gpusim.node import wanted_devices
-from lab.gpusim.processors import EPYC, PROCESSORS
-from lab.gpusim.state import Holder, Node, make_node, to_json
-from lab.gpusim.store import FileStore
-from lab.gpusim.sysfs import View
 from tests.unit.some import some
 
 GPU = "devices/pci0000:00/0000:05:00.0"

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim import amd_smi, faults, kernel, modprobe, rocm_smi, settings, topology
-from lab.gpusim.models import MIB
-from lab.gpusim.smi import Lib, Terminal
-from lab.gpusim.state import Holder, Node, make_node
-from lab.gpusim.store import MemoryStore
+from lab.gpusim.driver import faults, kernel
+from lab.gpusim.machine import settings, topology
+from lab.gpusim.machine.models import MIB
+from lab.gpusim.machine.state import Holder, Node, make_node
+from lab.gpusim.machine.store import MemoryStore
+from lab.gpusim.tools import amd_smi, modprobe, rocm_smi
+from lab.gpusim.tools.smi import Lib, Terminal
 
 VLLM = Holder(4242, "vllm", (128,), vram=1 << 30)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lab.gpusim.settings import SETTINGS
+from lab.gpusim.machine.settings import SETTINGS
 
 from .partition_host import Host, lacking
 

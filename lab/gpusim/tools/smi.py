@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TextIO
 
-from . import faults, kernel, topology
-from .holders import Scanner, uses, vram_of, vram_used
-from .models import MIB, release_of
-from .state import Gpu, Holder, Node
-from .store import Store
-from .topology import Partition
+from ..driver import faults, kernel
+from ..driver.holders import Scanner, uses, vram_of, vram_used
+from ..machine import topology
+from ..machine.models import MIB, release_of
+from ..machine.state import Gpu, Holder, Node
+from ..machine.store import Store
+from ..machine.topology import Partition
 
 
 class Status(IntEnum):

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from . import topology as topo
+from ..driver.holders import uses, vram_of
+from ..machine import topology as topo
+from ..machine.state import Holder, Node
+from ..machine.topology import DrmDevice, Partition
 from .entries import Dir, Entry, File, Link, folder, live, text
 from .gpu_files import gpu_files
-from .holders import uses, vram_of
-from .state import Holder, Node
 from .sysfs_cpu import board, cpus, iommus, numa_nodes
 from .sysfs_host import huge_pages, nic_devices, nic_links
-from .topology import DrmDevice, Partition
 
 
 class View:

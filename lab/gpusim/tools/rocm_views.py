@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ..machine.topology import Partition, bus_of
 from .rocm_base import Action, RocmBase
-from .topology import Partition, bus_of
 
 
 class RocmViews(RocmBase):

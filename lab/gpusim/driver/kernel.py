@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..machine.models import COMPUTE_MODES, MEM_ALLOC_MODES, MEMORY_MODES
+from ..machine.state import Holder, Node
+from ..machine.topology import partitions
 from . import faults
 from .holders import uses
-from .models import COMPUTE_MODES, MEM_ALLOC_MODES, MEMORY_MODES
-from .state import Holder, Node
-from .topology import partitions
 
 
 class Outcome(NamedTuple):

@@ -13,12 +13,12 @@ import json
 import os
 from typing import Any
 
+from ..machine.models import MEM_ALLOC_MODES
+from ..machine.topology import Partition
 from .amd_base import AMDSMI, SEE, Exit, UsageError
 from .amd_format import Row
 from .amd_smi_7 import AmdSmi72
-from .models import MEM_ALLOC_MODES
 from .smi import Status
-from .topology import Partition
 
 MEMORY_WARNING = """
             ******WARNING******

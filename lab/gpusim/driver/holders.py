@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from .models import MIB
-from .state import Holder, Node
-from .topology import Partition
+from ..machine.models import MIB
+from ..machine.state import Holder, Node
+from ..machine.topology import Partition
 
 CONTAINER_SHARE = 0.9  # of each partition it can use, as vLLM's --gpu-memory-utilization
 _INITS = {"docker-init", "tini", "dumb-init", "catatonit"}

@@ -7,11 +7,11 @@ import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import faults, kernel
+from ..driver import faults, kernel
+from ..driver.holders import vram_used
+from ..machine.models import MIB
+from ..machine.state import Gpu, Holder, Node
 from .entries import Dir, Entry, File, Link, SysfsError, folder, live, text
-from .holders import vram_used
-from .models import MIB
-from .state import Gpu, Holder, Node
 from .sysfs_cpu import node_cpus
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import faults
+from ..driver import faults
+from ..machine.topology import Partition, bdf_of
 from .amd_format import Row, csv_text, folded, human, json_text, size
 from .smi import Lib, Status, Terminal
-from .topology import Partition, bdf_of
 
 # amdsmi's number and name of a status, and what it says of it.
 AMDSMI = {

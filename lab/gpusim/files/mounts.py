@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from .paths import Paths
-from .state import StateError
+from ..machine.paths import Paths
+from ..machine.state import StateError
 
 BOUND = ("devices/system/cpu", "devices/system/node", "kernel/mm/transparent_hugepage")
 BOARD = "devices/virtual/dmi"  # shown as a class too

@@ -13,16 +13,17 @@ import os
 import stat
 import time
 
-from . import faults, node
+from ..driver import faults
+from ..driver.holders import Scanner
+from ..machine.paths import CONTROL
+from ..machine.store import FileStore
 from .entries import Dir, Entry, File, Link
 from .fuseproto import DIRECT_IO, Info
-from .holders import Scanner
 from .mirror import Mirror
-from .store import FileStore
 from .sysfs import View
 
 PAGE = 4096
-CONTROL = f"/{node.CONTROL}"
+_SYNC = f"/{CONTROL}"
 # Where the live files of a GPU and of a CPU are: these names last, so the kernel may remember them. That a file is
 # gone or may not be written is found out when it is opened, which always asks.
 _LASTING = ("/devices/pci0000:00", "/devices/system")
@@ -64,7 +65,7 @@ class SysFs:
         return entry
 
     def info(self, path: str) -> Info:
-        if path == CONTROL:
+        if path == _SYNC:
             return Info(stat.S_IFREG | 0o200, 0)
         entry = self._entry(path)
         lasting = path in ("", "/devices") or path.startswith(_LASTING)
@@ -89,7 +90,7 @@ class SysFs:
         return entry.target
 
     def open(self, path: str, flags: int) -> int:
-        if path != CONTROL:
+        if path != _SYNC:
             entry = self._file(path)
             if flags & os.O_ACCMODE != os.O_RDONLY and entry.write is None:
                 raise PermissionError(errno.EACCES, path)
@@ -99,7 +100,7 @@ class SysFs:
         return self._file(path).data()
 
     def write(self, path: str, data: bytes) -> None:
-        if path == CONTROL:
+        if path == _SYNC:
             self.refresh()
             return
         file = self._file(path)
@@ -115,5 +116,5 @@ class SysFs:
             raise OSError(failed, path)
 
     def truncate(self, path: str) -> None:
-        if path != CONTROL and self._file(path).write is None:
+        if path != _SYNC and self._file(path).write is None:
             raise PermissionError(errno.EACCES, path)

@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ..machine.models import MIB
 from .amd_base import AmdBase
 from .amd_format import Row, default_view, human, json_text, size
-from .models import MIB
 
 
 class AmdMetrics(AmdBase):

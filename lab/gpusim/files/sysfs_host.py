@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from . import host
+from ..driver.kernel import Outcome
+from ..machine import host
+from ..machine.host import Host, Nic, Written
+from ..machine.state import Holder, Node
 from .entries import Dir, Entry, File, Link, folder, text
-from .host import Host, Nic, Written
-from .kernel import Outcome
-from .state import Holder, Node
 
 
 def setting(value: str, change: Callable[[Host, str], Written]) -> File:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from . import kernel
-from .state import Holder, Node
+from ..driver import kernel
+from ..machine.state import Holder, Node
 
 Writer = Callable[[Node, str, Sequence[Holder]], kernel.Outcome]
 

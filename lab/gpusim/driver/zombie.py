@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .state import StateError
+from ..machine.state import StateError
 
 # The parent says the child's pid once that has ended, and waits for its own end.
 _KEEPER = """

@@ -12,12 +12,12 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from ..machine.models import release_of
+from ..machine.topology import Partition
 from .amd_base import AMDSMI, SEE, Exit, UsageError
 from .amd_format import Row, json_text, table
 from .amd_smi_7 import AmdSmi70
-from .models import release_of
 from .smi import Status
-from .topology import Partition
 
 _MEMORY_WARNING = """
           ****** WARNING ******

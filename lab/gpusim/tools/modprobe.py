@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import faults, kernel
+from ..driver import faults, kernel
 from .smi import Lib, Terminal
 
 KMOD = "/usr/bin/kmod"  # what modprobe is a link to; it goes by the name it is called with

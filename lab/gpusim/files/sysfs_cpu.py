@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from . import host
+from ..machine import host
+from ..machine.processors import GUEST_BOARD, Layout, cpu_list, cpu_mask
+from ..machine.state import Node
 from .entries import Dir, Entry, Link, Numbered, folder, text
 from .proc_files import node_meminfo
-from .processors import GUEST_BOARD, Layout, cpu_list, cpu_mask
-from .state import Node
 from .sysfs_host import setting
 
 

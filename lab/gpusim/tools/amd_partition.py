@@ -7,11 +7,11 @@ import argparse
 from collections.abc import Mapping
 from typing import ClassVar
 
-from . import faults
+from ..driver import faults
+from ..machine.topology import Partition
 from .amd_base import AMDSMI, SEE, AmdBase, Exit, UsageError
 from .amd_format import Row, csv_text, json_text, table
 from .smi import Status
-from .topology import Partition
 
 YES = ("Yes", "yes", "y", "Y", "YES")
 MEMORY_WARNING = """

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .state import Node
+from ..machine.state import Node
 
 # What a server with nothing running on it has in use, in kB of each GiB that it has.
 _FREE, _AVAILABLE, _CACHED = 1016000, 1030000, 18000

@@ -7,10 +7,10 @@ import json
 import time
 from collections.abc import Sequence
 
-from . import faults
-from .models import MIB
+from ..driver import faults
+from ..machine.models import MIB
+from ..machine.state import Node
 from .smi import Terminal
-from .state import Node
 
 ERROR, INFO = 3, 6
 LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..machine.topology import Partition
 from .rocm_options import OUTPUT, options
 from .smi import Lib, Status, Terminal
-from .topology import Partition
 
 Action = tuple[str, Callable[[list[Partition], Any, argparse.Namespace], None]]
 WIDTH = 90

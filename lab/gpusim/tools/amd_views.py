@@ -7,10 +7,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ..machine.models import MIB
+from ..machine.topology import Partition
 from .amd_base import AmdBase
 from .amd_format import Row
-from .models import MIB
-from .topology import Partition
 
 
 class AmdViews(AmdBase):

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+from ..machine.models import release_of
+from ..machine.state import Node
 from .amd_smi_6 import AmdSmi62, AmdSmi63, AmdSmi63Dev, AmdSmi64
 from .amd_smi_7 import AmdSmi70, AmdSmi72
 from .amd_smi_10 import AmdSmi100
-from .models import release_of
-from .state import Node
 
 _RELEASES: tuple[tuple[tuple[int, ...], type[AmdSmi70]], ...] = (
     ((6, 0), AmdSmi62),

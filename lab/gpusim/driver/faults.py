@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .models import MIB
-from .state import Gpu, Holder, Node, StateError, nearest
+from ..machine.models import MIB
+from ..machine.state import Gpu, Holder, Node, StateError, nearest
 
 
 @dataclass(frozen=True)

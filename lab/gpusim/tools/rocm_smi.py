@@ -13,12 +13,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from .models import release_of
+from ..machine.models import release_of
+from ..machine.state import Node
+from ..machine.topology import Partition
 from .rocm_base import Action, Exit
 from .rocm_views import RocmViews
 from .smi import Status
-from .state import Node
-from .topology import Partition
 
 MEMORY_WARNING = """
           ******WARNING******

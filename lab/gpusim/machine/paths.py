@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
+
 
 @dataclass(frozen=True)
 class Paths:
