@@ -20,6 +20,8 @@ cat /proc/sys/kernel/random/uuid > /run/lab/boot_id
 mount --bind /run/lab/boot_id /proc/sys/kernel/random/boot_id
 # What timesyncd leaves once it has reached its servers.
 mkdir -p /run/systemd/timesync && touch /run/systemd/timesync/synchronized
+# And apt's daily timer once it has fetched the lists of packages; a test that wants old ones removes this.
+touch /var/lib/apt/periodic/update-success-stamp
 
 PYTHONPATH=/opt/instinct-lab python3 -m gpusim serve > /var/log/gpusim.log 2>&1 &
 
