@@ -71,6 +71,11 @@ class Config:
         return self.state / "hub"
 
     @property
+    def stores(self) -> Path:
+        """What the Docker engines of all labs' nodes store, a directory per node; in memory where there is enough."""
+        return self.state / "stores"
+
+    @property
     def lock(self) -> Path:
         """Held while what all labs share is made."""
         return self.state / "lock"
