@@ -23,6 +23,7 @@ TOOLS = (
     ("rocm-smi", "6.0.0"), ("rocm-smi", "6.2.4"), ("rocm-smi", "6.4.1"), ("rocm-smi", "7.0.0"),
     ("amd-smi", "6.2.4"), ("amd-smi", "6.3.2"), ("amd-smi", "6.4.0"), ("amd-smi", "7.2.0"), ("amd-smi", "10.0.0"),
 )  # fmt: skip
+EVERY_RUN = {("rocm-smi", "6.0.0"), ("rocm-smi", "7.0.0"), ("amd-smi", "6.4.0"), ("amd-smi", "10.0.0")}
 WAYS = (*TOOLS, ("rocm-smi", "6.3.0"), ("rocm-smi", "7.2.0"), ("amd-smi", "6.3.0"), ("amd-smi", "7.0.2"),
         ("sysfs", "7.0.0"))  # fmt: skip
 CPX4 = {"compute": "CPX", "memory": "NPS4"}
@@ -107,7 +108,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("tool", "release"), TOOLS)
+@pytest.mark.parametrize(
+    ("tool", "release"),
+    [pytest.param(*way, marks=() if way in EVERY_RUN else pytest.mark.deep) for way in TOOLS],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
     case = CASES[name]
