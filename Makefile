@@ -8,6 +8,8 @@ SHELL := /bin/bash
 # A Python that is 3.11 or later and can make virtual environments; 3.11 first, which the lab's images have too.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
     $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && { echo $$p; break; }; done)
+# Some container images set it for all; here thousands of processes would compile the same files again and again.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 UNIT_LOG := $(VENV)/unit-tests.log
@@ -18,8 +20,8 @@ PLAYBOOK := $(BIN)/ansible-playbook -i inventory/lab
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
 
-# The lock files name all that is needed: nothing to resolve. Python compiles what is imported, which is a part of it.
-PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile
+# The lock files name all that is needed: nothing to resolve.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 $(VENV)/.installed: requirements.lock
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv is here: apt-get install python3-venv (or" \
 	    "python3.11-venv), or name one: make PYTHON=..."; exit 1; }

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars, merge_hash
 
+from . import bytecode  # noqa: F401  before all others
 from .catalog.load import read_yaml
 from .desired import host_settings, unknown_variables
 from .rollout import plan

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let Python keep the bytecode of what is imported of this collection.
+
+Ansible's loader of collections compiles a source file in every process that imports it, and each task of each host is
+a process. Importing this module, before others of the collection, hands the planner's packages to Python's own finder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from types import ModuleType
+
+_PLUGINS = __name__.rpartition(".plugin_utils.")[0]
+PACKAGES = (f"{_PLUGINS}.plugin_utils.", f"{_PLUGINS}.module_utils.")
+
+
+class KeptBytecode:
+    """A finder for sys.meta_path, of modules below PACKAGES only."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Where Python itself finds the module; None for what is not ours."""
+        if not name.startswith(PACKAGES):
+            return None
+        specs = (_finder(directory).find_spec(name, target) for directory in path or ())
+        return next(filter(None, specs), None)
+
+
+@cache
+def _finder(directory: str) -> FileFinder:
+    # Not PathFinder, which asks Ansible's hook for the collections' directories.
+    return FileFinder(directory, (SourceFileLoader, SOURCE_SUFFIXES))
+
+
+if not any(isinstance(finder, type) and finder.__name__ == "KeptBytecode" for finder in sys.meta_path):
+    sys.meta_path.insert(0, KeptBytecode)

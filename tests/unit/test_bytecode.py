@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the action plugins import is compiled once, not in every process of every task."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# As ansible-playbook imports an action plugin; prints who loads each module.
+PROGRAM = """
+import importlib
+from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
+_AnsibleCollectionFinder(paths=[{collections!r}])._install()
+for name in {names}:
+    module = importlib.import_module("ansible_collections.instinct.fleet.plugins." + name)
+    print(name, type(module.__spec__.loader).__name__)
+"""
+
+
+def loaders(*names: str) -> dict[str, str]:
+    program = PROGRAM.format(collections=str(ROOT / ".collections"), names=names)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return dict(line.split(" ") for line in done.stdout.splitlines())
+
+
+def test_what_comes_after_the_first_import_keeps_its_bytecode() -> None:
+    found = loaders("plugin_utils.action_base", "plugin_utils.plan.plan", "module_utils.common.redact")
+    assert found["plugin_utils.plan.plan"] == found["module_utils.common.redact"] == "SourceFileLoader"
+
+
+def test_ansible_alone_keeps_none() -> None:
+    """Once this fails, Ansible does it itself, and plugin_utils/bytecode.py can go."""
+    assert loaders("plugin_utils.plan.plan") == {"plugin_utils.plan.plan": "_AnsibleCollectionLoader"}
