@@ -81,8 +81,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import read_host
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import DEFAULTS, node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 ROOT = "/"
 
@@ -102,11 +103,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             raise OSError(err.strip() or f"{command[0]} ended with {code}")
         return str(out)
 
-    source = node_state.Source(ROOT)
+    source = Source(ROOT)
     facts = read_host(source, run)
     facts["problems"] = source.problems
-    args = {**node_state.DEFAULTS, "sysfs_root": ROOT, "cache_dirs": module.params["cache_dirs"]}
-    return {"changed": False, "host_facts": facts, "node_state": node_state.node_state(args)}
+    args = {**DEFAULTS, "sysfs_root": ROOT, "cache_dirs": module.params["cache_dirs"]}
+    return {"changed": False, "host_facts": facts, "node_state": node_state(args)}
 
 
 def main() -> None:

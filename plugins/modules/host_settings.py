@@ -83,7 +83,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import chosen
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source, sysctl_settings
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import (
     FILE,
     Edit,
@@ -93,6 +93,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl impo
     runtime_path,
     same,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl_files import sysctl_settings
 
 ROOT = "/"
 

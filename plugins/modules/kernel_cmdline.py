@@ -81,7 +81,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import next_boot
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 ROOT = "/"
 

@@ -99,13 +99,13 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import Setting, SysctlError
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl_files import (
     SYSCTL_DIRS,
-    Source,
     read_numa_balancing,
     sysctl_settings,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import Setting, SysctlError
 
 ROOT = "/"
 

@@ -123,10 +123,10 @@ def seen() -> dict[str, Any]:
     """What the toolkit and Docker's engine read, and what is left of the machine."""
     from ansible_collections.instinct.fleet.plugins.module_utils.observe import audit_facts
     from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
-        Source,
         check_args,
         node_state,
     )
+    from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
     state = node_state(check_args({"sysfs_root": "/", "docker_socket": "/none"}))
     del state["disk"]  # of the machine's disks, which are not simulated

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import SYSCTLS, read_host
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
+from ansible_collections.instinct.fleet.plugins.modules.node_state import RETURN
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
     ELSEWHERE,
     OK,
@@ -260,6 +261,6 @@ def test_differences_between_hosts() -> None:
 
 
 def test_the_world_of_these_tests_is_that_of_the_node() -> None:
-    returned = yaml.safe_load(node_state.RETURN)["node_state"]["contains"]
+    returned = yaml.safe_load(RETURN)["node_state"]["contains"]
     assert set(state()) <= set(returned)
-    assert set(facts()) == {*read_host(node_state.Source("/nonexistent"), lambda command: ""), "problems"}
+    assert set(facts()) == {*read_host(Source("/nonexistent"), lambda command: ""), "problems"}

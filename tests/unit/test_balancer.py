@@ -20,7 +20,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
     mark,
     node_key,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import read_instance_key
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
@@ -477,9 +479,9 @@ def test_haproxy_takes_the_configuration(
 
 
 def test_what_node_state_finds(tmp_path: Path) -> None:
-    source = node_state.Source(str(tmp_path))
+    source = Source(str(tmp_path))
     etc, var = tmp_path / "etc/balancer", tmp_path / "var/balancer"
-    assert node_state.read_balancer(source, str(etc.parent), str(var.parent)) == NEVER
+    assert read_balancer(source, str(etc.parent), str(var.parent)) == NEVER
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/haproxy").touch()
     (etc / "abc").mkdir(parents=True)
@@ -493,15 +495,15 @@ def test_what_node_state_finds(tmp_path: Path) -> None:
     (var / "applied").write_text(spec_hash(texts) + "\n")
     (var / "out.json").write_text('{"a/b": {"by": "run"}}')
     (var / "haproxy.pid").write_text("1\n")  # not HAProxy
-    seen = node_state.read_balancer(source, str(etc.parent), str(var.parent))
+    seen = read_balancer(source, str(etc.parent), str(var.parent))
     assert seen == applied(plan, running=False, out={"a/b": {"by": "run"}})
 
 
 def test_node_state_knows_the_key_by_its_mark(tmp_path: Path) -> None:
-    assert node_state.read_instance_key(str(tmp_path)) is None
+    assert read_instance_key(str(tmp_path)) is None
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys/instances").write_text(f"VLLM_API_KEY={SECRET}\n")
-    assert node_state.read_instance_key(str(tmp_path)) == mark(SECRET)
+    assert read_instance_key(str(tmp_path)) == mark(SECRET)
     assert node_key(str(tmp_path / "keys")) == SECRET
 
 

@@ -14,10 +14,8 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import History
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
-    Source,
-    read_generations,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.generations import read_generations
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import store
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 

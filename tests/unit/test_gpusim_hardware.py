@@ -14,12 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import (
-    Source,
-    pairs,
-    read_cpu,
-    read_numa_nodes,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.host import read_cpu, read_numa_nodes
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source, pairs
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import ELSEWHERE, OK, WRONG, View
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus

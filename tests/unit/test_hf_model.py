@@ -15,7 +15,7 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common import files as files_on_node
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import read_model
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import read_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script

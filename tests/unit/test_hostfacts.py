@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts
     next_boot,
     read_host,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 GPU = "sys/bus/pci/devices/0000:05:00.0"
 CPU = "sys/devices/system/cpu/cpu"

@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import gfx_name, read_gpus
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.network import (
+    MAPPED,
+    parse_addresses,
+    read_interfaces,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import forget
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor_file import read_supervisor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 
 from tests.unit.gpu_tree import VRAM, Tree, write
@@ -164,7 +171,7 @@ def test_partition_numbers_in_the_high_bits(tree: Tree) -> None:
     [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100"), (None, None)],
 )  # fmt: skip
 def test_gfx_name(version: int | None, name: str | None) -> None:
-    assert node_state.gfx_name(version) == name
+    assert gfx_name(version) == name
 
 
 def test_inbox_driver_has_no_version_and_may_lack_modes(tree: Tree) -> None:
@@ -183,7 +190,7 @@ def test_inbox_driver_has_no_version_and_may_lack_modes(tree: Tree) -> None:
 
 
 def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = node_state.Source(str(tree.root))
+    source = Source(str(tree.root))
     path = "/sys/class/drm/renderD136/device/"
     errors = {
         f"{tree.root}{path}current_compute_partition": PermissionError(1, "Operation not permitted"),
@@ -197,8 +204,8 @@ def test_gpu_in_reset_and_unreadable_files_are_problems(tree: Tree, monkeypatch:
         return real_open(name, *rest)
 
     (tree.device(0) / "numa_node").write_text("many\n")
-    monkeypatch.setattr(node_state.os, "open", open_)
-    gpus = node_state.read_gpus(source)
+    monkeypatch.setattr(os, "open", open_)
+    gpus = read_gpus(source)
     assert len(gpus) == 8
     assert gpus[1]["compute_partition"] is None
     assert gpus[1]["vram_used"] is None
@@ -367,7 +374,7 @@ PEER = {"rank": 1, "host": "n2", "kind": "killed", "line": "Killed", "next_step"
 
 def test_what_a_supervisor_says(tmp_path: Path) -> None:
     put(tmp_path, "cache/supervise/state.json", json.dumps(SAID))
-    found = node_state.read_supervisor(str(tmp_path / "cache"))
+    found = read_supervisor(str(tmp_path / "cache"))
     assert found is not None
     line = found["first"].pop("line")
     assert line.startswith("a  [31mlinexxx")
@@ -377,7 +384,7 @@ def test_what_a_supervisor_says(tmp_path: Path) -> None:
         "first": {"kind": "out_of_memory", "next_step": "Do."},
     }  # fmt: skip
     put(tmp_path, "cache/supervise/state.json", json.dumps({**SAID, "failures": [], "peer": PEER}))
-    found = node_state.read_supervisor(str(tmp_path / "cache"))
+    found = read_supervisor(str(tmp_path / "cache"))
     assert found is not None
     assert found["peer"] == {
         "kind": "peer_failed",
@@ -399,9 +406,9 @@ def test_what_a_supervisor_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_supervisor_that_says_nonsense_says_nothing(tmp_path: Path, text: str) -> None:
-    assert node_state.read_supervisor(str(tmp_path / "cache")) is None
+    assert read_supervisor(str(tmp_path / "cache")) is None
     put(tmp_path, "cache/supervise/state.json", text)
-    assert node_state.read_supervisor(str(tmp_path / "cache")) is None
+    assert read_supervisor(str(tmp_path / "cache")) is None
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "cache", "pipe"])
@@ -420,7 +427,7 @@ def test_nothing_leads_out_of_what_a_container_writes(tmp_path: Path, what: str)
             os.mkfifo(cache / "supervise/state.json")
         else:
             (cache / "supervise/state.json").symlink_to(tmp_path / "other/supervise/state.json")
-    assert node_state.read_supervisor(str(cache)) is None
+    assert read_supervisor(str(cache)) is None
     forget(str(cache))
     assert (tmp_path / "other/supervise/state.json").exists()
 
@@ -560,24 +567,24 @@ def test_addresses_of_the_kernels_answer() -> None:
         + message(10, link, 2, address=bytes([0xFE, 0x80, *[0] * 13, 1]))
     )
     wanted = [("2", "10.0.0.1"), ("2", "fd00::7")]
-    assert node_state.parse_addresses(data) == (wanted, False)
-    assert node_state.parse_addresses(data + DONE) == (wanted, True)
+    assert parse_addresses(data) == (wanted, False)
+    assert parse_addresses(data + DONE) == (wanted, True)
 
 
 def test_interfaces_of_this_machine_are_what_the_kernel_says() -> None:
-    found = {item["name"]: item for item in node_state.read_interfaces(node_state.Source())}
+    found = {item["name"]: item for item in read_interfaces(Source())}
     assert "lo" not in found
     for name, item in found.items():
         assert item["mtu"] == int(Path(f"/sys/class/net/{name}/mtu").read_text())
         assert item["addresses"]
-    assert node_state.read_interfaces(node_state.Source("/nonexistent")) == []
+    assert read_interfaces(Source("/nonexistent")) == []
 
 
 def test_rdma_ports(tree: Tree) -> None:
     top = "sys/class/infiniband"
     empty = "0000:0000:0000:0000:0000:0000:0000:0000"
     for name, layer, state, gids in (
-        ("ionic_0", "Ethernet", "4: ACTIVE", ("fe80::1", "fe80::1", f"{node_state.MAPPED}0a00:0001")),
+        ("ionic_0", "Ethernet", "4: ACTIVE", ("fe80::1", "fe80::1", f"{MAPPED}0a00:0001")),
         ("mlx5_0", "Ethernet", "1: DOWN", ("fe80::1", "fe80::1", empty, empty)),
         ("mlx5_9", "InfiniBand", "4: ACTIVE", (empty,)),
     ):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import DEFAULTS, node_state
+from ansible_collections.instinct.fleet.plugins.modules import node_state as script
 
 from tests.unit.gpu_tree import Tree
 
@@ -31,17 +32,13 @@ def test_options(name: str) -> None:
 
 
 def test_options_of_node_state() -> None:
-    options = documented(node_state.DOCUMENTATION)
-    assert {name: option.get("default") for name, option in options.items()} == node_state.DEFAULTS
+    options = documented(script.DOCUMENTATION)
+    assert {name: option.get("default") for name, option in options.items()} == DEFAULTS
 
 
 @pytest.mark.parametrize("name", [*MODULES, "node_state"])
 def test_attributes_and_examples(name: str) -> None:
-    module = (
-        node_state
-        if name == "node_state"
-        else importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
-    )
+    module = importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
     attributes = yaml.safe_load(module.DOCUMENTATION)["attributes"]
     assert set(attributes) >= {"check_mode", "diff_mode", "idempotent"}
     for task in yaml.safe_load(module.EXAMPLES):
@@ -70,8 +67,8 @@ def sample(returned: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_key_of_node_state_is_documented(tmp_path: Path) -> None:
     root = Tree(tmp_path).build().root
-    args = {**node_state.DEFAULTS, "sysfs_root": str(root), "docker_socket": str(root / "none")}
-    state = json.loads(json.dumps(node_state.node_state(args)))
-    returned = yaml.safe_load(node_state.RETURN)["node_state"]
+    args = {**DEFAULTS, "sysfs_root": str(root), "docker_socket": str(root / "none")}
+    state = json.loads(json.dumps(node_state(args)))
+    returned = yaml.safe_load(script.RETURN)["node_state"]
     assert described(state, returned, "node_state") == []
     assert set(returned["contains"]) == set(state)

@@ -123,8 +123,18 @@ def serving(root: Path) -> dict[str, Any]:
     for repo, size in (("whole", 2), ("short", 3)):
         top = f"{DATA}/hf/hub/models--lab--{repo}"
         put(root, f"{top}/snapshots/{COMMIT}/config.json", "{}")
-        marker = {"repo": f"lab/{repo}", "commit": COMMIT, "bytes": size, "exclude": ["original/*"], "include": []}
-        put(root, f"{top}/.instinct-fleet/{COMMIT}.json", json.dumps({**marker, "files": {"config.json": size}}))
+        marker = {
+            "repo": f"lab/{repo}",
+            "commit": COMMIT,
+            "bytes": size,
+            "exclude": ["original/*"],
+            "include": [],
+        }
+        put(
+            root,
+            f"{top}/.instinct-fleet/{COMMIT}.json",
+            json.dumps({**marker, "files": {"config.json": size}}),
+        )
     put(root, f"{DATA}/hf/hub/models--lab--broken/.instinct-fleet/{COMMIT}.json", "{")
     put(root, f"{DATA}/hf/hub/models--lab--unfetched/blobs/x.incomplete", "123")
     with Engine(root) as docker:
@@ -134,7 +144,11 @@ def serving(root: Path) -> dict[str, Any]:
         put(root, f"{DATA}/images/{2:064x}.json", '{"vllm": ')
         for index, status in enumerate(("running", "exited")):
             name = f"llama-{index}"
-            labels = {"instinct-fleet.instance": name, "instinct-fleet.deployment": "llama", "instinct-fleet.spec": "1"}
+            labels = {
+                "instinct-fleet.instance": name,
+                "instinct-fleet.deployment": "llama",
+                "instinct-fleet.spec": "1",
+            }
             docker.add_container(f"instinct-{name}", {"Labels": labels}, status)
         docker.containers["instinct-llama-1"].exit_code = 137
         return observed(root)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import journal
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import (

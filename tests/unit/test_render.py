@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import artefact
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,7 +175,7 @@ def test_the_hash_is_that_of_the_files() -> None:
 
 
 def test_observe_and_planner_hash_alike(tmp_path: Path) -> None:
-    """observe/node_state.py repeats the rule, as it must stay a single file."""
+    """observe/instances.py repeats the rule, as it imports hashlib only where it must."""
     found = instance(env={"A": "ü 'quoted'"})
     for name, file in found["server"]["files"].items():
         (tmp_path / name).write_text(file["text"], encoding="utf-8")

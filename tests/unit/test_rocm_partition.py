@@ -228,7 +228,6 @@ def test_refuses_a_driver_without_modes(tree: Tree, module: Any) -> None:
 
 
 def test_refuses_a_gpu_in_reset(tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
 
     real_open = os.open
 
@@ -237,7 +236,7 @@ def test_refuses_a_gpu_in_reset(tree: Tree, module: Any, monkeypatch: pytest.Mon
             raise PermissionError(1, "Operation not permitted")
         return real_open(path, *rest)
 
-    monkeypatch.setattr(node_state.os, "open", open_)
+    monkeypatch.setattr(os, "open", open_)
     result, failed = module()
     assert failed
     assert "GPU 3 (0000:65:00.0): the current mode cannot be read: Operation not permitted" in result["msg"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import read_gpus
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import (
     LogicalGpu,
@@ -214,6 +215,6 @@ def test_declared_wrongly(variables: dict[str, object], text: str) -> None:
 @pytest.mark.parametrize("mode", ["SPX", "DPX", "QPX", "CPX"])
 def test_the_arithmetic_is_what_a_node_shows_after_the_change(tmp_path: Path, mode: str) -> None:
     """The planned GPUs against those that node_state reads from a tree of captured files in that mode."""
-    before = node_state.read_gpus(node_state.Source(str(Tree(tmp_path / "before").build().root)))
-    after = node_state.read_gpus(node_state.Source(str(Tree(tmp_path / "after").build([mode] * 8).root)))
+    before = read_gpus(Source(str(Tree(tmp_path / "before").build().root)))
+    after = read_gpus(Source(str(Tree(tmp_path / "after").build([mode] * 8).root)))
     assert observed(gpus=before, mode=mode) == observed(gpus=after)

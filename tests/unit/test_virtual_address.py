@@ -20,7 +20,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import run
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.keepalived import PID_FILE, Keeper
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import node_state
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import keepalived_check
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
@@ -316,8 +317,8 @@ def test_a_balancer_whose_keepalived_is_gone_does_not_run(tmp_path: Path, proces
         (state / name).write_text(f"{process}\n")
 
     def found() -> tuple[bool, bool]:
-        source = node_state.Source(str(tmp_path))
-        seen = node_state.read_balancer(source, str(tmp_path / "etc"), str(tmp_path / "var"))
+        source = Source(str(tmp_path))
+        seen = read_balancer(source, str(tmp_path / "etc"), str(tmp_path / "var"))
         return seen["keepalived"], seen["running"]
 
     assert found() == (True, True)

@@ -14,7 +14,7 @@ def canonical(value: object) -> str:
 
 
 def spec_hash(files: Mapping[str, str]) -> str:
-    """sha256 over {file name: text}; observe/node_state.py repeats this rule, as it must stay a single file."""
+    """sha256 over {file name: text}. observe/instances.py repeats this rule, to import less."""
     return hashlib.sha256(canonical(dict(files)).encode()).hexdigest()
 
 

@@ -24,7 +24,9 @@ from ..common.module_main import NodeError
 from ..common.redact import Redactor, env_secrets
 from ..docker.client import SOCKET, Engine, Json, Query
 from ..endpoint.drain import Balancer
-from ..observe.node_state import Source, read_generations, supervisor_file
+from ..observe.generations import read_generations
+from ..observe.source import Source
+from ..observe.supervisor_file import supervisor_file
 from ..serving.instance import LABELS, READY_FILE
 
 INTERVAL = 1.0

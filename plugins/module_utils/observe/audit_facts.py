@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import kernel_cmdline
-from .node_state import AMD, Source, pairs, sysctl_settings
+from .gpus import AMD
+from .source import Source, pairs
+from .sysctl_files import sysctl_settings
 
 SYSCTLS = (
     "kernel.numa_balancing",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.failure_signatures import Finding
-from .node_state import read_supervisor
+from .supervisor_file import read_supervisor
 
 STATE_FILE = "state.json"
 

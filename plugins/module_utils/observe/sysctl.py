@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-from .node_state import sysctl_value
+from .sysctl_files import sysctl_value
 
 FILE = "/etc/sysctl.d/60-instinct-fleet.conf"
 HEADER = "# Written by instinct-fleet.\n"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ..observe.node_state import Source, kfd_processes, pairs
+from ..observe.gpus import kfd_processes
+from ..observe.source import Source, pairs
 
 # Services that only watch GPUs, and may be stopped and started again: ROCm/device-metrics-exporter (its
 # device config manager stops the first two for the same purpose), ROCm/rdc, amd/amd_smi_exporter. Display

@@ -15,7 +15,10 @@ from typing import Any
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_JOURNAL
 from ..docker.client import SOCKET, Engine
-from ..observe import node_state
+from ..observe.engine import Request
+from ..observe.gpus import read_gpus
+from ..observe.host import read_rocm
+from ..observe.source import Source
 from ..serving.converge import stop_gracefully
 from ..serving.instance import ALIVE
 from . import holders as partition_holders
@@ -37,7 +40,7 @@ class Node:
     def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
         self.root = root
         self.docker_socket = docker_socket
-        self.source = node_state.Source(root)
+        self.source = Source(root)
 
     def path(self, path: str) -> str:
         """Where `path` really is."""
@@ -48,7 +51,7 @@ class Node:
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs as the driver shows them now."""
         self.source.problems.clear()
-        state = node_state.read_gpus(self.source)
+        state = read_gpus(self.source)
         ending = f"/{MODE_FILES[0]}"
         unread = {
             problem["what"][: -len(ending)]: problem["error"]
@@ -67,7 +70,7 @@ class Node:
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
         """(paths of the management tools, ROCm's release)."""
-        rocm = node_state.read_rocm(self.source)
+        rocm = read_rocm(self.source)
         return dict(rocm["tools"]), rocm["version"]
 
     def virtual(self) -> bool:
@@ -100,7 +103,7 @@ class Node:
 
     def _inspect(self, container: str) -> Mapping[str, Any] | None:
         try:
-            answer = node_state.Request(self.docker_socket, f"/containers/{container}/json", 5.0).answer()
+            answer = Request(self.docker_socket, f"/containers/{container}/json", 5.0).answer()
             return answer if isinstance(answer, dict) and "Name" in answer else None
         except (OSError, ValueError):
             return None

@@ -11,7 +11,7 @@ from ..common import paths
 from ..common.module_main import NodeError
 from ..common.run_lock import leave_if_abandoned
 from ..docker.client import Engine, Json
-from ..observe.node_state import supervisor_file
+from ..observe.supervisor_file import supervisor_file
 
 POLL_SECONDS = 1.0
 

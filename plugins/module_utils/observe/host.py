@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host: processors, memory, the driver, ROCm, and the groups of its devices."""
+
+from __future__ import annotations
+
+import os
+
+from .source import ABSENT, Source, integer, pairs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
+    from typing import Any
+
+
+def cpu_set(text: str | None) -> set[int]:
+    """ "0-3,8" → {0, 1, 2, 3, 8}."""
+    found: set[int] = set()
+    for part in (text or "").split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
+    """Model, sockets and threads. One file per socket is read, not one per CPU."""
+    top = "/sys/devices/system/cpu"
+    online = cpu_set(source.text(f"{top}/online"))
+    sockets, left = 0, set(online)
+    while left:
+        first = min(left)
+        topology = f"{top}/cpu{first}/topology"
+        names = ("package_cpus_list", "core_siblings_list")  # of newer and older kernels
+        package = next((text for text in (source.text(f"{topology}/{name}") for name in names) if text), None)
+        if package is None:
+            break
+        left -= cpu_set(package) | {first}
+        sockets += 1
+    return {"model": cpuinfo.get("model name"), "sockets": sockets or None, "threads": len(online) or None}
+
+
+def kib(values: dict[str, str], key: str) -> int | None:
+    """A field of a meminfo file, in bytes."""
+    words = values.get(key, "").split()
+    number = integer(words[0]) if words else None
+    return number * 1024 if number is not None else None
+
+
+def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
+    """NUMA nodes with their CPUs and memory."""
+    top = "/sys/devices/system/node"
+    found = []
+    names = [name[4:] for name in source.names(top) if name.startswith("node")]
+    for number in sorted(int(name) for name in names if name.isdigit()):
+        meminfo = pairs(source.text(f"{top}/node{number}/meminfo"), ":")
+        found.append({
+            "id": number,
+            "cpus": source.text(f"{top}/node{number}/cpulist"),
+            "memory_bytes": kib(meminfo, f"Node {number} MemTotal"),
+        })  # fmt: skip
+    return found
+
+
+def read_driver(source: Source) -> dict[str, Any]:
+    """The amdgpu module; the kernel's own driver has no version file."""
+    loaded = source.exists("/sys/module/amdgpu")
+    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
+
+
+def read_rocm(source: Source) -> dict[str, Any]:
+    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
+    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
+    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
+    tools: dict[str, str | None] = {}
+    for tool in ("amd-smi", "rocm-smi"):
+        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
+        tools[tool] = next((path for path in paths if source.exists(path)), None)
+    return {"version": version.split("-")[0] if version else None, "tools": tools}
+
+
+def read_device_gids(source: Source) -> dict[str, int | None]:
+    """Groups to give to a container, by number: names mean other groups inside an image."""
+    groups = [line.split(":") for line in (source.text("/etc/group") or "").splitlines()]
+    gids: dict[str, int | None] = {"kfd": None, "render": None, "video": None}
+    gids.update({group[0]: integer(group[2]) for group in groups if len(group) > 2 and group[0] in gids})
+    paths = {"kfd": "/dev/kfd"}
+    for name in source.names("/dev/dri"):
+        if name.startswith(("renderD", "card")):
+            paths.setdefault("render" if name.startswith("renderD") else "video", f"/dev/dri/{name}")
+    for kind, path in paths.items():
+        try:
+            gids[kind] = os.stat(source.root + path).st_gid
+        except OSError as error:
+            if error.errno not in ABSENT:
+                source.problem(path, error)
+    return gids

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of instances, with the files that they were made from."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from .engine import Request
+from .source import Source
+from .supervisor_file import read_supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
+    from typing import Any
+ARTEFACT_FILES = ("serve.sh", "env", "container.json")
+
+
+def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
+    """(hash of an instance's files, None when one is missing; {file name: sha256 of its text}).
+
+    The hash is the sha256 over canonical JSON of {file name: text}, as hashing.spec_hash has it; hashlib is imported
+    only where there is something to hash.
+    """
+    import hashlib
+
+    texts = {}
+    for name in ARTEFACT_FILES:
+        try:
+            with open(os.path.join(directory, name), encoding="utf-8", newline="") as file:
+                texts[name] = file.read()
+        except FileNotFoundError:
+            continue
+    whole = json.dumps(texts, sort_keys=True, separators=(",", ":")).encode()
+    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return hashlib.sha256(whole).hexdigest() if len(texts) == len(ARTEFACT_FILES) else None, files
+
+
+def read_instances(
+    source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Containers of instances with what only an inspection tells: start, exit code, restarts."""
+    found = []
+    pending = [(entry, Request(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
+    for entry, request in pending:
+        labels = entry.get("Labels") or {}
+        name = labels["instinct-fleet.instance"]
+        try:
+            details = request.answer()
+        except (OSError, ValueError) as error:
+            source.problem(f"container of {name}", error)
+            details = {}
+        try:
+            whole, files = artefact(os.path.join(state_dir, "instances", name))
+        except (OSError, ValueError) as error:
+            source.problem(f"files of {name}", error)
+            whole, files = None, {}
+        state = details.get("State") or {}
+        found.append({
+            "name": name,
+            "deployment": labels.get("instinct-fleet.deployment"),
+            "container": (details.get("Name") or (entry.get("Names") or [""])[0]).lstrip("/") or None,
+            "container_id": entry["Id"],
+            "state": state.get("Status") or entry.get("State"),
+            "spec_hash": labels.get("instinct-fleet.spec"),
+            "artefact_hash": whole,
+            "files": files,
+            "image_id": details.get("Image") or entry.get("ImageID"),
+            "started_at": state.get("StartedAt"),
+            "exit_code": state.get("ExitCode"),
+            "restart_count": details.get("RestartCount"),
+            "ready": ready_container(state_dir, name) == entry["Id"],
+            "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
+        })  # fmt: skip
+    return sorted(found, key=lambda instance: str(instance["name"]))
+
+
+def ready_container(state_dir: str, name: str) -> str | None:
+    """The container of an instance that has generated tokens since it was started, as vllm_server noted it."""
+    try:
+        with open(os.path.join(state_dir, "instances", name, "ready"), encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return None
+
+
+def read_instance_key(state_dir: str) -> str | None:
+    """The mark of the key that instances answer to, as common/instance_key.py makes it; None when there is none."""
+    import hashlib
+
+    try:
+        with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
+            name, _, key = file.read().strip().partition("=")
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None

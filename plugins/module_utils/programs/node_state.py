@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read everything the planner needs to know of a node.
+
+This is sent to every host in every run, so it is one script that imports next to nothing: Ansible puts the arguments
+into ARGUMENTS below and pipes the text into Python, without unpacking its module framework. Data are plain dictionaries
+here, as importing dataclasses costs more than all the reading.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_state
+short_description: Read the state of an AMD Instinct node
+version_added: "0.1.0"
+description:
+  - Reads in one call what the planner needs to know of a node - operating system, NUMA, driver, ROCm, GPUs
+    with their partitions, Docker engine, images, weights, running instances and free disk space.
+  - Starts no program and changes nothing. A source that cannot be read gives null for its field and an entry
+    in RV(node_state.problems); what the node does not have is null or an empty list, never a guess.
+  - A script without Ansible's module framework, because it runs on every host in every run. It costs about a
+    fifth of what M(ansible.builtin.ping) costs on the node.
+options:
+  state_dir:
+    description: Where the instances' files live on the node.
+    type: path
+    default: /etc/instinct-fleet
+  data_dir:
+    description: Where weights and benchmark results live on the node.
+    type: path
+    default: /var/lib/instinct-fleet
+  cache_dirs:
+    description: Hugging Face caches (C(HF_HOME)) to look for weights in. Default is C(hf) in O(data_dir).
+    type: list
+    elements: path
+  docker_socket:
+    description: The Docker engine's socket.
+    type: path
+    default: /var/run/docker.sock
+  sysfs_root:
+    description: Prefix of C(/sys), C(/proc), C(/etc), C(/opt), C(/usr) and C(/dev), to read a captured tree.
+    type: path
+    default: /
+attributes:
+  check_mode:
+    description: Can run in check mode and return the same result, as it only reads.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed. Nothing ever does.
+    support: none
+  idempotent:
+    description: Running it twice in a row changes nothing the second time, nor the first.
+    support: full
+  platform:
+    description: Target OS that can be operated against.
+    support: full
+    platforms: linux
+requirements:
+  - Python 3.9 on the node, standard library only
+  - root, to see kernel and Docker state that other users do not see
+author:
+  - instinct-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Observe the node
+  instinct.fleet.node_state:
+  become: true
+  register: node_state_result
+
+- name: Observe a node with a second cache
+  instinct.fleet.node_state:
+    cache_dirs:
+      - /var/lib/instinct-fleet/hf
+      - /mnt/weights/hf
+  become: true
+"""
+
+RETURN = r"""
+node_state:
+  description: What was found. Sizes are bytes.
+  returned: success
+  type: dict
+  contains:
+    schema: {description: Version of this structure., type: int, sample: 1}
+    hostname: {description: The kernel's node name., type: str, sample: n1}
+    euid: {description: Effective user id of the module., type: int, sample: 0}
+    python: {description: Version of the Python that ran the module., type: str, sample: 3.11.2}
+    os:
+      description: C(ID), C(VERSION_ID) and C(PRETTY_NAME) of C(/etc/os-release).
+      type: dict
+      sample: {id: debian, version_id: "12", pretty_name: Debian GNU/Linux 12 (bookworm)}
+    kernel: {description: Kernel release., type: str, sample: 6.8.0-79-generic}
+    cmdline: {description: Words of the kernel command line., type: list, elements: str, sample: [iommu=pt]}
+    numa_balancing:
+      description:
+        - Automatic NUMA balancing. RV(node_state.numa_balancing.runtime) is the kernel's value now, null when
+          the kernel has no such setting.
+        - RV(node_state.numa_balancing.persisted) is the value that the next boot gives, and
+          RV(node_state.numa_balancing.file) what decides it - the last sysctl file that sets it, or
+          C(/proc/cmdline); both null when nothing does.
+      type: dict
+      sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
+    cpu: {description: Processor., type: dict, sample: {model: AMD EPYC 9654, sockets: 2, threads: 384}}
+    numa_nodes:
+      description: NUMA nodes with their CPUs and memory.
+      type: list
+      elements: dict
+      sample: [{id: 0, cpus: "0-95,192-287", memory_bytes: 1082000000000}]
+    memory_bytes: {description: Memory of the host., type: int}
+    virtual_machine: {description: Whether the CPU reports a hypervisor., type: bool}
+    driver:
+      description: The amdgpu driver. Only AMD's DKMS driver has a version, the kernel's own has null.
+      type: dict
+      sample: {loaded: true, version: 6.12.12}
+    rocm:
+      description: ROCm release and its management tools; the version is null where ROCm is not installed.
+      type: dict
+      sample: {version: 7.0.0, tools: {amd-smi: /opt/rocm/bin/amd-smi, rocm-smi: /opt/rocm/bin/rocm-smi}}
+    gpus:
+      description: GPUs in the order of their PCI addresses.
+      type: list
+      elements: dict
+      contains:
+        index: {description: Position in this list., type: int}
+        bdf: {description: PCI address., type: str, sample: "0000:05:00.0"}
+        sysfs_path: {description: Its directory., type: str, sample: /sys/class/drm/renderD128/device}
+        vendor_id: {description: PCI vendor., type: int, sample: 4098}
+        device_id: {description: PCI device., type: int, sample: 29857}
+        gfx: {description: Instruction set architecture., type: str, sample: gfx942}
+        unique_id: {description: Serial number in hexadecimal., type: str}
+        vram_total: {description: Memory of the GPU., type: int}
+        vram_used: {description: Memory in use., type: int}
+        numa_node: {description: NUMA node of its PCI slot., type: int}
+        compute_partition: {description: Current mode., type: str, sample: SPX}
+        available_compute_partitions:
+          description: Modes offered under the current memory partition mode.
+          type: list
+          elements: str
+        memory_partition: {description: Current mode., type: str, sample: NPS1}
+        available_memory_partitions: {description: Modes offered., type: list, elements: str}
+        link_speed: {description: Speed of the PCIe link., type: str, sample: 32.0 GT/s PCIe}
+        link_width: {description: Lanes of the PCIe link., type: int, sample: 16}
+        in_reset: {description: Whether the GPU is being reset now., type: bool}
+        ecc_uncorrectable: {description: Uncorrectable memory errors since the boot; null where not counted., type: int}
+        users: {description: Processes that KFD counts on it., type: list, elements: int}
+        partitions:
+          description: Logical GPUs (KFD nodes) of this GPU.
+          type: list
+          elements: dict
+          contains:
+            id: {description: Number of the partition on its GPU., type: int}
+            render_node: {description: Name under C(/dev/dri)., type: str, sample: renderD128}
+            render_minor: {description: Minor number of the render node., type: int}
+            kfd_node: {description: Number of the KFD topology node., type: int}
+            gpu_id: {description: KFD's hash for the partition., type: int}
+            simd_count: {description: SIMD units. Four make a compute unit., type: int}
+            num_xcc: {description: Accelerator dies in the partition., type: int}
+            memory_bytes: {description: Memory of the partition., type: int}
+    kfd_processes: {description: Processes that have C(/dev/kfd) open., type: list, elements: int}
+    kfd_zombies: {description: Those of them that have ended and were not looked after., type: list, elements: int}
+    partition_change:
+      description: The step at which a change of partition modes was cut off, or is now; null when there is none.
+      type: str
+      sample: set
+    device_gids:
+      description: Numeric groups of C(/dev/kfd), the render nodes and the video devices.
+      type: dict
+      sample: {kfd: 109, render: 109, video: 44}
+    interfaces:
+      description:
+        - Network interfaces with an address that other hosts may reach, neither loopback nor link-local.
+          RV(node_state.interfaces[].speed) is in Mb/s, null where the driver does not tell.
+      type: list
+      elements: dict
+      sample: [{name: eth0, addresses: [192.0.2.11], up: true, mtu: 1500, speed: 25000}]
+    rdma:
+      description:
+        - Ports of the RDMA devices (HCAs). RV(node_state.rdma[].rate) is in Gb/s, RV(node_state.rdma[].interface) the
+          network interface of the port, RV(node_state.rdma[].gid_index) that of its first RoCE v2 address for IPv4.
+      type: list
+      elements: dict
+      sample: [{name: mlx5_0, port: 1, state: ACTIVE, layer: Ethernet, rate: 400, interface: rdma0, gid_index: 3}]
+    instance_key: {description: By what the key of its instances can be recognised; null without one., type: str}
+    verbs: {description: Whether C(/dev/infiniband) has devices for programs to use., type: bool}
+    docker:
+      description:
+        - The Docker engine. RV(node_state.docker.installed) says whether its program is there,
+          RV(node_state.docker.error) why it did not answer, RV(node_state.docker.community) whether it is Docker's
+          own package and not the distribution's, RV(node_state.docker.buildx) whether its client for BuildKit is
+          there.
+      type: dict
+      sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41", community: false,
+               buildx: false, root_dir: /var/lib/docker, error: null}
+    git: {description: Whether git is there., type: bool}
+    images:
+      description:
+        - Images of the engine. C(software) is what an image answered when M(vllm_image) asked what is in it, and
+          null when it was not asked.
+      type: list
+      elements: dict
+      sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1,
+                software: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
+                           gfx: [gfx942]}}]
+    models:
+      description: Weights with a marker of a finished fetch, and whether every file is there with its size.
+      type: list
+      elements: dict
+      sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
+                complete: true, bytes: 1, files: 5, exclude: [], include: []}]
+    fetching:
+      description: Repositories in a cache without such a marker, and what they hold so far.
+      type: list
+      elements: dict
+      sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
+    instances:
+      description:
+        - Containers of instances. C(spec_hash) is what the container was made from, C(artefact_hash) what the
+          instance's files say now; null when one is missing. C(files) has the sha256 of each.
+        - C(supervisor) is what the program around vLLM says of itself, null when there is none - C(state) is one of
+          V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts ends of vLLM in a row that
+          nobody asked for, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
+      type: list
+      elements: dict
+      sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
+                state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
+                image_id: "sha256:11",
+                started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true,
+                supervisor: {state: starting, since: 1795298436.1, why: "", failures: 1, peer: null,
+                             first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
+    generations:
+      description:
+        - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
+          C(held) and C(trial) say how it is bound, see M(serving_generation), C(lifted) and C(ended) when it last
+          ceased to be. C(broken) says why its record cannot be read.
+      type: list
+      elements: dict
+      sample: [{deployment: llama, held: null, trial: null, lifted: null, ended: null, broken: null,
+                kept: [{schema: 1, deployment: llama, generation: 1, made: "2026-01-01T00:00:00Z", why: first one,
+                        image: "r@sha256:22", image_ref: "r:t", vllm: 0.11.2, model: lab/tiny-llama,
+                        commit: "40 hex digits", weights: [[lab/tiny-llama, "40 hex digits"]], modes: SPX NPS1,
+                        command: vllm serve lab/tiny-llama, env: "A=1", models: [tiny], listen: 127.0.0.1,
+                        endpoint: true, stop_timeout: 120,
+                        members: [{name: llama-0, spec_hash: 12ab, port: 8000, ports: [8000],
+                                   render_nodes: [renderD128], share: 1.0, hosts: [], headless: false, limit: 256}]}]}]
+    disk:
+      description: Space on the file systems of images, caches and data; equal C(device) is the same one.
+      type: list
+      elements: dict
+      sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
+    balancer:
+      description:
+        - The load balancer on this host. RV(node_state.balancer.files) are the hashes of the files in use,
+          RV(node_state.balancer.applied) that of the configuration which HAProxy was last seen with,
+          RV(node_state.balancer.config) what it serves, RV(node_state.balancer.out) which servers are out.
+      type: dict
+      sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
+    problems:
+      description: Sources that could not be read.
+      type: list
+      elements: dict
+      sample: [{what: /sys/class/drm/renderD128/device/current_compute_partition,
+                error: "Operation not permitted: the GPU is being reset"}]
+"""
+
+import json
+import sys
+
+from ..observe.node_state import check_args, node_state
+
+# The text between the quotes is replaced by JSON, in which three quotes in a row cannot occur.
+ARGUMENTS = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
+
+
+def main() -> None:
+    """Print the module's result."""
+    try:
+        text = ARGUMENTS
+        if len(sys.argv) > 1:  # run by hand: node_state.py ARGUMENTS.json
+            with open(sys.argv[1], encoding="utf-8") as file:
+                text = file.read()
+        result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
+    except Exception as error:  # a module's only channel is its result
+        result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the files that a file of this collection imports, and join such files into one text that runs by itself.
+
+Files that are joined share one namespace. So their imports stand together, they import names of one another (not
+modules, and under no other name), and no name means two things.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TypeGuard
+
+PLUGINS = Path(__file__).resolve().parents[1]
+_COLLECTION = "ansible_collections.instinct.fleet.plugins"
+_TYPES = "TYPE_CHECKING"
+
+
+def closure(entry: Path) -> list[Path]:
+    """A file and all files of ours that it imports, and these import; each comes after those that it imports."""
+    found: list[Path] = []
+
+    def add(path: Path) -> None:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            for other in _files(node, path):
+                if other not in found:
+                    add(other)
+        if path not in found:
+            found.append(path)
+
+    add(entry)
+    return found
+
+
+def join(paths: Sequence[Path], between: str = "\n\n") -> str:
+    """One text of files, the last of which is the program: its head, the imports of all, and their bodies.
+
+    `between` stands between two bodies. Raises ValueError for files that cannot be joined.
+    """
+    parts = [_parse(path) for path in paths]
+    _check(parts)
+    imports = sorted({ast.unparse(node) for part in parts for node in part.imports if _is_foreign(node)})
+    types = sorted({ast.unparse(node) for part in parts for node in part.types})
+    if types:
+        imports += ["", f"{_TYPES} = False", f"if {_TYPES}:", *(f"    {text}" for text in types)]
+    bodies = between.join(part.text_below for part in parts)
+    return "\n\n\n".join([parts[-1].text_above, "\n".join(imports), bodies]) + "\n"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file to join: what stands above its imports, these, and what stands below."""
+
+    path: Path
+    lines: list[str]
+    above: list[ast.stmt]
+    imports: list[ast.stmt]
+    below: list[ast.stmt]
+
+    @property
+    def text_above(self) -> str:
+        return "\n".join(self.lines[: self.above[-1].end_lineno])
+
+    @property
+    def text_below(self) -> str:
+        return "\n".join(self.lines[[*self.above, *self.imports][-1].end_lineno :]).strip()
+
+    @property
+    def types(self) -> list[ast.stmt]:
+        """What only type checkers import."""
+        return [inner for node in self.imports if isinstance(node, ast.If) for inner in node.body]
+
+
+def _parse(path: Path) -> _Part:
+    text = path.read_text(encoding="utf-8")
+    nodes = ast.parse(text).body
+    imports = [number for number, node in enumerate(nodes) if _is_import(node)]
+    above = imports[0] if imports else len(list(takewhile(_is_prologue, nodes)))
+    below = imports[-1] + 1 if imports else above
+    return _Part(path, text.splitlines(), nodes[:above], nodes[above:below], nodes[below:])
+
+
+def _is_prologue(node: ast.stmt) -> bool:
+    """The docstring, or the import of __future__."""
+    return isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+
+
+def _is_import(node: ast.stmt) -> bool:
+    """Also the two statements that hide imports from all but type checkers."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == _TYPES
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0]) == _TYPES
+    return isinstance(node, (ast.Import, ast.ImportFrom)) and not _is_prologue(node)
+
+
+def _is_foreign(node: ast.stmt) -> TypeGuard[ast.Import | ast.ImportFrom]:
+    return isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level)
+
+
+def _check(parts: Sequence[_Part]) -> None:
+    """Raise ValueError where joining would change what a file means."""
+    meanings: dict[str, str] = {}
+    for part in parts:
+        if not all(map(_is_import, part.imports)):
+            raise ValueError(f"{part.path}: its imports do not stand together")
+        if part is not parts[-1] and not all(map(_is_prologue, part.above)):
+            raise ValueError(f"{part.path}: only the program may have something above its imports")
+        for node in ast.walk(ast.Module([*part.imports, *part.below], [])):
+            ours = isinstance(node, ast.ImportFrom) and node.level
+            if ours and not (node in part.imports and _takes_names(node)):
+                raise ValueError(f"{part.path}: {ast.unparse(node)!r} cannot be joined")
+        for node in (*part.above, *part.imports, *part.types, *part.below):
+            for name, meaning in _meanings(node, part.path):
+                if meanings.setdefault(name, meaning) != meaning:
+                    raise ValueError(f"{name} is of {meanings[name]} and of {meaning}, and both are joined")
+
+
+def _takes_names(node: ast.AST) -> bool:
+    """from .hashing import spec_hash, and neither `from . import hashing` nor `… as another_name`."""
+    return (
+        isinstance(node, ast.ImportFrom)
+        and bool(node.module)
+        and not any(alias.asname for alias in node.names)
+    )
+
+
+def _meanings(node: ast.stmt, path: Path) -> Iterator[tuple[str, str]]:
+    """The names that a statement of a file gives a meaning to, and whose it is: the file's, or a library's."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name, str(path)
+    elif _is_foreign(node) and not _is_prologue(node):
+        source = node.module if isinstance(node, ast.ImportFrom) else ""
+        yield from ((alias.asname or alias.name, f"{source} {alias.name}".strip()) for alias in node.names)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not _is_import(node):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = (name for target in targets for name in ast.walk(target))
+        yield from ((name.id, str(path)) for name in names if isinstance(name, ast.Name))
+
+
+def _files(node: ast.AST, path: Path) -> Iterator[Path]:
+    """The files of ours that a statement of a file imports."""
+    if not isinstance(node, ast.ImportFrom):
+        return
+    if node.level:
+        base = path.parents[node.level - 1]
+        words = (node.module or "").split(".")
+    elif (node.module or "").startswith(f"{_COLLECTION}."):
+        base = PLUGINS
+        words = str(node.module)[len(_COLLECTION) + 1 :].split(".")
+    else:
+        return
+    target = base.joinpath(*words)
+    # from ..common import redact: the names are modules. from ..common.redact import Redactor: they are not.
+    modules = [target / alias.name for alias in node.names] if target.is_dir() else [target]
+    yield from (module.with_suffix(".py") for module in modules)
