@@ -25,7 +25,8 @@ description:
     servers are not touched.
   - In a container runs the toolkit's supervisor, and vLLM below it. The module writes that program to
     C(/etc/instinct-fleet/lib), a directory per version, and removes versions with which nothing starts any
-    more. A server whose supervisor gave up after three failures is started again.
+    more. In each is a file of failure signatures, which is written anew without a restart. A server whose
+    supervisor gave up after three failures is started again.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node, with the servers' images

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import SIGNATURES_FILE, to_text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 
 SUPERVISOR = bundle("supervisor")
@@ -38,6 +40,7 @@ def write_lib(place: Path) -> Path:
         path = place / "lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    (place / "lib" / SIGNATURES_FILE).write_text(to_text(SIGNATURES), encoding="utf-8")
     return place / "lib/supervise.py"
 
 

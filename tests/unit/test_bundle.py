@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.plugins.action import ActionBase
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bundle as bundles
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive, bundle, script
+
+from .plan_world import deployment, plan, state
 
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
 SCRIPTS = ("bench_repeat", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
@@ -65,3 +71,48 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
     assert plugin.run(None, {}) == {"changed": True}
     assert sent == [{"timeout": 5, "program": GIVEN[name]}]
     assert GIVEN[name]
+
+
+# ---- what makes a version of the supervisor ----------------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of module_utils, of which programs are bundled."""
+    copy = tmp_path / "module_utils"
+    shutil.copytree(bundles.ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(bundles, "ROOT", copy)
+    bundle.cache_clear()
+    yield copy
+    bundle.cache_clear()
+
+
+def specs() -> dict[str, str]:
+    """The hashes of a planned fleet's instances, which hold the supervisor's version."""
+    found = plan({"n1": state()}, [deployment(instances_per_host=2)]).to_json()["hosts"]["n1"]["instances"]
+    return {instance["name"]: instance["spec_hash"] for instance in found}
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "same"),
+    [
+        (
+            "common/failure_signatures.py",
+            "SIGNATURES: tuple[Signature, ...] = (\n",
+            'SIGNATURES: tuple[Signature, ...] = (\n    Signature("cosmic_ray", ("bit flipped",), "Look up."),\n',
+            True,
+        ),
+        ("common/failures.py", "LINE_LIMIT = 600", "LINE_LIMIT = 601", False),
+        ("programs/supervisor/state.py", "LIMIT = 3", "LIMIT = 4", False),
+    ],
+)
+def test_a_failure_signature_changes_no_instance(
+    file: str, before: str, after: str, same: bool, sources: Path
+) -> None:
+    version, planned = bundle("supervisor").version, specs()
+    text = (sources / file).read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    (sources / file).write_text(text.replace(before, after), encoding="utf-8")
+    bundle.cache_clear()
+    assert (bundle("supervisor").version == version) == same
+    assert (specs() == planned) == same

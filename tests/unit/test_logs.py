@@ -5,12 +5,21 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import (
-    SIGNATURES,
-    classify,
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
+    Finding,
+    Signature,
     clean,
+    from_text,
     tail,
+    to_text,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import classify as classify_by
+
+
+def classify(log: str, exit_code: int | None = None, oom_killed: bool = False) -> Finding:
+    return classify_by(SIGNATURES, log, exit_code, oom_killed)
+
 
 API = "(APIServer pid=1) "
 CORE = "(EngineCore_DP0 pid=272) "
@@ -289,6 +298,30 @@ def test_every_kind_is_covered_by_a_log() -> None:
 )
 def test_the_exit_code_speaks_when_the_log_does_not(kind: str, exit_code: int, oom_killed: bool) -> None:
     assert classify(BEFORE.replace("FutureWarning", "note"), exit_code, oom_killed).kind == kind
+
+
+def test_without_signatures_exit_code_and_exception_speak() -> None:
+    for log, code, kind in (
+        (OOM, 137, "killed"),
+        (OOM, 132, "illegal_instruction"),
+        (OOM, 1, "python_exception"),
+    ):
+        finding = classify_by((), engine_core(log), code)
+        assert (finding.kind, len(finding.next_step) > 40) == (kind, True)
+
+
+def test_a_file_of_signatures_is_what_was_written() -> None:
+    assert from_text(to_text(SIGNATURES)) == SIGNATURES
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"schema": 2, "signatures": []}', '{"schema": 1, "signatures": [{"kind": "x"}]}',
+     to_text([Signature("x", ("(",), "Do.")])],
+)  # fmt: skip
+def test_another_file_is_none_of_signatures(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        from_text(text)
 
 
 def test_the_log_outweighs_the_exit_code_but_not_dockers_word() -> None:

@@ -14,7 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import Finding
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
+    SIGNATURES_FILE,
+    Finding,
+    Signature,
+    to_text,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import main
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.child import Event
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.main import (
@@ -55,6 +61,13 @@ class World:
     clock: float = 0.0
     waits: int = 0
 
+    def __post_init__(self) -> None:
+        self.signatures.write_text(to_text(SIGNATURES), encoding="utf-8")
+
+    @property
+    def signatures(self) -> Path:
+        return self.place.parent / SIGNATURES_FILE
+
     def run(self, *options: str, argv: Sequence[str] = ("vllm", "serve")) -> int:
         """Run the supervisor to its end."""
         world = self
@@ -65,7 +78,7 @@ class World:
                 world.did.append((state, why))
 
         self.memory = Remembered(str(self.place))
-        given = parse([f"--state={self.place}", *options, "--", *argv])
+        given = parse([f"--state={self.place}", f"--signatures={self.signatures}", *options, "--", *argv])
         return Supervisor(given, self.memory, self, self).run()  # type: ignore[arg-type]
 
     @property
@@ -222,6 +235,30 @@ def test_an_end_is_a_failure(world: World, code: int, says: str, kind: str) -> N
         ("end_all", 10.0), ("stopping", failure.text),
     ]  # fmt: skip
     assert (world.place / failure.log).read_text() == says
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"schema": 99}'])
+def test_without_signatures_the_exit_code_tells_failures_apart(world: World, text: str | None) -> None:
+    if text is None:
+        world.signatures.unlink()
+    else:
+        world.signatures.write_text(text, encoding="utf-8")
+    world.programs = [Program(5.0, 137, OOM)]
+    assert world.run() == 1
+    assert [failure.kind for failure in world.failures] == ["killed"]
+    (said,) = [text for text in world.said if str(world.signatures) in text]
+    assert "cannot be read" in said
+
+
+def test_a_signature_counts_that_was_written_after_the_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deploy writes the file anew, and starts nothing again for it."""
+    text = to_text([Signature("cosmic_ray", ("bit flipped",), "Look up."), *SIGNATURES])
+    monkeypatch.setattr(Child, "settle", lambda self: world.signatures.write_text(text, encoding="utf-8"))
+    world.programs = [Program(5.0, says="bit flipped")]
+    assert world.run() == 1
+    assert [failure.kind for failure in world.failures] == ["cosmic_ray"]
 
 
 def test_the_environment_is_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
+    SIGNATURES_FILE,
+    Signature,
+    from_text,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
-from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge, readiness
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
+    converge,
+    readiness,
+    supervisor_versions,
+)
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
@@ -560,12 +570,13 @@ def test_the_supervisor_is_written_before_a_container_mounts_it(docker: FakeDock
     docker.programs["instinct-"] = vllm(server["port"])
     place = Path(paths.lib_dir(SUPERVISOR.version))
     action = f"write {place} ({len(SUPERVISOR.files)} files)"
+    actions = [action, f"write {place / SIGNATURES_FILE}"]
     result, _ = run_module(vllm_server.main, args(docker, server), check=True)
-    assert result["actions"][0] == action
+    assert result["actions"][:2] == actions
     assert not place.exists()
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed
-    assert result["actions"][0] == action
+    assert result["actions"][:2] == actions
     assert {str(path.relative_to(place)) for path in place.rglob("*.py")} == set(SUPERVISOR.files)
     assert {path.stat().st_mode & 0o777 for path in place.rglob("*.py")} == {0o644}
     assert place.stat().st_mode & 0o777 == (place / "instinct_supervise").stat().st_mode & 0o777 == 0o755
@@ -573,6 +584,32 @@ def test_the_supervisor_is_written_before_a_container_mounts_it(docker: FakeDock
     (place / "supervise.py").write_text("else")
     assert run_module(vllm_server.main, args(docker, server))[0]["actions"] == [action]
     assert (place / "supervise.py").read_text() == SUPERVISOR.files["supervise.py"]
+
+
+def test_signatures_are_written_anew_and_nothing_is_started_for_them(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a version of the program that is not the present one, as a way back may start with it."""
+    one, old = with_lib(spec(), SUPERVISOR.version), with_lib(spec("other-0"), "a" * 12)
+    Path(paths.lib_dir("a" * 12)).mkdir(parents=True)
+    for server in (one, old):
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    assert not run_module(vllm_server.main, args(docker, one, old))[1]
+    started = list(docker.changes())
+    signatures = (Signature("cosmic_ray", ("bit flipped",), "Look up."), *SIGNATURES)
+    monkeypatch.setattr(supervisor_versions, "SIGNATURES", signatures)
+    files = [
+        Path(paths.lib_dir(version)) / SIGNATURES_FILE for version in sorted(["a" * 12, SUPERVISOR.version])
+    ]
+    for check in (True, False):
+        result, failed = run_module(vllm_server.main, args(docker, one, old), check=check)
+        assert not failed
+        assert (result["changed"], result["actions"]) == (True, [f"write {file}" for file in files])
+        assert [from_text(file.read_text()) == signatures for file in files] == [not check] * 2
+    result, _ = run_module(vllm_server.main, args(docker, one, old))
+    assert (result["changed"], result["actions"]) == (False, [])
+    assert docker.changes() == started
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}
 
 
 def test_supervisors_that_nothing_starts_with_are_removed(docker: FakeDocker, run_module: Any) -> None:

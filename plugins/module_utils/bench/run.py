@@ -15,7 +15,8 @@ from typing import Any
 
 from ..common import paths
 from ..common.bench_metrics import ResultError, finite, normalise
-from ..common.failure_signatures import UNSPECIFIC, classify, tail
+from ..common.failure_signatures import SIGNATURES
+from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, alone, leave_if_abandoned
@@ -226,7 +227,7 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
             f"not done after {timeout} s, and stopped. Raise benchmark_timeout, or ask for fewer prompts.",
         )
     if code != 0:
-        finding = classify(log, code)
+        finding = classify(SIGNATURES, log, code)
         mend = finding.next_step
         if finding.kind == "unknown_flag":  # the client's, where a server's would be those of the deployment
             mend = f"Correct benchmark_{kind}_args: this image's vLLM does not accept that."
@@ -255,7 +256,7 @@ def cause(engine: Engine, server: str) -> str:
         return f" The server cannot be looked at: {error}"
     if container is None:
         return f" The server's container {server} is gone."
-    finding = classify(log)
+    finding = classify(SIGNATURES, log)
     state = (
         "" if container["State"]["Status"] == "running" else f" The server is {container['State']['Status']}."
     )

@@ -9,7 +9,7 @@ import re
 
 from ..common import paths
 from ..common.container_answers import MARK, kind
-from ..common.failure_signatures import tail
+from ..common.failures import tail
 from ..common.files import read_text, write_atomic
 from ..common.hashing import text_hash
 from ..common.image_ref import ImageSoftware

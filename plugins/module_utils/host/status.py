@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common import paths
-from ..common.failure_signatures import classify
+from ..common.failure_signatures import SIGNATURES
+from ..common.failures import classify
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.redact import Redactor, env_secrets
@@ -136,7 +137,7 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
             text = ""
         finally:
             engine.close()
-        finding = classify(text, found["exit_code"], found["oom_killed"])
+        finding = classify(SIGNATURES, text, found["exit_code"], found["oom_killed"])
         found["failure"] = redact.data(dict(vars(finding)))
     return found
 

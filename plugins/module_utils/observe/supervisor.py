@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.failure_signatures import Finding
+from ..common.failures import Finding
 from .supervisor_file import read_supervisor
 
 STATE_FILE = "state.json"

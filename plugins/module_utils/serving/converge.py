@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common import paths as places
-from ..common.failure_signatures import Finding
+from ..common.failures import Finding
 from ..common.files import make_private, write_atomic
 from ..common.module_main import NodeError
 from ..common.redact import Redactor

@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ..common.failure_signatures import UNSPECIFIC, Finding, classify
+from ..common.failure_signatures import SIGNATURES
+from ..common.failures import UNSPECIFIC, Finding, classify
 from ..common.run_lock import leave_if_abandoned
 from ..docker.client import Engine
 from ..observe import supervisor
@@ -73,7 +74,7 @@ def _wait_steady(engine: Engine, server: Server, restarts: int, poll: float) -> 
         _check_running(engine, server, restarts, False)
         time.sleep(poll)
     _check_running(engine, server, restarts, False)
-    finding = classify(engine.logs(server.container))
+    finding = classify(SIGNATURES, engine.logs(server.container))
     if finding.kind not in UNSPECIFIC:
         raise ServerFailed(finding.kind, finding.line, finding.next_step)
     return Ready(0, round(time.monotonic() - begun, 1))
@@ -98,7 +99,10 @@ def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -
         return
     # A container in a restart loop shows the exit code of its last end while it waits for the next start.
     finding = (said.cause if said else None) or classify(
-        engine.logs(server.container), int(state.get("ExitCode") or 0), bool(state.get("OOMKilled"))
+        SIGNATURES,
+        engine.logs(server.container),
+        int(state.get("ExitCode") or 0),
+        bool(state.get("OOMKilled")),
     )
     kind, next_step = finding.kind, finding.next_step
     if asked:
@@ -125,7 +129,7 @@ def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
             f"It does not serve {server.endpoint.model!r} for completions, or another server answers at its "
             "port.",
         )
-    finding = classify(engine.logs(server.container))
+    finding = classify(SIGNATURES, engine.logs(server.container))
     if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     line = finding.line if finding.kind == "python_exception" else said
@@ -145,7 +149,7 @@ def _not_ready(engine: Engine, server: Server, seconds: int, last: Answer) -> Se
             f"no token after {seconds} s; vLLM was not started: {said.why}",
             "It starts by itself as soon as that is over, unless it is stopped: run again then.",
         )
-    finding = classify(engine.logs(server.container))
+    finding = classify(SIGNATURES, engine.logs(server.container))
     if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     doing = f"it says: {finding.line}" if finding.line else last.text

@@ -3,6 +3,9 @@
 
 A container mounts the version that it was made with. Generations of a deployment that are kept for a way back
 name theirs, so these stay too.
+
+In each directory is also a file of failure signatures, which is not part of the version: the program reads it when
+vLLM has ended. It is written anew where it is not the present one, and nothing has to be started again for it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common import paths
+from ..common.failure_signatures import SIGNATURES
+from ..common.failures import SIGNATURES_FILE, to_text
 from ..common.files import read_text
 from ..common.hashing import spec_hash
 from ..docker.client import Engine
@@ -42,7 +47,11 @@ def lib_of(body: Mapping[str, Any]) -> str:
 def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
     """What is told of writing, for versions that containers will mount."""
     return [
-        f"write {paths.lib_dir(version)} ({len(program)} files)" for version in _lacking(program, versions)
+        *(
+            f"write {paths.lib_dir(version)} ({len(program)} files)"
+            for version in _lacking(program, versions)
+        ),
+        *(f"write {path}" for path in _outdated(program, versions)),
     ]
 
 
@@ -52,23 +61,29 @@ def missing(program: Program, version: str) -> bool:
 
 
 def write(program: Program, versions: Iterable[str]) -> None:
-    """Write the present version, if it is among these, and read it back. Raises OSError."""
+    """Write the present version, if it is among these, and read it back; and the signatures of all. Raises OSError."""
     for version in _lacking(program, versions):
         directory = paths.lib_dir(version)
         os.makedirs(paths.STATE_DIR, mode=0o700, exist_ok=True)
         os.makedirs(directory, mode=0o755, exist_ok=True)
         for name, text in program.items():
-            path = os.path.join(directory, name)
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            temporary = f"{path}.new"
-            with open(temporary, "w", encoding="utf-8", newline="") as stream:
-                os.fchmod(stream.fileno(), 0o644)
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
+            _put(os.path.join(directory, name), text)
         if _lacking(program, [version]):
             raise OSError(5, "is not what was written", directory)
+    for path in _outdated(program, versions):
+        _put(path, to_text(SIGNATURES))
+
+
+def _put(path: str, text: str) -> None:
+    """Replace a file at once. What a run that was killed left of it, the next one writes over."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="utf-8", newline="") as stream:
+        os.fchmod(stream.fileno(), 0o644)
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
 
 
 def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
@@ -107,3 +122,10 @@ def _lacking(program: Program, versions: Iterable[str]) -> list[str]:
     directory = paths.lib_dir(version)
     same = all(read_text(os.path.join(directory, name)) == text for name, text in program.items())
     return [] if same else [version]
+
+
+def _outdated(program: Program, versions: Iterable[str]) -> list[str]:
+    """The files of signatures, of versions that are or will be on the node, that are not as they are now."""
+    there = {version for version in versions if version and not missing(program, version)}
+    files = [os.path.join(paths.lib_dir(version), SIGNATURES_FILE) for version in sorted(there)]
+    return [path for path in files if read_text(path) != to_text(SIGNATURES)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.failure_signatures import tail
+from ..common.failures import tail
 from ..common.files import free_bytes, sized, write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError

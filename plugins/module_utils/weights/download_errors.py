@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.container_answers import REPORT
-from ..common.failure_signatures import tail
+from ..common.failures import tail
 
 
 @dataclass(frozen=True)

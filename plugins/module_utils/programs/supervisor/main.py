@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...common.failure_signatures import UNSPECIFIC, Finding, classify
+from ...common.failures import UNSPECIFIC, Finding, Signature, classify, from_text
 from ...common.redact import Redactor, is_secret_name
 from .child import Child, Event, Events, Output, adopt_orphans
 from .gpus import NEXT_STEP, unclean
@@ -146,7 +146,7 @@ class Supervisor:
             self._next(min(1.0, deadline - time.monotonic()))
         if child.code:
             child.settle()
-            finding = classify(self._output.kept(), child.code)
+            finding = self._classify(self._output.kept(), child.code)
             line = f"{what} ended with exit code {child.code}: {finding.line}"
             raise Failed(Finding("ray_failed", line, finding.next_step), child.code)
 
@@ -168,7 +168,7 @@ class Supervisor:
         except OSError as error:
             line = f"exec: {argv[0]}: not found ({error.strerror})"
             self._output.say(line)
-            raise Failed(classify(line), _NO_COMMAND) from error
+            raise Failed(self._classify(line), _NO_COMMAND) from error
         return self._child
 
     def _what(self) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -217,7 +217,7 @@ class Supervisor:
         served = time.monotonic() - serving if serving is not None else 0.0
         self._note(STOPPING, "vLLM ended")
         child.settle()
-        finding = classify(self._output.kept(), child.code, oom_kills() > kills)
+        finding = self._classify(self._output.kept(), child.code, oom_kills() > kills)
         self._tell_end(finding.kind, finding.line, finding.next_step)
         if self._group and finding.kind in SECONDARY:
             self._another_cause(2 * self._options.times.settle)
@@ -240,7 +240,7 @@ class Supervisor:
         self._output.say(f"{_of_peer(peer)}; stops vLLM")
         if peer["kind"] in SECONDARY:
             child.wait(times.settle)
-            finding = classify(self._output.kept(), child.code)
+            finding = self._classify(self._output.kept(), child.code)
             if finding.kind not in SECONDARY:
                 self._tell_end(finding.kind, finding.line, finding.next_step)
                 raise Failed(finding, child.code or 0, child.seconds)
@@ -248,6 +248,22 @@ class Supervisor:
         child.wait(times.stop)
 
     # After.
+
+    def _classify(self, text: str, code: int | None = None, oom_killed: bool = False) -> Finding:
+        return classify(self._signatures(), text, code, oom_killed)
+
+    def _signatures(self) -> tuple[Signature, ...]:
+        """As they are now: a deploy may have written them anew since the container was started."""
+        path = self._options.signatures
+        try:
+            with open(path, encoding="utf-8") as stream:
+                return from_text(stream.read())
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._output.say(
+                f"{path} cannot be read: {why}; only exit code and exception tell failures apart"
+            )
+            return ()
 
     def _tell_end(self, kind: str, line: str, next_step: str) -> None:
         if self._group:

@@ -16,6 +16,8 @@
 --ray-cpus N
 --ray-arg=WORD          one more word for `ray start`; repeatable
 
+--signatures FILE       what tells one failure from another (failure_signatures.json beside the program)
+
 --time NAME=SECONDS     another time than that of Times or Pulse, for tests; repeatable
 --sysfs DIR             in place of /sys, for tests
 """
@@ -23,9 +25,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from ...common.failures import SIGNATURES_FILE
 from .link import Membership, Pulse, parse_address
 from .ray import Ray
 
@@ -53,6 +58,7 @@ class Options:
 
     argv: tuple[str, ...]
     state: str
+    signatures: str
     gpus: tuple[str, ...]
     sysfs: str
     times: Times
@@ -81,6 +87,7 @@ def parse(argv: Sequence[str]) -> Options:
     return Options(
         command,
         known.state,
+        known.signatures,
         tuple(known.gpu),
         known.sysfs,
         Times(**{name: value for name, value in times.items() if name not in pulse}),
@@ -93,6 +100,8 @@ def parse(argv: Sequence[str]) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="supervise.py", allow_abbrev=False, usage="see the program's text")
     parser.add_argument("--state", default="/cache/supervise")
+    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
+    parser.add_argument("--signatures", default=os.path.join(beside, SIGNATURES_FILE))
     parser.add_argument("--sysfs", default="/sys")
     parser.add_argument("--rank", type=int, default=0)
     for name in ("--gpu", "--time", "--ray-arg"):

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the log of a vLLM that did not start: the line that decides, the kind of failure, what to do next.
+
+What tells one failure from another are signatures, which are data (failure_signatures.py); a program in a container
+reads them from a file. Without them the exit code and the last exception still say something.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LINE_LIMIT = 600  # characters of the decisive line that are told
+SIGNATURES_FILE = "failure_signatures.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a server failed: the kind (a short name for machines), the deciding log line, and the next step."""
+
+    kind: str
+    line: str
+    next_step: str
+
+
+UNSPECIFIC = ("unknown", "python_exception")
+"""Kinds that name no cause."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Texts that prove a kind of failure: regular expressions, any of which is found in a line."""
+
+    kind: str
+    patterns: tuple[str, ...]
+    next_step: str
+
+
+# Lines that only pass on a failure that was explained above them.
+_WRAPPERS = re.compile(
+    r"Engine core initialization failed|Engine process failed to start|EngineCore failed to start"
+    r"|WorkerProc initialization failed|EngineDeadError|EngineCore encountered an issue"
+    r"|Worker failed with error|See (?:root cause|stack trace)|ContextTerminated|CancelledError"
+    r"|^(?:SystemExit|KeyboardInterrupt|BrokenPipeError|ConnectionResetError|EOFError)\b|: cancelled$"
+)
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Fault|Warning)(?::\s.*|$)")
+_WARNING = re.compile(r"^[\w.]*Warning\b")
+
+_SOURCE = re.compile(r'^(?:    |  File ")')
+_PYDANTIC = re.compile(r" \[type=[a-z_]+, input_value=.*$")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PROCESS = re.compile(r"^(?:\([^()]*pid=\d+[^()]*\)\s?)+")
+_STAMP = re.compile(
+    r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\s+\[?[\w./]+:\d+\]\s?"
+)
+
+_NEXT_EXCEPTION = (
+    "The whole log is kept beside the instance; the lines above this one say where it came from."
+)
+NEXT_ILLEGAL_INSTRUCTION = (
+    "The image was built for another CPU or GPU. Use an image built for this node's architecture."
+)
+NEXT_KILLED = (
+    "A process of the engine was killed. dmesg | grep -i 'killed process' says whether the node ran out "
+    "of memory; then lower the host memory use (fewer instances, runtime.memory)."
+)
+_NEXT_UNKNOWN = "The log does not say why. Read it whole; VLLM_LOGGING_LEVEL=DEBUG in env makes it tell more."
+
+
+def clean(line: str) -> str:
+    """A log line without colours, progress bars, process name and time stamp; indentation is kept."""
+    line = _COLOUR.sub("", line.rstrip()).rsplit("\r", 1)[-1]
+    return _STAMP.sub("", _PROCESS.sub("", line))
+
+
+def classify(
+    signatures: Sequence[Signature], text: str, exit_code: int | None = None, oom_killed: bool = False
+) -> Finding:
+    """Why a server did not start, from its log, its exit code and Docker's OOMKilled.
+
+    Signatures are in order of weight: what stands higher is a cause, and may bring about what stands lower.
+    """
+    lines = [line for line in (clean(raw) for raw in text.split("\n")) if line.strip()]
+    if oom_killed:
+        return _finding(
+            "killed",
+            _last(lines),
+            "The container used more memory than runtime.memory allows and was killed. Raise or drop the "
+            "limit.",
+        )
+    # A traceback quotes the source: `raise LocalEntryNotFoundError(` names an error, but does not tell it.
+    told = [line for line in lines if not _SOURCE.match(line)]
+    for signature in signatures:
+        pattern = re.compile("|".join(f"(?:{one})" for one in signature.patterns))
+        # Warnings of Python's warnings module quote harmless texts that look like errors.
+        for line in [*told, *lines]:
+            if pattern.search(line) and not _WARNING.match(line):
+                return _finding(signature.kind, line, signature.next_step)
+    if exit_code == 132:
+        return _finding("illegal_instruction", _last(lines), NEXT_ILLEGAL_INSTRUCTION)
+    if exit_code == 137:
+        return _finding("killed", _last(lines), NEXT_KILLED)
+    raised = [line for line in lines if _EXCEPTION.match(line) and not _WARNING.match(line)]
+    own = [line for line in raised if not _WRAPPERS.search(line)]
+    if raised:
+        return _finding("python_exception", (own or raised)[-1], _NEXT_EXCEPTION)
+    return _finding("unknown", _last(lines), _NEXT_UNKNOWN)
+
+
+def to_text(signatures: Sequence[Signature]) -> str:
+    """Signatures as a file has them."""
+    return json.dumps({"schema": SCHEMA, "signatures": [vars(item) for item in signatures]}, indent=1) + "\n"
+
+
+def from_text(text: str) -> tuple[Signature, ...]:
+    """The reverse. Raises ValueError for anything else, a pattern that is no regular expression included."""
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}")
+        found = tuple(
+            Signature(str(item["kind"]), tuple(map(str, item["patterns"])), str(item["next_step"]))
+            for item in data["signatures"]
+        )
+        for pattern in (pattern for signature in found for pattern in signature.patterns):
+            re.compile(pattern)
+    except (KeyError, TypeError, re.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return found
+
+
+def tail(text: str, lines: int = 20) -> list[str]:
+    """The last non-empty lines of a log, for people; of a progress bar, its last state."""
+    shown = (_COLOUR.sub("", raw.rstrip()).rsplit("\r", 1)[-1] for raw in text.split("\n"))
+    return [line for line in shown if line.strip()][-lines:]
+
+
+def _finding(kind: str, line: str, next_step: str) -> Finding:
+    line = _PYDANTIC.sub("", line.strip())
+    return Finding(kind, line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + " …", next_step)
+
+
+def _last(lines: list[str]) -> str:
+    return " | ".join(line.strip() for line in lines[-2:]) if lines else "the log is empty"
