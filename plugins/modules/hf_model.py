@@ -144,7 +144,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     finish,
     refuse_short_secrets,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache import local_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.download import converge, fetch_of
 

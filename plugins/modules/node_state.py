@@ -421,6 +421,23 @@ def process_of(pid_file: str, word: bytes) -> bool:
         return False
 
 
+def read_driver(source: Source) -> dict[str, Any]:
+    """The amdgpu module; the kernel's own driver has no version file."""
+    loaded = source.exists("/sys/module/amdgpu")
+    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
+
+
+def read_rocm(source: Source) -> dict[str, Any]:
+    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
+    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
+    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
+    tools: dict[str, str | None] = {}
+    for tool in ("amd-smi", "rocm-smi"):
+        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
+        tools[tool] = next((path for path in paths if source.exists(path)), None)
+    return {"version": version.split("-")[0] if version else None, "tools": tools}
+
+
 # Not /version: the engine starts two programs to answer it, and /info and the headers say the same.
 DOCKER_QUERIES = {
     "info": "/info",
@@ -575,6 +592,36 @@ def without_files(generation: dict[str, Any]) -> dict[str, Any]:
     return {**generation, "members": members}
 
 
+def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
+    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
+    known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
+    for gpu in gpus:
+        gpu["users"] = []
+    zombies = []
+    for pid in pids:
+        for name in source.names(f"/sys/class/kfd/kfd/proc/{pid}"):
+            users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
+            if users is not None and pid not in users:
+                users.append(pid)
+        # The program's name is in parentheses and may hold anything.
+        if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
+            zombies.append(pid)
+    return zombies
+
+
+def partition_change(source: Source, data_dir: str) -> str | None:
+    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
+    path = os.path.join(data_dir, "partition.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.load(file)["step"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        source.problem(path, f"broken journal: {error}")
+        return "unknown"
+
+
 AMD = 0x1002
 
 
@@ -696,36 +743,6 @@ def kfd_processes(source: Source) -> list[int]:
     return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())
 
 
-def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
-    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
-    known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
-    for gpu in gpus:
-        gpu["users"] = []
-    zombies = []
-    for pid in pids:
-        for name in source.names(f"/sys/class/kfd/kfd/proc/{pid}"):
-            users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
-            if users is not None and pid not in users:
-                users.append(pid)
-        # The program's name is in parentheses and may hold anything.
-        if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
-            zombies.append(pid)
-    return zombies
-
-
-def partition_change(source: Source, data_dir: str) -> str | None:
-    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
-    path = os.path.join(data_dir, "partition.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            return str(json.load(file)["step"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        source.problem(path, f"broken journal: {error}")
-        return "unknown"
-
-
 def cpu_set(text: str | None) -> set[int]:
     """ "0-3,8" → {0, 1, 2, 3, 8}."""
     found: set[int] = set()
@@ -773,23 +790,6 @@ def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
             "memory_bytes": kib(meminfo, f"Node {number} MemTotal"),
         })  # fmt: skip
     return found
-
-
-def read_driver(source: Source) -> dict[str, Any]:
-    """The amdgpu module; the kernel's own driver has no version file."""
-    loaded = source.exists("/sys/module/amdgpu")
-    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
-
-
-def read_rocm(source: Source) -> dict[str, Any]:
-    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
-    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
-    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
-    tools: dict[str, str | None] = {}
-    for tool in ("amd-smi", "rocm-smi"):
-        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
-        tools[tool] = next((path for path in paths if source.exists(path)), None)
-    return {"version": version.split("-")[0] if version else None, "tools": tools}
 
 
 def read_device_gids(source: Source) -> dict[str, int | None]:

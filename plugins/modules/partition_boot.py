@@ -74,8 +74,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import converge, record_of
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpu_files import GpuFiles
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import COMPUTE_MODES, MEMORY_MODES
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
 
 
 def argument_spec() -> dict[str, Any]:
@@ -87,7 +87,7 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
+def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
     """Keep the modes. Returns the module's result."""
     record = record_of(node.gpus(), module.params["compute"], module.params["memory"])
     return converge(
@@ -102,7 +102,7 @@ def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module, Node()))
+    finish(module, [], lambda: work(module, GpuFiles()))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
+from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import BACKENDS
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import follow
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
@@ -175,7 +176,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import secrets_of
 
 
 def argument_spec() -> dict[str, Any]:

@@ -93,7 +93,7 @@ actions:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import KEEP, change
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
 

@@ -166,7 +166,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import (
     converge_build,
     converge_pull,

@@ -205,15 +205,14 @@ seconds:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.names import check_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, connect
+from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import Fleet, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import (
-    check_name,
-    parse_server,
-    secrets_of,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import note_servers, resolved
 
 

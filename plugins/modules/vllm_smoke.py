@@ -99,9 +99,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
+from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS, TOKENS
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, Engine
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")

@@ -33,7 +33,7 @@ _GENERATED = """\
 # Programs of several files: where they begin, the package that holds them, and the file that starts them.
 PACKAGES = {
     "supervisor": ("programs.supervisor.main", "instinct_supervise", "supervise.py"),
-    "partition_boot": ("partition.boot", "instinct", "__main__.py"),
+    "partition_boot": ("programs.partition_boot", "instinct", "__main__.py"),
 }
 
 

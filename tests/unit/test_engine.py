@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import image_api
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import (
     Conflict,
     Engine,
@@ -56,9 +57,9 @@ def test_speaks_the_daemons_version_up_to_the_newest_it_knows(offered: str, pref
 def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, engine: Engine) -> None:
     docker.add_image("a:1")
     for _ in range(3):
-        assert engine.image("a:1") is not None
+        assert image_api.image(engine, "a:1") is not None
     assert docker.requests.count("GET /_ping") == 1
-    assert engine.image("b:1") is None
+    assert image_api.image(engine, "b:1") is None
 
 
 def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: Engine) -> None:
@@ -117,7 +118,7 @@ def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: E
 
 
 def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: Engine) -> None:
-    events = list(engine.pull("r/x", "sha256:1", {"username": "u", "password": "secret-word"}))
+    events = list(image_api.pull(engine, "r/x", "sha256:1", {"username": "u", "password": "secret-word"}))
     assert events == docker.pull_events
     header = docker.headers[-1]["X-Registry-Auth"]
     assert json.loads(base64.urlsafe_b64decode(header)) == {"username": "u", "password": "secret-word"}
@@ -129,7 +130,7 @@ def test_an_error_inside_the_stream_is_raised(docker: FakeDocker, engine: Engine
         {"error": "x", "errorDetail": {"message": "manifest unknown"}},
     ]
     with pytest.raises(EngineError, match="manifest unknown"):
-        list(engine.pull("r/x", "sha256:1"))
+        list(image_api.pull(engine, "r/x", "sha256:1"))
     # The connection is usable afterwards.
     assert engine.info()["DockerRootDir"] == docker.root_dir
 
@@ -137,7 +138,7 @@ def test_an_error_inside_the_stream_is_raised(docker: FakeDocker, engine: Engine
 def test_an_error_before_the_stream_is_raised(docker: FakeDocker, engine: Engine) -> None:
     docker.pull_status, docker.pull_events = 404, [{"message": "pull access denied"}]
     with pytest.raises(NotFound, match="pull access denied"):
-        list(engine.pull("r/x", "sha256:1"))
+        list(image_api.pull(engine, "r/x", "sha256:1"))
 
 
 def test_without_a_daemon_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ REQUESTS: dict[str, tuple[str, Callable[[Engine], Any]]] = {
     "a list": ("GET /containers/json", lambda engine: engine.containers_labelled("a")),
     "a log": ("GET /containers/c/logs", lambda engine: engine.logs("c")),
     "a change": ("POST /containers/create", lambda engine: engine.create("d", {"Image": "x:1"})),
-    "a refusal": ("GET /images/none/json", lambda engine: engine.image("none")),
+    "a refusal": ("GET /images/none/json", lambda engine: image_api.image(engine, "none")),
 }
 
 
@@ -269,7 +270,7 @@ def test_a_pull_that_breaks_off(docker: FakeDocker, case: str) -> None:
     engine = Engine(docker.path, timeout=5)
     seen = []
     with pytest.raises(kind, match=text):
-        seen += list(engine.pull("r/x", "sha256:1", timeout=1 if fault == STALLED else 5))
+        seen += list(image_api.pull(engine, "r/x", "sha256:1", timeout=1 if fault == STALLED else 5))
     assert docker.images == {}
     assert engine.info()["DockerRootDir"] == docker.root_dir
 
@@ -278,7 +279,7 @@ def test_progress_is_told_until_a_pull_breaks_off(docker: FakeDocker, engine: En
     docker.faults["POST /images/create"] = CUT
     seen: list[dict[str, Any]] = []
     with pytest.raises(EngineUnavailable):
-        seen.extend(engine.pull("r/x", "sha256:1"))
+        seen.extend(image_api.pull(engine, "r/x", "sha256:1"))
     assert seen == docker.pull_events
 
 

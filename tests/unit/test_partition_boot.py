@@ -19,15 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import
     PARTITION_PROGRAM,
     PARTITION_RECORD,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot as partition_boot
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot_unit
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot import (
-    CHANGE_SECONDS,
-    DRIVER_SECONDS,
-    RETRIES,
-    Record,
-    restore,
-)
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import (
     LINK,
     UNIT,
@@ -38,7 +30,15 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import DRIVER_SECONDS, Record
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import partition_boot
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.partition_boot import (
+    CHANGE_SECONDS,
+    RETRIES,
+    requests,
+    restore,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
 
 from tests.unit.partition_world import World
@@ -100,17 +100,17 @@ def test_memory_modes_and_gpus_that_differ() -> None:
 def test_what_is_asked_of_the_node() -> None:
     common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
     gpus = World(2).gpus()
-    assert CPX.requests(gpus) == (Request(compute="CPX", memory="NPS1", **common),)
+    assert requests(CPX, gpus) == (Request(compute="CPX", memory="NPS1", **common),)
     first, second = CPX.compute
     mixed = {first: "QPX", second: "CPX"}
     each = (
         Request(compute="QPX", gpus=(first,), **common),
         Request(compute="CPX", gpus=(second,), **common),
     )
-    assert Record("NPS1", mixed).requests(gpus) == each
-    assert Record(None, mixed).requests(gpus) == each
+    assert requests(Record("NPS1", mixed), gpus) == each
+    assert requests(Record(None, mixed), gpus) == each
     # Another memory mode comes first, with all GPUs in one compute mode.
-    assert Record("NPS4", mixed).requests(gpus) == (Request(compute="QPX", memory="NPS4", **common), *each)
+    assert requests(Record("NPS4", mixed), gpus) == (Request(compute="QPX", memory="NPS4", **common), *each)
 
 
 def test_every_step_is_told_and_the_first_that_fails_ends_it() -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import MONITOR_UNITS, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Service
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.monitors import MONITOR_UNITS
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths as places
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.stop import stop_gracefully
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
@@ -313,10 +314,10 @@ def test_only_a_container_that_docker_had_to_kill_is_warned_about(
 def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Path) -> None:
     """Docker removes a container with --rm as soon as it ends, and another run may have been quicker."""
     engine = converge.Engine(docker.path)
-    assert converge.stop_gracefully(engine, "never-was", 1) == ""
+    assert stop_gracefully(engine, "never-was", 1) == ""
     docker.add_container(NAME, {"Image": IMAGE}, "running")
     docker.errors[f"POST {C}/stop"] = (404, "No such container")
-    assert converge.stop_gracefully(engine, NAME, 1) == ""
+    assert stop_gracefully(engine, NAME, 1) == ""
     docker.programs["instinct-"] = lambda container: docker.containers.pop(container.name) and 0
     docker.errors.clear()
     docker.containers.clear()
@@ -324,7 +325,7 @@ def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Pat
     container.status = "running"
     docker._run(container)
     assert container.ended.wait(5)
-    assert converge.stop_gracefully(engine, NAME, 1) == ""
+    assert stop_gracefully(engine, NAME, 1) == ""
 
 
 # ---- what is told ------------------------------------------------------------------------------------

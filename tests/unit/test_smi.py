@@ -9,8 +9,13 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.partition import smi_output, smi_set_output
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_output import Modes, SmiError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import (
+    smi_modes,
+    smi_output,
+    smi_set_output,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_modes import Modes
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_output import SmiError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
     BROKEN,
     BUSY,
@@ -101,7 +106,7 @@ def test_rocm_smi_contradiction_is_not_understood() -> None:
     ],
 )
 def test_rocm_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi_output.rocm_smi_modes(text) == expected
+    assert smi_modes.rocm_smi_modes(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_rocm_smi_modes(text: str, expected: dict[int, Modes]) -> None:
 )
 def test_rocm_smi_modes_that_are_none(text: str) -> None:
     with pytest.raises(SmiError):
-        smi_output.rocm_smi_modes(text)
+        smi_modes.rocm_smi_modes(text)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ def test_amd_smi_warning_before_success_is_kept() -> None:
     ],
 )
 def test_amd_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi_output.amd_smi_modes(text) == expected
+    assert smi_modes.amd_smi_modes(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def test_amd_smi_modes(text: str, expected: dict[int, Modes]) -> None:
 )
 def test_amd_smi_modes_that_are_none(text: str) -> None:
     with pytest.raises(SmiError):
-        smi_output.amd_smi_modes(text)
+        smi_modes.amd_smi_modes(text)
 
 
 @pytest.mark.parametrize(
@@ -240,14 +245,14 @@ def test_amd_smi_modes_that_are_none(text: str) -> None:
 )
 def test_json_documents(name: str, documents: int) -> None:
     text = sample(name, ".json")
-    assert len(smi_output.json_documents(text)) == documents
-    assert smi_output.json_documents(f"[WARNING] not in group render\n\n{text}") == smi_output.json_documents(
+    assert len(smi_modes.json_documents(text)) == documents
+    assert smi_modes.json_documents(f"[WARNING] not in group render\n\n{text}") == smi_modes.json_documents(
         text
     )
 
 
 def test_amd_smi_records_of_a_cpx_list() -> None:
-    records = smi_output.amd_smi_records(sample("amdsmi_6.3dev_list_cpx_json", ".json"))
+    records = smi_modes.amd_smi_records(sample("amdsmi_6.3dev_list_cpx_json", ".json"))
     assert [(record["gpu"], record["partition_id"]) for record in records] == [(n, n) for n in range(8)]
 
 
@@ -312,13 +317,13 @@ def check_modes(found: dict[int, Modes], text: str) -> None:
 @given(st.one_of(st.text(), damaged(SHOWN)))
 def test_rocm_smi_modes_fuzz(text: str) -> None:
     with contextlib.suppress(SmiError):
-        check_modes(smi_output.rocm_smi_modes(text), text)
+        check_modes(smi_modes.rocm_smi_modes(text), text)
 
 
 @given(st.one_of(st.text(), damaged(STATIC)))
 def test_amd_smi_modes_fuzz(text: str) -> None:
     with contextlib.suppress(SmiError):
-        check_modes(smi_output.amd_smi_modes(text), text)
+        check_modes(smi_modes.amd_smi_modes(text), text)
 
 
 @given(st.text(), st.text())

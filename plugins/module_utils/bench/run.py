@@ -21,7 +21,7 @@ from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, alone, leave_if_abandoned
 from ..docker.client import Engine, EngineError, Json, NotFound
-from ..serving.converge import stop_gracefully
+from ..docker.stop import stop_gracefully
 from ..serving.store import Store
 from .containers import RESULT_FILE, Repeat, Target, command, container_body
 

@@ -44,24 +44,3 @@ def make_private(directory: str) -> None:
         with contextlib.suppress(FileExistsError):  # another thread was quicker
             os.mkdir(path, 0o700)
     os.chmod(missing[0] if missing else directory, 0o700)
-
-
-def existing_parent(path: str) -> str:
-    """The path itself, or the nearest directory above it that exists."""
-    while not os.path.exists(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
-
-
-def free_bytes(path: str) -> int:
-    """Free space where `path` is, or will be."""
-    space = os.statvfs(existing_parent(path))
-    return space.f_bavail * space.f_frsize
-
-
-def sized(size: float) -> str:
-    """Bytes for people."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} bytes"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker Engine API over its unix socket, with nothing but the standard library.
+"""Docker Engine API over its unix socket, with nothing but the standard library. Images are asked for in image_api.py.
 
 One Engine holds one persistent connection and is not thread-safe: every thread makes its own.
 Works with Docker (API 1.24 and later) and with Podman's compatible socket.
@@ -7,13 +7,11 @@ Works with Docker (API 1.24 and later) and with Podman's compatible socket.
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
-import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Union
 from urllib.parse import quote, urlencode
 
@@ -22,6 +20,9 @@ from ..common.module_main import NodeError
 SOCKET = "/var/run/docker.sock"
 NEWEST_KNOWN_API = (1, 51)
 """The newest API version whose answers this client was written for; an older daemon gets its own."""
+
+ALIVE = ("running", "restarting", "paused")
+"""Statuses of a container that has, or may soon have, processes."""
 
 _IDLE_SECONDS = 10.0  # a connection unused for longer may have been closed by a daemon that restarted
 _LOG_LIMIT = 16 * 1024 * 1024  # bytes of a container's log that are read at most
@@ -149,7 +150,7 @@ class Engine:
         pairs = {key: _text(value) for key, value in (query or {}).items()}
         return self._prefix + path + (f"?{urlencode(pairs)}" if pairs else "")
 
-    def _respond(
+    def respond(
         self,
         method: str,
         path: str,
@@ -194,65 +195,14 @@ class Engine:
 
     def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
         """One request; its answer as JSON, or None when there is no content."""
-        data = self._read(self._respond(method, path, query, **options))
+        data = self._read(self.respond(method, path, query, **options))
         return json.loads(data) if data.strip() else None
-
-    def stream(self, method: str, path: str, query: Query | None = None, **options: Any) -> Iterator[Json]:
-        """One request answered by JSON lines (progress). Raises EngineError for an error in the stream."""
-        response = self._respond(method, path, query, **options)
-        try:
-            for line in _lines(response):
-                if not line.strip():
-                    continue
-                event = json.loads(line)
-                if "error" in event or "errorDetail" in event:
-                    detail = event.get("errorDetail") or {}
-                    raise EngineError(str(detail.get("message") or event.get("error")))
-                yield event
-        except socket.timeout as error:
-            raise EngineTimeout(f"{method} {path} made no progress for a long time.") from error
-        except (http.client.HTTPException, ConnectionError) as error:
-            raise EngineUnavailable(f"The Docker engine closed the connection during {path}.") from error
-        finally:
-            if not response.isclosed():
-                self.close()
 
     # ---- engine ----------------------------------------------------------------------------------
 
     def info(self) -> Json:
         """GET /info: DockerRootDir, registry settings, …"""
         return dict(self.json("GET", "/info"))
-
-    # ---- images ----------------------------------------------------------------------------------
-
-    def image(self, name: str) -> Json | None:
-        """An image by tag, digest or id; None when the engine has none."""
-        try:
-            return dict(self.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
-        except NotFound:
-            return None
-
-    def images_labelled(self, label: str) -> list[Json]:
-        """Images with a label ("name=value")."""
-        return list(self.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
-
-    def tag(self, image: str, repository: str, tag: str) -> None:
-        """Give an image another name."""
-        self.json("POST", f"/images/{quote(image, safe='/:@')}/tag", {"repo": repository, "tag": tag})
-
-    def pull(
-        self,
-        repository: str,
-        tag_or_digest: str,
-        auth: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-    ) -> Iterator[Json]:
-        """Pull an image. `timeout`: seconds without progress. Errors are raised from the stream."""
-        headers = {}
-        if auth:
-            headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
-        query = {"fromImage": repository, "tag": tag_or_digest}
-        return self.stream("POST", "/images/create", query, headers=headers, timeout=timeout)
 
     # ---- containers ------------------------------------------------------------------------------
 
@@ -314,41 +264,10 @@ class Engine:
         """The last lines of a container's output (stdout and stderr, in order); "" when there is none."""
         query: Query = {"stdout": True, "stderr": True, "tail": lines}
         try:
-            response = self._respond("GET", f"/containers/{quote(name)}/logs", query)
+            response = self.respond("GET", f"/containers/{quote(name)}/logs", query)
         except NotFound:
             return ""
         return demultiplex(self._read(response, _LOG_LIMIT)).decode("utf-8", "replace")
-
-
-class NoEngine(Engine):
-    """What a node without an engine has: nothing. For check mode, as a run installs the engine first."""
-
-    def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
-        """As of an engine that has no image and no container. Raises NotFound for each of them."""
-        if method != "GET":
-            raise AssertionError(f"{method} {path} in check mode")
-        if path == "/info":
-            return {}
-        if path in ("/images/json", "/containers/json"):
-            return []
-        raise NotFound(f"there is no Docker engine at {self.path}", 404)
-
-
-def connect(path: str, check: bool) -> Engine:
-    """The engine at a socket; in check mode, one without anything where none is installed."""
-    return NoEngine(path) if check and not os.path.exists(path) else Engine(path)
-
-
-def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The lines of an answer. readline() takes one that breaks off between two chunks for one that has ended."""
-    rest = b""
-    while True:
-        part = response.read1(65536)
-        if not part:
-            break
-        *lines, rest = (rest + part).split(b"\n")
-        yield from lines
-    yield rest
 
 
 def _negotiate(offered: str) -> str:

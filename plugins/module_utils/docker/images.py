@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.files import free_bytes, sized
+from ..common.disk_space import free_bytes, sized
 from ..common.image_ref import ImageRef, ImageSoftware, parse_ref
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
+from . import image_api
 from .build import LABEL, BuildPlan, build_image
 from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json
 from .inspect_image import ask, known, request_of, unanswered
@@ -62,8 +63,8 @@ def wanted(
 
 def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> dict[str, Any]:
     """Bring one image by digest, tag it, read it back, ask it what is in it."""
-    image = engine.image(want.pulled)
-    named = engine.image(want.name) if want.name else None
+    image = image_api.image(engine, want.pulled)
+    named = image_api.image(engine, want.name) if want.name else None
     software = known(image["Id"]) if image else None
     before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     actions = []
@@ -80,7 +81,7 @@ def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> di
             _pull(engine, want)
             image = _read_back(engine, want)
         if want.name and (named is None or named["Id"] != image["Id"]):
-            engine.tag(want.pulled, _repo_of(want), _tag_of(want))
+            image_api.tag(engine, want.pulled, _repo_of(want), _tag_of(want))
         software = software or ask(engine, want.pulled, image["Id"], program)
     after_id = (image or {}).get("Id")
     tag = (after_id or "the pulled image") if want.name else None
@@ -108,8 +109,8 @@ def converge_build(
     run_build: Callable[[BuildPlan, str, int], str] = build_image,
 ) -> dict[str, Any]:
     """Build an image unless one of the same inputs is there, give it its tag, and ask it what is in it."""
-    built = engine.images_labelled(f"{LABEL}={plan.hash}")
-    named = engine.image(plan.tag)
+    built = image_api.images_labelled(engine, f"{LABEL}={plan.hash}")
+    named = image_api.image(engine, plan.tag)
     tagged = named is not None and named["Id"] in {image["Id"] for image in built}
     image = named if tagged else next(iter(built), None)
     software = known(image["Id"]) if image else None
@@ -124,9 +125,9 @@ def converge_build(
     elif not tagged:
         actions = [f"POST /images/{built[0]['Id']}/tag?repo={reference.repository}&tag={reference.tag}"]
         if not check:
-            engine.tag(str(built[0]["Id"]), reference.repository, reference.tag)
+            image_api.tag(engine, str(built[0]["Id"]), reference.repository, reference.tag)
     if actions and not check:
-        image = engine.image(plan.tag)
+        image = image_api.image(engine, plan.tag)
     if software is None:
         actions.append(request_of(plan.tag))
     if not check:
@@ -199,7 +200,7 @@ def check_disk(engine: Engine, want: Wanted) -> None:
 
 def _pull(engine: Engine, want: Wanted) -> None:
     try:
-        for _progress in engine.pull(want.pull.repository, want.pull.digest, want.auth):
+        for _progress in image_api.pull(engine, want.pull.repository, want.pull.digest, want.auth):
             pass
     except (EngineUnavailable, EngineTimeout) as error:
         raise NodeError(
@@ -211,7 +212,7 @@ def _pull(engine: Engine, want: Wanted) -> None:
 
 
 def _read_back(engine: Engine, want: Wanted) -> Json:
-    image = engine.image(want.pulled)
+    image = image_api.image(engine, want.pulled)
     if image is None:
         raise NodeError(
             f"The engine reported a complete pull of {want.pulled}, but does not have it. Another process "

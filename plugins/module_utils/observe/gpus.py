@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs as amdgpu and KFD show them: modes, partitions, memory, and who uses them."""
+"""The GPUs as amdgpu and KFD show them: modes, partitions and memory."""
 
 from __future__ import annotations
 
-import json
 import os
 
 from .source import Source, integer, pairs
@@ -130,33 +129,3 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
 def kfd_processes(source: Source) -> list[int]:
     """Processes that KFD knows: any of them makes the driver refuse a change as busy."""
     return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())
-
-
-def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
-    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
-    known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
-    for gpu in gpus:
-        gpu["users"] = []
-    zombies = []
-    for pid in pids:
-        for name in source.names(f"/sys/class/kfd/kfd/proc/{pid}"):
-            users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
-            if users is not None and pid not in users:
-                users.append(pid)
-        # The program's name is in parentheses and may hold anything.
-        if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
-            zombies.append(pid)
-    return zombies
-
-
-def partition_change(source: Source, data_dir: str) -> str | None:
-    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
-    path = os.path.join(data_dir, "partition.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            return str(json.load(file)["step"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        source.problem(path, f"broken journal: {error}")
-        return "unknown"

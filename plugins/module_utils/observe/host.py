@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host: processors, memory, the driver, ROCm, and the groups of its devices."""
+"""The host's processors, memory, and groups of devices."""
 
 from __future__ import annotations
 
@@ -59,23 +59,6 @@ def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
             "memory_bytes": kib(meminfo, f"Node {number} MemTotal"),
         })  # fmt: skip
     return found
-
-
-def read_driver(source: Source) -> dict[str, Any]:
-    """The amdgpu module; the kernel's own driver has no version file."""
-    loaded = source.exists("/sys/module/amdgpu")
-    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
-
-
-def read_rocm(source: Source) -> dict[str, Any]:
-    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
-    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
-    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
-    tools: dict[str, str | None] = {}
-    for tool in ("amd-smi", "rocm-smi"):
-        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
-        tools[tool] = next((path for path in paths if source.exists(path)), None)
-    return {"version": version.split("-")[0] if version else None, "tools": tools}
 
 
 def read_device_gids(source: Source) -> dict[str, int | None]:

@@ -7,10 +7,12 @@ import os
 import sys
 
 from .balancer import NO_BALANCER, read_balancer
+from .driver import read_driver, read_rocm
 from .engine import ask_docker, read_docker, read_images
 from .generations import read_generations
-from .gpus import kfd_processes, partition_change, read_gpus, read_users
-from .host import kib, read_cpu, read_device_gids, read_driver, read_numa_nodes, read_rocm
+from .gpu_users import partition_change, read_users
+from .gpus import kfd_processes, read_gpus
+from .host import kib, read_cpu, read_device_gids, read_numa_nodes
 from .instances import read_instance_key, read_instances
 from .network import read_interfaces, read_rdma
 from .source import Source, pairs

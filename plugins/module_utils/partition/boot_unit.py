@@ -15,9 +15,9 @@ from typing import Any
 from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_PROGRAM, PARTITION_RECORD
-from .boot import DRIVER_SECONDS, Record
 from .gpus import AUTO, Gpu
-from .holders import MONITOR_UNITS
+from .monitors import MONITOR_UNITS
+from .record import DRIVER_SECONDS, Record
 
 SERVICE = "instinct-partition.service"
 UNIT = f"/etc/systemd/system/{SERVICE}"

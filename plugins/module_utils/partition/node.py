@@ -14,59 +14,31 @@ from typing import Any
 
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_JOURNAL
-from ..docker.client import SOCKET, Engine
-from ..observe.engine import Request
-from ..observe.gpus import read_gpus
-from ..observe.host import read_rocm
-from ..observe.source import Source
-from ..serving.converge import stop_gracefully
-from ..serving.instance import ALIVE
+from ..docker.client import ALIVE, SOCKET, Engine
+from ..docker.stop import stop_gracefully
+from ..observe.driver import read_rocm
 from . import holders as partition_holders
 from . import journal as partition_journal
 from .backends import Command, Write
-from .gpus import Gpu, PartitionError, gpus_of
-from .holders import MONITOR_UNITS, Holder, Service
+from .gpu_files import GpuFiles
+from .gpus import PartitionError
+from .holders import Holder, Service
 from .journal import Journal
 from .modes import Ran
+from .monitors import MONITOR_UNITS
 
 SERVICE_TIMEOUT = 90.0  # systemd's own limit for a stop
 CDI_SPECS = ("/etc/cdi/amd.json", "/var/run/cdi/amd.json")
-MODE_FILES = ("current_compute_partition", "current_memory_partition")
 
 
-class Node:
+class Node(GpuFiles):
     """The machine: its files under `root`, its programs, its clock."""
 
     def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
-        self.root = root
+        super().__init__(root)
         self.docker_socket = docker_socket
-        self.source = Source(root)
-
-    def path(self, path: str) -> str:
-        """Where `path` really is."""
-        return self.root.rstrip("/") + path
 
     # ---- looking ---------------------------------------------------------------------------------------
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs as the driver shows them now."""
-        self.source.problems.clear()
-        state = read_gpus(self.source)
-        ending = f"/{MODE_FILES[0]}"
-        unread = {
-            problem["what"][: -len(ending)]: problem["error"]
-            for problem in self.source.problems
-            if problem["what"].endswith(ending)
-        }
-        files = [f"{entry['sysfs_path']}/{name}" for entry in state for name in MODE_FILES]
-        writable = frozenset(path for path in files if self._writable(path))
-        return gpus_of(state, writable, frozenset(self.source.names("/dev/dri")), unread)
-
-    def _writable(self, path: str) -> bool:
-        try:
-            return bool(os.stat(self.path(path)).st_mode & 0o200)
-        except OSError:
-            return False
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
         """(paths of the management tools, ROCm's release)."""
@@ -103,10 +75,10 @@ class Node:
 
     def _inspect(self, container: str) -> Mapping[str, Any] | None:
         try:
-            answer = Request(self.docker_socket, f"/containers/{container}/json", 5.0).answer()
-            return answer if isinstance(answer, dict) and "Name" in answer else None
-        except (OSError, ValueError):
+            answer = Engine(self.docker_socket, timeout=5.0).container(container)
+        except (NodeError, ValueError, TypeError):  # the last two: of an answer that is no object
             return None
+        return answer if answer and "Name" in answer else None
 
     # ---- doing -----------------------------------------------------------------------------------------
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converges the servers of a node: stops the old ones gracefully, starts all, waits for tokens of each.
-
-A container on AMD GPUs is never killed first: SIGKILL in the middle of HIP work strands GPU memory
-(ROCm/mori#473, ROCm/rocm-systems#8263).
-"""
+"""Converges the servers of a node: stops the old ones gracefully, starts all, waits for tokens of each."""
 
 from __future__ import annotations
 
@@ -22,7 +18,8 @@ from ..common.files import make_private, write_atomic
 from ..common.module_main import NodeError
 from ..common.redact import Redactor
 from ..common.run_lock import ControllerGone, alone
-from ..docker.client import Engine, EngineError, Json, NotFound
+from ..docker.client import Engine, EngineError, Json
+from ..docker.stop import stop_gracefully
 from ..observe import supervisor
 from . import supervisor_versions
 from .health import port_holder
@@ -197,22 +194,6 @@ def _stop_all(fleet: Fleet, tasks: Sequence[Task], removals: Sequence[str]) -> l
             for warning in pool.map(lambda stop: stop_gracefully(fleet.connect(), *stop), stops)
             if warning
         ]
-
-
-def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
-    """Ask a container to stop; Docker kills it after `seconds`, and then this returns a warning."""
-    before = engine.container(container)
-    if before is None or not before["State"]["Running"]:
-        return ""
-    with contextlib.suppress(NotFound):
-        engine.stop(container, seconds)
-    after = engine.container(container)
-    if after is not None and after["State"]["ExitCode"] == 137 and not after["State"].get("OOMKilled"):
-        return (
-            f"{container} did not stop within {seconds} s and was killed: GPU memory may stay occupied. "
-            "Check that it is free (amd-smi process; mem_info_vram_used), and raise runtime.stop_timeout."
-        )
-    return ""
 
 
 def _remove(engine: Engine, name: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +13,9 @@ from ..common import paths
 from ..common.files import read_text
 from ..common.instance_key import node_key
 from ..common.module_main import NodeError
-from ..common.redact import env_assignments, env_secrets, mask_env
-from ..docker.client import Engine, Json
+from ..common.names import NAME
+from ..common.redact import env_assignments, mask_env
+from ..docker.client import ALIVE, Engine, Json
 from ..observe import supervisor
 from .health import Endpoint
 
@@ -23,9 +23,7 @@ LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-flee
 SPEC_FILE = "spec.sha256"
 LOG_FILE = "startup.log"
 READY_FILE = "ready"  # the id of the container that generated tokens; node_state reads it
-ALIVE = ("running", "restarting", "paused")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _KEYS = (
     "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
     "image", "port", "host", "served_model", "headless", "ready_timeout", "stop_timeout",
@@ -113,7 +111,7 @@ class Steps:
 def parse_server(data: Mapping[str, Any], state: str) -> Server:
     """A server from the module's parameters; the wanted state says what must be there. Raises NodeError."""
     name = data.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise NodeError(
             f"servers: the name {name!r} is not a lower-case word of letters, digits and hyphens."
         )
@@ -183,13 +181,6 @@ def _text_file(server: str, name: str, item: Any) -> TextFile:
         raise NodeError(
             f'servers[{server}]: the file {name} needs text and mode (octal digits, as text: "0600").'
         ) from error
-
-
-def check_name(name: str) -> str:
-    """An instance's name, which becomes part of paths. Raises NodeError."""
-    if not _NAME.fullmatch(name):
-        raise NodeError(f"remove: {name!r} is not the name of an instance.")
-    return name
 
 
 # ---- looking and deciding ----------------------------------------------------------------------------
@@ -309,14 +300,3 @@ def diff_of(server: Server, seen: Seen, steps: Steps, state: str) -> list[Json]:
 
 def _pair(what: str, before: str, after: str) -> Json:
     return {"before_header": what, "after_header": what, "before": before, "after": after}
-
-
-def secrets_of(servers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Secret values in the servers' environment files: never to be told."""
-    found: list[str] = []
-    for data in servers:
-        item = (data.get("files") or {}).get("env") if isinstance(data, Mapping) else None
-        text = item.get("text") if isinstance(item, Mapping) else None
-        if isinstance(text, str):
-            found += env_secrets(text)
-    return found

@@ -10,8 +10,9 @@ from typing import Any
 from ..common.generations import SCHEMA, Hold, Trial
 from ..common.hashing import canonical
 from ..common.module_main import NodeError
+from ..common.names import NAME
 from ..docker.client import Json
-from .store import NAME, STATE, Store, light, now_text
+from .store import STATE, Store, light, now_text
 
 KEEP = 5
 

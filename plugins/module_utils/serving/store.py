@@ -21,9 +21,9 @@ from ..common import paths
 from ..common.files import make_private, read_text, write_atomic
 from ..common.generations import SCHEMA, History
 from ..common.module_main import NodeError
+from ..common.names import NAME
 from ..docker.client import Json
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 NUMBERED = re.compile(r"([1-9][0-9]*)\.json")
 SUMMARY, STATE = "summary.json", "state.json"
 HEAVY = ("server", "described")

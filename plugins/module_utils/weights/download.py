@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.disk_space import free_bytes, sized
 from ..common.failures import tail
-from ..common.files import free_bytes, sized, write_atomic
+from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
 from ..common.run_lock import alone, leave_if_abandoned

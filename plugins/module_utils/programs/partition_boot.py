@@ -2,71 +2,39 @@
 """Sets the recorded partition modes again when a node boots, before Docker starts the containers that need them.
 
 Compute modes do not outlive a reboot, and Docker does not try again when a container's devices are missing. Runs from
-an archive (see partition_unit.py): systemd writes what it prints into the journal.
+an archive (see partition/boot_unit.py): systemd writes what it prints into the journal.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from ..common.files import read_text
 from ..common.module_main import NodeError, internal_error
 from ..common.paths import PARTITION_RECORD
 from ..common.run_lock import alone
-from .converge import change
-from .gpus import Gpu, PartitionError, Target
-from .node import Node
-from .request import Machine, Request
+from ..partition.converge import change
+from ..partition.gpus import Gpu, PartitionError, Target
+from ..partition.node import Node
+from ..partition.record import DRIVER_SECONDS, Record
+from ..partition.request import Machine, Request
 
-SCHEMA = 1
-DRIVER_SECONDS = 90.0
-"""How long the driver may take to show the GPUs."""
 CHANGE_SECONDS = 90.0
 RETRIES = 4
-ABOUT = (
-    "The partition modes that this node's GPUs are to have, compute modes by PCI address. They are set again at every "
-    "boot by instinct-partition.service. Written by instinct-fleet; change gpu_partition_compute and "
-    "gpu_partition_memory in the inventory, not this file."
-)
 
 
-@dataclass(frozen=True)
-class Record:
-    """Modes to set at a boot; memory None: the driver has none."""
-
-    memory: str | None
-    compute: Mapping[str, str]
-
-    def to_text(self) -> str:
-        """As it is written."""
-        data = {"schema": SCHEMA, "about": ABOUT, "memory": self.memory, "compute": dict(self.compute)}
-        return json.dumps(data, indent=1) + "\n"
-
-    @classmethod
-    def from_text(cls, text: str) -> Record:
-        """The reverse. Raises ValueError."""
-        try:
-            data: dict[str, Any] = json.loads(text)
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"schema {data['schema']}")
-            return cls(data["memory"], {str(bdf): str(mode) for bdf, mode in data["compute"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from None
-
-    def requests(self, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
-        """What to ask of the node. GPUs in several compute modes: the memory mode first, with all of them in one."""
-        common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
-        modes = list(dict.fromkeys(self.compute.values()))
-        whole = Request(compute=modes[0], memory=self.memory, **common)
-        if len(modes) == 1:
-            return (whole,)
-        first = [whole] if Target(self.memory, {}).memory_differs(gpus) else []
-        of_mode = {mode: tuple(bdf for bdf, own in self.compute.items() if own == mode) for mode in modes}
-        return (*first, *(Request(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
+def requests(record: Record, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
+    """What to ask of the node. GPUs in several compute modes: the memory mode first, with all of them in one."""
+    common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
+    modes = list(dict.fromkeys(record.compute.values()))
+    whole = Request(compute=modes[0], memory=record.memory, **common)
+    if len(modes) == 1:
+        return (whole,)
+    first = [whole] if Target(record.memory, {}).memory_differs(gpus) else []
+    of_mode = {mode: tuple(bdf for bdf, own in record.compute.items() if own == mode) for mode in modes}
+    return (*first, *(Request(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
 
 
 def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
@@ -80,7 +48,7 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
         if missing:
             return False, [f"The driver does not show {', '.join(missing)}. Nothing was done."]
         told: list[str] = []
-        for request in record.requests(node.gpus()):
+        for request in requests(record, node.gpus()):
             outcome = change(node, request, False)
             told += [*outcome.actions, *outcome.warnings]
             if outcome.error:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Free space on a node's disks, and sizes for people."""
+
+from __future__ import annotations
+
+import os
+
+
+def existing_parent(path: str) -> str:
+    """The path itself, or the nearest directory above it that exists."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def free_bytes(path: str) -> int:
+    """Free space where `path` is, or will be."""
+    space = os.statvfs(existing_parent(path))
+    return space.f_bavail * space.f_frsize
+
+
+def sized(size: float) -> str:
+    """Bytes for people."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of deployments and instances, which become parts of paths and of containers' names."""
+
+from __future__ import annotations
+
+import re
+
+from .module_main import NodeError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """An instance's name, which becomes part of paths. Raises NodeError."""
+    if not NAME.fullmatch(name):
+        raise NodeError(f"remove: {name!r} is not the name of an instance.")
+    return name

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secrets in a module's parameter `servers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .redact import env_secrets
+
+
+def secrets_of(servers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Secret values in the servers' environment files: never to be told."""
+    found: list[str] = []
+    for data in servers:
+        item = (data.get("files") or {}).get("env") if isinstance(data, Mapping) else None
+        text = item.get("text") if isinstance(item, Mapping) else None
+        if isinstance(text, str):
+            found += env_secrets(text)
+    return found

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Docker engine's API has for images."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
+from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json, NotFound
+
+
+def image(engine: Engine, name: str) -> Json | None:
+    """An image by tag, digest or id; None when the engine has none."""
+    try:
+        return dict(engine.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
+    except NotFound:
+        return None
+
+
+def images_labelled(engine: Engine, label: str) -> list[Json]:
+    """Images with a label ("name=value")."""
+    return list(engine.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
+
+
+def tag(engine: Engine, name: str, repository: str, new: str) -> None:
+    """Give an image another name."""
+    engine.json("POST", f"/images/{quote(name, safe='/:@')}/tag", {"repo": repository, "tag": new})
+
+
+def pull(
+    engine: Engine,
+    repository: str,
+    tag_or_digest: str,
+    auth: Mapping[str, str] | None = None,
+    timeout: float = 600.0,
+) -> Iterator[Json]:
+    """Pull an image; its progress. `timeout`: seconds without any. Raises EngineError for an error in the stream."""
+    path, headers = "/images/create", {}
+    if auth:
+        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
+    query = {"fromImage": repository, "tag": tag_or_digest}
+    response = engine.respond("POST", path, query, headers=headers, timeout=timeout)
+    try:
+        for line in _lines(response):
+            if not line.strip():
+                continue
+            event = json.loads(line)
+            if "error" in event or "errorDetail" in event:
+                detail = event.get("errorDetail") or {}
+                raise EngineError(str(detail.get("message") or event.get("error")))
+            yield event
+    except socket.timeout as error:
+        raise EngineTimeout(f"POST {path} made no progress for a long time.") from error
+    except (http.client.HTTPException, ConnectionError) as error:
+        raise EngineUnavailable(f"The Docker engine closed the connection during {path}.") from error
+    finally:
+        if not response.isclosed():
+            engine.close()
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The lines of an answer. readline() takes one that breaks off between two chunks for one that has ended."""
+    rest = b""
+    while True:
+        part = response.read1(65536)
+        if not part:
+            break
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+    yield rest

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stops containers gracefully.
+
+A container on AMD GPUs is never killed first: SIGKILL in the middle of HIP work strands GPU memory
+(ROCm/mori#473, ROCm/rocm-systems#8263).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from .client import Engine, NotFound
+
+
+def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
+    """Ask a container to stop; Docker kills it after `seconds`, and then this returns a warning."""
+    before = engine.container(container)
+    if before is None or not before["State"]["Running"]:
+        return ""
+    with contextlib.suppress(NotFound):
+        engine.stop(container, seconds)
+    after = engine.container(container)
+    if after is not None and after["State"]["ExitCode"] == 137 and not after["State"].get("OOMKilled"):
+        return (
+            f"{container} did not stop within {seconds} s and was killed: GPU memory may stay occupied. "
+            "Check that it is free (amd-smi process; mem_info_vram_used), and raise runtime.stop_timeout."
+        )
+    return ""
