@@ -18,6 +18,7 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
     FRONT_END,
+    REPEATER,
     Repeat,
     check_args,
     command,
@@ -458,8 +459,9 @@ def test_a_stored_instance_is_read_from_the_node(
 
 
 CLIENT = """\
-#!/usr/bin/env python3
 import json, sys
+if "benchmark" in sys.argv[0]:
+    import beside
 print("imported" if not hasattr(sys, "seen") else "known")
 sys.seen = True
 words = sys.argv[1:]
@@ -470,18 +472,29 @@ with open(words[words.index("--result-dir") + 1] + "/result.json", "w") as strea
 """
 
 
+@pytest.mark.parametrize("release", ["with a command", "with scripts"])
 @pytest.mark.parametrize(("first", "code", "kept"), [(10, 0, ["11", "12", "13"]), (101, 3, ["102"])])
-def test_the_program_in_the_container(tmp_path: Path, first: int, code: int, kept: list[str]) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "out").mkdir()
-    client_ = tmp_path / "bin/vllm"
-    client_.write_text(CLIENT)
-    client_.chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    words = ["vllm", "bench", "serve", "--result-dir", f"{tmp_path}/out"]
-    options = [f"{tmp_path}/out", "result.json", str(first), "1", "3"]
-    run = [sys.executable, "-c", script("bench_repeat"), *options, *words]
-    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+def test_several_runs_in_a_container(
+    tmp_path: Path, release: str, first: int, code: int, kept: list[str]
+) -> None:
+    """A release's script imports what stands beside it, and nothing is imported from where the container begins."""
+    for name in ("bin", "out", "scripts", "start"):
+        (tmp_path / name).mkdir()
+    vllm, benchmark = tmp_path / "bin/vllm", tmp_path / "scripts/benchmark_serving.py"
+    for file in (vllm, benchmark):
+        file.write_text(f"#!{sys.executable}\n{CLIENT}")
+        file.chmod(0o755)
+    (tmp_path / "scripts/beside.py").write_text("")
+    (tmp_path / "start/json.py").write_text("raise AssertionError('imported from the working directory')")
+    (tmp_path / "env").write_text("")
+    words = ["vllm", "bench", "serve"] if release == "with a command" else ["python3", str(benchmark)]
+    options = [script("bench_repeat"), f"{tmp_path}/out", "result.json", str(first), "1", "3"]
+    repeater = REPEATER.replace("/instinct/env", f"{tmp_path}/env")
+    done = subprocess.run(
+        ["bash", "-c", repeater, "vllm-bench", *options, *words, "--result-dir", f"{tmp_path}/out"],
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}, cwd=tmp_path / "start",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert done.stdout.split()[:2] == ["imported", "known"]
     found = [json.loads((tmp_path / f"out/result.json.{n}").read_text())[-1] for n in range(len(kept))]

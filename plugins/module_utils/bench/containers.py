@@ -80,7 +80,12 @@ python=
 vllm=$(command -v vllm) && read -r python < "$vllm"
 python=${python#\\#!}
 case $python in */python*) ;; *) python=python3;; esac
-exec $python -c "$@"
+program=$(mktemp -d)/bench_repeat.py
+printf %s "$1" > "$program"
+shift
+# The client of an older release is a script, and imports what stands beside it.
+case $6 in python*) export PYTHONPATH="${7%/*}${PYTHONPATH:+:$PYTHONPATH}";; esac
+exec $python "$program" "$@"
 """
 )
 """Likewise, for several runs: its first argument is the text of programs/bench_repeat.py."""

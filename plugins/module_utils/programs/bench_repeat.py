@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside the container of a benchmark: several runs of vLLM's client in one process.
 
-Its text is sent there; the standard library of Python 3.8 is all there is. Importing vLLM takes longer than a short
-run does, so all runs share a process: the command `vllm` is a small Python script, which is run again and again.
-Each run's JSON gets a name of its own. The exit code is that of the first run that fails.
+Its text is sent there, and put into a file of a directory of its own, so that nothing else is imported from beside it.
+The standard library of Python 3.8 is all there is. Importing vLLM takes longer than a short run does, so all runs
+share a process: the command `vllm` is a small Python script, which is run again and again. Each run's JSON gets a name
+of its own. The exit code is that of the first run that fails.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ def run(words: list[str]) -> int:
     if b"python" not in head:
         return subprocess.call(words)
     sys.argv = [path, *own[1:]]
-    sys.path[0] = os.path.dirname(path)
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
