@@ -7,12 +7,7 @@ Documentation: plugins/modules/partition_boot.py (`ansible-doc -t module instinc
 from __future__ import annotations
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
 
 
 class ActionModule(ProgramAction):
     """partition_boot."""
-
-    def program(self) -> str:
-        """Its archive."""
-        return archive("partition_boot")

@@ -7,12 +7,7 @@ Documentation: plugins/modules/rocm_partition.py (`ansible-doc -t module instinc
 from __future__ import annotations
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
 
 
 class ActionModule(ProgramAction):
     """rocm_partition."""
-
-    def program(self) -> str:
-        """Its archive."""
-        return archive("partition_boot")

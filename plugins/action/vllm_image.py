@@ -7,12 +7,7 @@ Documentation: plugins/modules/vllm_image.py (`ansible-doc -t module instinct.fl
 from __future__ import annotations
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 
 
 class ActionModule(ProgramAction):
     """vllm_image."""
-
-    def program(self) -> str:
-        """Its text."""
-        return script("inspect_image")

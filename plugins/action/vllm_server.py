@@ -7,12 +7,7 @@ Documentation: plugins/modules/vllm_server.py (`ansible-doc -t module instinct.f
 from __future__ import annotations
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 
 
 class ActionModule(ProgramAction):
     """vllm_server."""
-
-    def program(self) -> dict[str, str]:
-        """The supervisor's files."""
-        return bundle("supervisor").files

@@ -176,7 +176,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import measure, whole
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
+    NodeError,
+    finish,
+    require_program,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, Engine
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
@@ -212,6 +216,8 @@ def work(params, check):
         int(time.time()),
         params["program"],
     )
+    if repeat:
+        require_program(repeat.program)
     return measure(
         lambda: Engine(params["docker_socket"]),
         targets,

@@ -163,6 +163,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish,
     refuse_short_secrets,
+    require_program,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
@@ -202,6 +203,7 @@ def argument_spec():
 def work(params, check):
     """Bring the image. Returns the module's result."""
     refuse_short_secrets({"registry_password": params["registry_password"]})
+    require_program(params["program"])
     engine = connect(params["docker_socket"], check)
     if params["build"]:
         plan = build_plan(params["build"], params["ref"])

@@ -11,6 +11,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars, merge_hash
 
 from . import bytecode  # noqa: F401  before all others
+from .bundle import GIVEN
 from .catalog.load import read_yaml
 from .desired import host_settings, unknown_variables
 from .rollout import plan
@@ -66,14 +67,11 @@ class ProgramAction(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """The module's own result."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        args = {**self._task.args, "program": self.program()}
+        name = str(self._task.action).rpartition(".")[2]
+        args = {**self._task.args, "program": GIVEN[name]()}
         own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
-
-    def program(self) -> str | dict[str, str]:
-        """What the node is given."""
-        raise NotImplementedError
 
 
 def known_variables() -> set[str]:

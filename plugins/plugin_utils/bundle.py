@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,6 +83,17 @@ def script(name: str) -> str:
 def module(name: str) -> str:
     """The file in plugins/modules/ of a program that is a module by itself, without Ansible's module framework."""
     return _GENERATED + join(closure(ROOT / "programs" / f"{name}.py"), between="\n\n\n")
+
+
+GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
+    "hf_model": lambda: script("download"),
+    "partition_boot": lambda: archive("partition_boot"),
+    "rocm_partition": lambda: archive("partition_boot"),
+    "vllm_bench": lambda: script("bench_repeat"),
+    "vllm_image": lambda: script("inspect_image"),
+    "vllm_server": lambda: bundle("supervisor").files,
+}
+"""The programs that modules are given as their parameter `program`, each by the action plugin of its name."""
 
 
 def _file(entry: str) -> Path:

@@ -67,10 +67,25 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
     monkeypatch.setattr(ActionBase, "_execute_module", execute)
     action = importlib.import_module(f"{ACTIONS}.{name}").ActionModule
     plugin = action.__new__(action)  # its parts of Ansible are not needed
-    plugin._task = SimpleNamespace(args={"timeout": 5}, async_val=0)
+    plugin._task = SimpleNamespace(args={"timeout": 5}, async_val=0, action=f"instinct.fleet.{name}")
     assert plugin.run(None, {}) == {"changed": True}
     assert sent == [{"timeout": 5, "program": GIVEN[name]}]
     assert GIVEN[name]
+
+
+def test_modules_that_are_given_a_program_are_those_that_take_one() -> None:
+    plugins = bundles.ROOT.parent
+    takes = {
+        path.stem
+        for path in plugins.glob("modules/*.py")
+        if '"program": {' in path.read_text(encoding="utf-8")
+    }
+    gives = {
+        path.stem
+        for path in plugins.glob("action/*.py")
+        if "(ProgramAction)" in path.read_text(encoding="utf-8")
+    }
+    assert takes == gives == set(bundles.GIVEN) == set(GIVEN)
 
 
 # ---- what makes a version of the supervisor ----------------------------------------------------------

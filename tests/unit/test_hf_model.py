@@ -161,6 +161,15 @@ def test_the_container_has_the_network_the_cache_and_nothing_else(
     assert body["Entrypoint"][2] == script("download")
 
 
+def test_nothing_is_downloaded_without_the_action_plugin(
+    docker: FakeDocker, args: dict[str, Any], run_module: Any
+) -> None:
+    result, failed = run_module(hf_model.main, {**args, "program": ""})
+    assert failed
+    assert "called without its action plugin" in result["msg"]
+    assert docker.changes() == []
+
+
 def test_second_run_changes_nothing_and_needs_no_hub(
     docker: FakeDocker, args: dict[str, Any], run_module: Any
 ) -> None:

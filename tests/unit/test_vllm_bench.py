@@ -133,7 +133,7 @@ def client(result: Any = RESULT, code: int = 0, log: str = "", seconds: float = 
 
 
 def args(docker: FakeDocker, *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"run": "r1", "targets": list(targets), "docker_socket": docker.path, **more}
+    return {"run": "r1", "targets": list(targets), "docker_socket": docker.path, "program": "p", **more}
 
 
 # ---- command lines -------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> 
         return repeating([*results, RESULT])(container)
 
     docker.programs["instinct-bench-"] = program
-    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10}, program="p")
+    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10})
     result, failed = run_module(vllm_bench.main, wanted)
     assert not failed, result["msg"]
     entry = result["benchmarks"][0]
@@ -456,6 +456,14 @@ def test_a_stored_instance_is_read_from_the_node(
     result, failed = run_module(vllm_bench.main, args(docker, {**stands_for, "generation": 4}))
     assert failed
     assert "Generation 4 of llama is not kept" in result["msg"]
+
+
+def test_several_runs_need_the_action_plugin(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3, program=""))
+    assert failed
+    assert "called without its action plugin" in result["msg"]
+    assert docker.changes() == []
+    assert not run_module(vllm_bench.main, args(docker, instance(), program=""))[1]  # one run needs none
 
 
 CLIENT = """\

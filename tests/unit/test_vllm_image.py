@@ -16,7 +16,7 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import client as engine_of_the_module
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import image_api
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import inspect_image as ask_of_the_module
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import (
     _buildkit,
@@ -47,8 +47,11 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDock
         yield fake
 
 
+PROGRAM = "the program"
+
+
 def pull_args(docker: FakeDocker, **more: Any) -> dict[str, Any]:
-    return {"pull": PULL, "ref": REF, "docker_socket": docker.path, **more}
+    return {"pull": PULL, "ref": REF, "docker_socket": docker.path, "program": PROGRAM, **more}
 
 
 def requested(actions: list[str]) -> list[str]:
@@ -122,6 +125,7 @@ def test_docker_hub_names_are_the_engines(docker: FakeDocker, run_module: Any) -
         "pull": f"docker.io/rocm/vllm@{DIGEST}",
         "ref": "docker.io/rocm/vllm:1",
         "docker_socket": docker.path,
+        "program": PROGRAM,
     }
     assert run_module(vllm_image.main, args)[0]["actions"][0].endswith(f"fromImage=rocm/vllm&tag={DIGEST}")
 
@@ -160,10 +164,9 @@ def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
     docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
 ) -> None:
     docker.faults["POST /images/create"] = fault
-    engine = engine_of_the_module.Engine
     with monkeypatch.context() as patch:
         if fault == STALLED:  # with less patience than the module's
-            patch.setattr(engine, "pull", functools.partialmethod(engine.pull, timeout=1))
+            patch.setattr(image_api, "pull", functools.partial(image_api.pull, timeout=1))
         result, failed = run_module(vllm_image.main, pull_args(docker))
     assert failed
     assert result["msg"] == (
@@ -173,6 +176,13 @@ def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
     docker.faults.clear()
     result, failed = run_module(vllm_image.main, pull_args(docker))
     assert (failed, docker.images[REF]["RepoDigests"]) == (False, [PULL])
+
+
+def test_an_image_is_not_asked_without_the_action_plugin(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_image.main, pull_args(docker, program=""))
+    assert failed
+    assert "called without its action plugin" in result["msg"]
+    assert docker.changes() == []
 
 
 def test_a_digest_that_is_not_what_came_is_refused(docker: FakeDocker, run_module: Any) -> None:
@@ -242,7 +252,7 @@ def test_a_refused_account_is_named(docker: FakeDocker) -> None:
 def test_bad_input_is_refused_before_anything(
     args: dict[str, Any], words: str, docker: FakeDocker, run_module: Any
 ) -> None:
-    result, failed = run_module(vllm_image.main, {**args, "docker_socket": docker.path})
+    result, failed = run_module(vllm_image.main, {**args, "docker_socket": docker.path, "program": PROGRAM})
     assert failed
     assert words in result["msg"]
     assert docker.changes() == []
@@ -259,7 +269,9 @@ def test_no_engine(docker: FakeDocker, run_module: Any) -> None:
     real, _ = run_module(vllm_image.main, pull_args(docker))
     assert predicted["actions"] == real["actions"]
     built, failed = run_module(
-        vllm_image.main, {"build": BUILD, "docker_socket": args["docker_socket"]}, check=True
+        vllm_image.main,
+        {"build": BUILD, "docker_socket": args["docker_socket"], "program": PROGRAM},
+        check=True,
     )
     assert not failed
     assert built["actions"][0].startswith("git clone ")
@@ -294,9 +306,9 @@ def test_the_container_that_asks_can_do_nothing_else(docker: FakeDocker, run_mod
         return 0
 
     docker.programs = {"instinct-ask-": program}
-    run_module(vllm_image.main, pull_args(docker, program="the program"))
+    run_module(vllm_image.main, pull_args(docker))
     host = bodies[0]["HostConfig"]
-    assert bodies[0]["Entrypoint"][-1] == "the program"
+    assert bodies[0]["Entrypoint"][-1] == PROGRAM
     assert bodies[0]["Image"] == image["Id"]
     assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
     assert not {"Mounts", "Binds", "Devices", "DeviceRequests", "Privileged"} & set(host)
@@ -451,7 +463,7 @@ def test_builds_with_the_documents_commands(
     docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = tools(tmp_path, monkeypatch, git=GIT, docker='echo "buildkit=$DOCKER_BUILDKIT"')
-    args = {"build": BUILD, "docker_socket": docker.path}
+    args = {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
     predicted, _ = run_module(vllm_image.main, args, check=True)
     assert not called.exists()
     plan = build_plan(BUILD, None)
@@ -498,7 +510,9 @@ def test_buildkit_is_used_where_the_client_has_it(
 def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module: Any) -> None:
     plan = build_plan(BUILD, None)
     image = docker.add_image("other:tag", Config={"Labels": {"instinct-fleet.build": plan.hash}})
-    result, _ = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path})
+    result, _ = run_module(
+        vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    )
     assert result["actions"][0] == f"POST /images/{image['Id']}/tag?repo=local/vllm&tag=v1"
     assert docker.changes() == requested(result["actions"])
     assert result["image_id"] == image["Id"]
@@ -545,7 +559,10 @@ def test_a_build_that_fails_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tools(tmp_path, monkeypatch, **scripts)
-    result, failed = run_module(vllm_image.main, {"build": BUILD, "docker_socket": docker.path, "timeout": 1})
+    result, failed = run_module(
+        vllm_image.main,
+        {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path, "timeout": 1},
+    )
     assert failed
     assert words in result["msg"]
     assert not list(Path(paths.DATA_DIR).glob("build/*"))

@@ -636,6 +636,16 @@ def test_supervisors_that_nothing_starts_with_are_removed(docker: FakeDocker, ru
     assert sorted(path.name for path in Path(paths.lib_dir()).iterdir()) == sorted([kept, SUPERVISOR.version])
 
 
+def test_a_module_without_its_action_plugin_says_so_and_stops_nothing(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = with_lib(spec(), SUPERVISOR.version)
+    result, failed = run_module(vllm_server.main, args(docker, server, program={}))
+    assert failed
+    assert "called without its action plugin" in result["msg"]
+    assert docker.containers == {}
+
+
 def test_a_supervisor_that_is_gone_stops_nothing(docker: FakeDocker, run_module: Any) -> None:
     server = with_lib(spec(), "d" * 12)
     docker.programs["instinct-"] = vllm(server["port"])

@@ -32,6 +32,15 @@ def refuse_short_secrets(named: Mapping[str, str | None]) -> None:
             )
 
 
+def require_program(program: object) -> None:
+    """Raise NodeError where a module has not been given the program that it runs."""
+    if not program:
+        raise NodeError(
+            "This module was called without its action plugin, which gives it the program to run. Call it by its full "
+            "name, instinct.fleet.…, or name plugins/action in action_plugins where library is named."
+        )
+
+
 def internal_error(error: BaseException) -> str:
     """A bug of ours, in one line: the type, the text, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)

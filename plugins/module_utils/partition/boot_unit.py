@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..common.files import make_private
-from ..common.module_main import NodeError
+from ..common.module_main import require_program
 from ..common.paths import PARTITION_PROGRAM, PARTITION_RECORD
 from .gpus import AUTO, Gpu
 from .monitors import MONITOR_UNITS
@@ -56,10 +56,7 @@ def wanted(record: Record | None, python: str, program: bytes) -> dict[str, byte
     """The files by their paths; none without a record."""
     if record is None:
         return {}
-    if not program:  # an empty one would fail at the next boot, when nobody looks
-        raise NodeError(
-            "There is no program to keep the modes with. Call this module through its action plugin."
-        )
+    require_program(program)  # an empty one would fail at the next boot, when nobody looks
     values = {"python": python, "program": PARTITION_PROGRAM, "limit": LIMIT}
     unit = UNIT_TEXT.format(monitors=" ".join(MONITOR_UNITS), **values)
     return {

@@ -15,7 +15,7 @@ from typing import Any
 from ..common import paths as places
 from ..common.failures import Finding
 from ..common.files import make_private, write_atomic
-from ..common.module_main import NodeError
+from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import ControllerGone, alone
 from ..docker.client import Engine, EngineError, Json
@@ -220,6 +220,7 @@ def _write_libs(program: Mapping[str, str], tasks: Sequence[Task], versions: Seq
         ) from error
     for task, version in zip(tasks, versions):
         if task.steps.start and supervisor_versions.missing(program, version):
+            require_program(program)
             next_step = (
                 "Deploy the instance as it is wanted now: playbooks/site.yml makes its container anew."
             )

@@ -15,7 +15,7 @@ from ..common.disk_space import free_bytes, sized
 from ..common.failures import tail
 from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
-from ..common.module_main import NodeError
+from ..common.module_main import NodeError, require_program
 from ..common.run_lock import alone, leave_if_abandoned
 from ..docker.client import Engine, EngineError, Json, NotFound
 from . import cache
@@ -119,6 +119,7 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
         "diff": _diff(fetch, before, bool(actions)),
     }
     if absent and container != RUNNING:
+        require_program(fetch.program)
         check_disk(fetch, absent, sum(rubbish.values()))
     if check or not actions:
         return result
