@@ -59,7 +59,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test packages lint types unit coverage labs lab-test deep parsers generate docs bench mutants nightly
+.PHONY: test packages lint types unit coverage labs lab-test deep parsers payload generate docs bench mutants nightly
 test: packages venv ## lint, types, unit tests, lab tests; what it leaves to make nightly is marked deep
 	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
@@ -118,6 +118,9 @@ $(PARSERS)/.installed: lab/vllm-requirements.lock
 
 parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the parsers of eight vLLM releases (fetches them)
 	$(BIN)/python -m tests.real_parsers --python $(PARSERS)/venv/bin/python --wheels $(PARSERS)
+
+payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
+	$(BIN)/python -m tests.payload $(MODULE)
 
 generate: venv-dev ## write plugins/modules/node_state.py anew, from plugins/module_utils/observe/
 	$(BIN)/python -m tests.generate
