@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.vars import load_extra_vars, merge_hash
+from ansible.utils.vars import load_extra_vars
 
 from . import bytecode  # noqa: F401  before all others
-from .bundle import GIVEN
 from .catalog.load import read_yaml
 from .desired import host_settings, unknown_variables
 from .rollout import plan
@@ -57,21 +56,6 @@ class ControllerAction(ActionBase):
         """The message of an expected exception."""
         del facts
         return str(error)
-
-
-class ProgramAction(ActionBase):
-    """A module that runs on the node and is given a program to put there, as its parameter `program`."""
-
-    TRANSFERS_FILES = False
-
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The module's own result."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        name = str(self._task.action).rpartition(".")[2]
-        args = {**self._task.args, "program": GIVEN[name]()}
-        own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
-        merged: dict[str, Any] = merge_hash(result, own)
-        return merged
 
 
 def known_variables() -> set[str]:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the action plugins of modules that put a program on the node have in common.
+
+Apart from action_base.py: each task of each host imports this anew, and it has no need of the planner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.vars import merge_hash
+
+from . import bytecode  # noqa: F401  before all others
+from .bundle import GIVEN
+
+
+class ProgramAction(ActionBase):
+    """A module that runs on the node and is given a program to put there, as its parameter `program`."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The module's own result."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        name = str(self._task.action).rpartition(".")[2]
+        args = {**self._task.args, "program": GIVEN[name]()}
+        own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
+        merged: dict[str, Any] = merge_hash(result, own)
+        return merged
