@@ -95,14 +95,14 @@ coverage: packages venv-dev ## what unit tests run of each file, their subproces
 	$(BIN)/coverage run -m pytest $(or $(TESTS),tests/unit) -q -n auto; result=$$?; \
 	    $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$result
 
-# Each worker has a lab of its own; a file's tests stay together. Lab tests wait for most of their time: two cores carry three.
-LABS := 3
+# Each worker has a lab of its own; a file's tests stay together. Lab tests wait for most of their time: two cores carry two.
+LABS := 2
 LAB_PYTEST := $(BIN)/pytest tests/integration -v -n $(LABS) --dist loadfile --no-loadscope-reorder --durations=40
 
 labs: venv
 	for number in $$(seq $(LABS)); do LAB_NUMBER=$$number $(LAB) up || exit 1; done
 
-lab-test: venv-dev ## tests on the lab, three labs side by side (starts them)
+lab-test: venv-dev ## tests on the lab, two labs side by side (starts them)
 	$(LAB_PYTEST)
 
 deep: packages venv-dev ## the rest of the unit and lab tests
