@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 
 # The files that take longest, longest first: so that in the end no lab waits for the other. The real vLLM (10) comes
 # later: beside it, the first of them could not keep the rate of its load.
-LONG = ("91", "87", "66", "67", "30", "89", "85", "10", "88", "55", "40", "45")
+LONG = ("91", "30", "87", "66", "67", "89", "85", "10", "88", "55", "40", "45")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

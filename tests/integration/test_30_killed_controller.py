@@ -11,6 +11,7 @@ import pytest
 from .conftest import Lab, copy_inventory, reset_lab
 from .helpers import completion, deployment, node_state, wait_for
 
+pytestmark = pytest.mark.deep  # five minutes; in every run, test_87 kills one in the middle of an upgrade
 VARIABLES = {"vllm_deployments": [deployment(env={"STANDIN_STARTUP_SECONDS": "15"})]}
 
 FETCHING = "docker ps --format '{{.Names}}' | grep -q ^instinct-fetch-"
@@ -39,7 +40,7 @@ def test_what_is_compared_is_all_there(undisturbed: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "condition"),
-    [pytest.param("fetch", FETCHING, marks=pytest.mark.deep), ("deploy", STARTING)],
+    [("fetch", FETCHING), ("deploy", STARTING)],
 )
 def test_the_next_run_finishes_the_job(
     undisturbed: dict[str, str], fresh_lab: Lab, moment: str, condition: str

@@ -11,7 +11,8 @@ from .conftest import Lab
 from .helpers import GATED, TOKEN, deployment
 from .leaks import Sampler, files_with, found_on, search_works
 
-CASES = ("right token", "engine fails", pytest.param("gated model refused", marks=pytest.mark.deep))
+NIGHTLY = ("engine fails", "gated model refused")
+CASES = ("right token", *(pytest.param(case, marks=pytest.mark.deep) for case in NIGHTLY))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -199,6 +199,7 @@ def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
     assert book(fleet, "# systemctl is-enabled instinct-partition.service").out.strip() == "enabled"
 
 
+@pytest.mark.deep
 @runs(TAKEN_BACK)
 def test_what_was_cut_off_is_taken_back(fleet: Lab) -> None:
     first = fleet.hosts[0]
@@ -222,6 +223,7 @@ def test_back_in_a_hurry(fleet: Lab) -> None:
     assert "disabled" in fleet.on(first, "systemctl is-enabled instinct-partition.service", check=False)
 
 
+@pytest.mark.deep
 @runs(CLEANED)
 def test_a_host_with_stranded_vram_is_set_aside_and_cleaned_with_permission(fleet: Lab) -> None:
     first, second = fleet.hosts[:2]

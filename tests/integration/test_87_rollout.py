@@ -229,6 +229,7 @@ def test_wherever_it_died(endpoint: Endpoint, task: str, canary: bool) -> None:
     goes_on(endpoint.lab, task, canary)
 
 
+@pytest.mark.deep  # in every run, test_88 stops one that dies at its first request
 def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     before = runs(lab)
