@@ -65,8 +65,8 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
-    def load(self, rate: float = RATE) -> Load:
-        return Load(Target(URL, MODEL, self.key, str(self.ca)), rate)
+    def load(self, rate: float = RATE, tokens: int = Target.tokens) -> Load:
+        return Load(Target(URL, MODEL, self.key, str(self.ca), tokens), rate)
 
     def stat(self, column: int) -> dict[str, int]:
         """A column of HAProxy's statistics, by server."""
@@ -265,8 +265,9 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
 
 def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:
     lab = endpoint.lab
-    with endpoint.load() as load:
-        wait_for("the load", lambda: len(load.outcomes) > RATE)
+    # Answers of two seconds, so that some run on the instance whenever it is killed; some five of the twenty at once.
+    with endpoint.load(rate=10, tokens=200) as load:
+        wait_for("its streams", lambda: endpoint.running()["lab-n2.llama-0:8000"] >= 3)
         pid = lab.on("lab-n2", "docker inspect -f '{{.State.Pid}}' instinct-llama-0").strip()
         asked = load.now
         lab.on("lab-n2", f"kill -9 {pid}")
@@ -278,7 +279,7 @@ def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> Non
         wait_for("the killed instance", lambda: endpoint.served()["lab-n2.llama-0:8000"] > before + 10)
     failed = [item for item in load.outcomes if item.problem]
     print(load.assert_accounted())
-    assert 0 < len(failed) <= RATE  # a quarter of what runs at once, and less than a second of all
+    assert 0 < len(failed) <= 15
     assert all(item.begun < killed and item.begun + item.seconds > asked for item in failed)
 
 

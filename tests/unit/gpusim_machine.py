@@ -157,11 +157,18 @@ def other(kind: str) -> dict[str, Any]:
     return found
 
 
+def mounts() -> set[str]:
+    """The file systems of this namespace. Some may vanish meanwhile: the kernel detaches a mount whose directory is
+    removed elsewhere, as Docker does with each container's.
+    """
+    return set(Path("/proc/self/mountinfo").read_text().splitlines())
+
+
 def main(kind: str, *settings: str) -> None:
     become(KINDS[kind]())
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lab.gpusim", "serve", *settings]
-    before = len(Path("/proc/mounts").read_text().splitlines())
+    before = mounts()
     simulation = subprocess.Popen(command, env=environment, cwd="/")
     while not os.path.exists("/run/gpusim/ready"):
         assert simulation.poll() is None, "serve ended"
@@ -172,7 +179,7 @@ def main(kind: str, *settings: str) -> None:
     result = {"seen": seen(), "other": other(kind)}
     simulation.send_signal(signal.SIGTERM)
     assert simulation.wait(30) == 0
-    result["mounts left"] = len(Path("/proc/mounts").read_text().splitlines()) - before
+    result["mounts left"] = sorted(mounts() - before)
     result["afterwards"] = Path("/proc/cpuinfo").read_text().count("processor")
     print(json.dumps(result))
 
