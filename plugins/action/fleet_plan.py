@@ -338,11 +338,16 @@ def todo(
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
         if name in data["balancers"]:
             mine["balancer"] = data["balancers"][name]
-        out = [{"balancer": balancer.host.name, **balancer.out(name)} for balancer in balancers]
-        if any(item["drain"] for item in out):
-            mine["out"] = out
-        found.append({"name": name, "groups": names, "plan": mine})
+        found.append({"name": name, "groups": names, "plan": {**mine, **drained(balancers, name)}})
     return found
+
+
+def drained(balancers: Iterable[BalancerPlan], host: str) -> dict[str, list[dict[str, Any]]]:
+    """The servers of a host that leave each load balancer before it is touched (out), and come back (into)."""
+    states = [(balancer.host.name, balancer.out(host)) for balancer in balancers]
+    out = [{"balancer": name, "servers": item["drain"]} for name, item in states if item["drain"]]
+    into = [{"balancer": name, "servers": item["undrain"]} for name, item in states if item["undrain"]]
+    return {**({"out": out} if out else {}), **({"into": into} if into else {})}
 
 
 def load_catalog() -> GpuCatalog:

@@ -92,3 +92,15 @@ def test_tasks_use_only_variables_that_the_role_declares(role: str) -> None:
         used = set(re.findall(rf"(?<![_\w]){role}_\w+", path.read_text(encoding="utf-8")))
         tags = {tag for task in tasks_below(role) for tag in task.get("tags", [])}
         assert used - tags - set(MODULES) <= declared, path
+
+
+def test_one_file_sets_the_state_of_servers() -> None:
+    """How an instance leaves the load balancers, and who waits how long for it, is written once."""
+    trees = [ROOT / "playbooks", *(ROOT / "roles").glob("*/tasks")]
+    users = [
+        path
+        for tree in trees
+        for path in tree.rglob("*.yml")
+        if "balancer_server:" in path.read_text("utf-8")
+    ]
+    assert [path.relative_to(ROOT).as_posix() for path in users] == ["roles/load_balancer/tasks/servers.yml"]
