@@ -115,8 +115,9 @@ $(PARSERS)/.installed: lab/vllm-requirements.lock
 parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the parsers of eight vLLM releases (fetches them)
 	$(BIN)/python -m tests.real_parsers --python $(PARSERS)/venv/bin/python --wheels $(PARSERS)
 
-docs: venv-dev ## write docs/commands.md anew
+docs: venv-dev ## write docs/commands.md and docs/variables.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
+	$(BIN)/python -m tests.variables_table > docs/variables.md
 
 bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench
