@@ -125,8 +125,9 @@ payload: venv-dev ## what Ansible sends to a node for each module, and whether i
 generate: venv-dev ## write plugins/modules/node_state.py anew, from plugins/module_utils/observe/
 	$(BIN)/python -m tests.generate
 
-docs: venv-dev ## write docs/commands.md anew
+docs: venv-dev ## write docs/commands.md and docs/variables.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
+	$(BIN)/python -m tests.variables_table > docs/variables.md
 
 bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench

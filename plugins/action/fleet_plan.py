@@ -25,10 +25,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     Wishes,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import (
-    ControllerAction,
-    known_variables,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import GpuCatalog, parse_gpus
@@ -39,6 +36,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
     parse_lock,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import misspelt
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, Reader, plain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerPlan, Endpoint, Kit
@@ -73,35 +71,28 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import learned
 
 ROOT = Path(__file__).resolve().parents[2]
+CANARY_TERMS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
+VARIABLES = {
+    **{name: name for name in ("offline", "explain", "refresh", "plan_file")},
+    **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
+    "retry": "again",
+    "serial": "upgrade_serial",
+    "min_in": "upgrade_min_in",
+    "soak": "upgrade_soak",
+    "drain_timeout": "load_balancer_drain_timeout",
+}
+"""Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "again": {"type": "list", "elements": "str"},
-    "offline": {"type": "bool", "default": False},
-    "explain": {"type": "bool", "default": False},
-    "refresh": {"type": "bool", "default": False},
-    "plan_file": {"type": "path"},
     "lock_file": {"type": "path"},
     "operation": {"type": "str", "choices": list(OPERATIONS), "default": DEPLOY},
-    "deployment": {"type": "str"},
-    "instance": {"type": "str"},
-    "generation": {"type": "int"},
-    "why": {"type": "str"},
-    "retry": {"type": "bool", "default": False},
-    "canary": {"type": "bool", "default": True},
     "canary_terms": {
         "type": "dict",
         "default": {},
-        "options": {
-            "canary_tolerance": {"type": "float", "default": 10},
-            "canary_latency_tolerance": {"type": "float", "default": 30},
-            "canary_runs": {"type": "int", "default": 5},
-            "canary_max_runs": {"type": "int", "default": 15},
-        },
+        "options": {name: public_variables()[name].option for name in CANARY_TERMS},
     },
-    "serial": {"type": "raw"},
-    "min_in": {"type": "raw"},
-    "soak": {"type": "raw"},
-    "drain_timeout": {"type": "int", "default": 300},
+    **{option: public_variables()[name].option for option, name in VARIABLES.items()},
 }
 
 
@@ -155,7 +146,7 @@ class ActionModule(ControllerAction):
         plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models, key), endpoint, wishes)
         if again is None:
             found = access(asked, lock, newer, reader) if not offline else ()
-            typos = misspelt(reader.names(names), known_variables())
+            typos = misspelt(reader.names(names), public_variables())
             plan = replace(plan, warnings=(*plan.warnings, *typos, *found))
         news = plan if again is None else only(plan, again)
         text = explain(news, options["explain"])
@@ -224,12 +215,7 @@ def wished(options: Mapping[str, Any]) -> Wishes:
 def bad_terms(options: Mapping[str, Any]) -> tuple[Problem, ...]:
     """What makes no sense in the variables of upgrades; told before a host is asked, and by every plan."""
     given = options["canary_terms"] or {}
-    rules = Rules(
-        given.get("canary_tolerance", Rules.tolerance),
-        given.get("canary_latency_tolerance", Rules.latency_tolerance),
-        given.get("canary_runs", Rules.runs),
-        given.get("canary_max_runs", Rules.max_runs),
-    )
+    rules = Rules(*(given.get(name, public_variables()[name].default) for name in CANARY_TERMS))
     _, problems = parse_terms({f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")})
     found = list(problems)
     operation = options.get("operation")
@@ -338,11 +324,16 @@ def todo(
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
         if name in data["balancers"]:
             mine["balancer"] = data["balancers"][name]
-        out = [{"balancer": balancer.host.name, **balancer.out(name)} for balancer in balancers]
-        if any(item["drain"] for item in out):
-            mine["out"] = out
-        found.append({"name": name, "groups": names, "plan": mine})
+        found.append({"name": name, "groups": names, "plan": {**mine, **drained(balancers, name)}})
     return found
+
+
+def drained(balancers: Iterable[BalancerPlan], host: str) -> dict[str, list[dict[str, Any]]]:
+    """The servers of a host that leave each load balancer before it is touched (out), and come back (into)."""
+    states = [(balancer.host.name, balancer.out(host)) for balancer in balancers]
+    out = [{"balancer": name, "servers": item["drain"]} for name, item in states if item["drain"]]
+    into = [{"balancer": name, "servers": item["undrain"]} for name, item in states if item["undrain"]]
+    return {**({"out": out} if out else {}), **({"into": into} if into else {})}
 
 
 def load_catalog() -> GpuCatalog:

@@ -112,8 +112,9 @@ options:
     description: Engines of a deployment that stay in, a number or a percentage. Default is C(50%).
     type: raw
   soak:
-    description: Seconds under watch after each batch. Default is 30.
+    description: Seconds under watch after each batch.
     type: raw
+    default: 30
   drain_timeout:
     description: Seconds that running requests get at most; for the text.
     type: int

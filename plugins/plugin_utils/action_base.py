@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
 from . import bytecode  # noqa: F401  before all others
-from .catalog.load import read_yaml
-from .desired import host_settings, unknown_variables
-from .rollout import plan
-
-ROOT = Path(__file__).resolve().parents[2]
+from .desired.public_variables import public_variables
+from .desired.unknown_variables import mistaken
 
 
 class ControllerAction(ActionBase):
@@ -35,7 +31,7 @@ class ControllerAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
-        wrong = unknown_variables.mistaken(map(str, load_extra_vars(self._loader)), known_variables())
+        wrong = mistaken(map(str, load_extra_vars(self._loader)), public_variables())
         if wrong:
             return {
                 **result,
@@ -56,12 +52,3 @@ class ControllerAction(ActionBase):
         """The message of an expected exception."""
         del facts
         return str(error)
-
-
-def known_variables() -> set[str]:
-    """Variables of the planner, the roles and the playbooks."""
-    found = {*host_settings.VARIABLES, *plan.VARIABLES, *unknown_variables.PLAYBOOKS}
-    found |= {"hf_model_token", "hf_model_token_file"}
-    for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
-        found.update(name for part in read_yaml(path)["argument_specs"].values() for name in part["options"])
-    return found

@@ -18,7 +18,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
-    BalancerSettings,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import Material
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
@@ -27,9 +26,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets im
     self_signed,
 )
 
+from .defaults import balancer_settings
+
 
 def made(base: Path, make: bool = True, **settings: Any) -> Material:
-    host = BalancerHost("lb", "192.0.2.1", BalancerSettings(**settings))
+    host = BalancerHost("lb", "192.0.2.1", balancer_settings(**settings))
     return materials([host], base, make, lambda path: path.read_text(), yaml.safe_load)["lb"]
 
 
@@ -57,7 +58,7 @@ def test_opting_out_makes_nothing(tmp_path: Path) -> None:
 
 
 def key_of(base: Path, make: bool = True, wanted: bool = True) -> InstanceKey:
-    lb = BalancerHost("lb", "192.0.2.1", BalancerSettings(instance_auth=wanted))
+    lb = BalancerHost("lb", "192.0.2.1", balancer_settings(instance_auth=wanted))
     return instance_key([lb], base, make, lambda path: path.read_text())
 
 
@@ -140,7 +141,7 @@ def test_keys_that_are_none(tmp_path: Path, text: str, message: str) -> None:
         except yaml.YAMLError as error:
             raise ValueError from error
 
-    host = BalancerHost("lb", "192.0.2.1", BalancerSettings())
+    host = BalancerHost("lb", "192.0.2.1", balancer_settings())
     with pytest.raises(FleetError, match=message) as error:
         materials([host], tmp_path, True, lambda path: path.read_text(), parse)
     assert "secret" not in str(error.value).replace(".secrets", "")

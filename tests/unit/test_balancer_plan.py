@@ -12,7 +12,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing impo
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
-    BalancerSettings,
     SeenBalancer,
     VirtualAddress,
 )
@@ -25,6 +24,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
     plan_balancers,
     wanted_files,
 )
+
+from .defaults import balancer_settings
 
 MATERIAL = Material("keys\n", "pem\n", "keys.yml", "endpoint.pem", ("the certificate ends soon",))
 KEY = InstanceKey("instance-key", "mark", True, "key Bearer x\n")
@@ -48,7 +49,7 @@ N1, N2 = "llama/n1.llama-0:8000", "llama/n2.llama-0:8000"
 
 
 def lb(seen: SeenBalancer | None = None, name: str = "lb", **keys: Any) -> BalancerHost:
-    settings = BalancerSettings(**keys.pop("settings", {}))
+    settings = balancer_settings(**keys.pop("settings", {}))
     base = {"os_id": "debian", "absent": ""}
     return BalancerHost(name, "192.0.2.1", settings, seen, **{**base, **keys})
 
@@ -113,7 +114,7 @@ def told(plan: BalancerPlan) -> list[tuple[str, str, str, str, str]]:
 def test_secret_files(
     settings: dict[str, Any], material: Material, key: InstanceKey, names: list[str] | None
 ) -> None:
-    found = wanted_files({"haproxy.cfg": "x"}, BalancerSettings(**settings), material, key)
+    found = wanted_files({"haproxy.cfg": "x"}, balancer_settings(**settings), material, key)
     assert (found and sorted(found)) == (None if names is None else sorted(["haproxy.cfg", *names]))
     texts = {
         "endpoint.pem": "pem\n",

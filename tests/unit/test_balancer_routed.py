@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy, NoHaproxy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerSettings
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
     Member,
@@ -26,6 +25,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer
 
+from tests.unit.defaults import balancer_settings
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_vllm import free_port
 from tests.unit.programs import program
@@ -89,7 +89,7 @@ class World:
         self.inner = f"http://127.0.0.1:{inner}"
         Chooser.worker, Chooser.asked = f"{self.inner}/llama/{self.names[0]}", 0
         members = tuple(Member("n1", f"llama-{port}", "127.0.0.1", port, 9) for port in ports)
-        settings = BalancerSettings(
+        settings = balancer_settings(
             listen="127.0.0.1", port=self.port, tls=False, auth=False, metrics_port=free_port()
         )
         data = config_data(

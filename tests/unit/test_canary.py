@@ -27,7 +27,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict impo
     runs_of,
 )
 
-RULES = Rules()
+from tests.unit.defaults import rules
+
+RULES = rules()
 STEADY = (1000.0, 1005.0, 995.0, 1002.0, 998.0)
 
 
@@ -124,33 +126,33 @@ def test_judgements(
 
 
 def test_without_a_second_look_the_first_one_counts() -> None:
-    found = judge(Window(runs()), [Window(runs(0.7))], Rules(max_runs=5))
+    found = judge(Window(runs()), [Window(runs(0.7))], rules(max_runs=5))
     assert (found.state, found.more) == (SLOWER, 0)
 
 
 @pytest.mark.parametrize(("runs_", "most", "more"), [(5, 15, 10), (5, 9, 4), (5, 8, 0), (5, 5, 0), (4, 8, 4)])
 def test_how_many_runs_a_second_look_has(runs_: int, most: int, more: int) -> None:
-    assert Rules(runs=runs_, max_runs=most).more == more
+    assert rules(runs=runs_, max_runs=most).more == more
 
 
 @pytest.mark.parametrize(
-    ("rules", "names"),
+    ("given", "names"),
     [
-        (Rules(), []),
-        (Rules(runs=4, max_runs=4), []),
-        (Rules(runs=3), ["canary_runs"]),
-        (Rules(runs=5, max_runs=4), ["canary_max_runs"]),
-        (Rules(tolerance=0), ["canary_tolerance"]),
-        (Rules(tolerance=0.1, latency_tolerance=0.1), []),
-        (Rules(tolerance=99.9, latency_tolerance=999), []),
-        (Rules(tolerance=100, latency_tolerance=1000), ["canary_tolerance", "canary_latency_tolerance"]),
-        (Rules(runs=3, max_runs=2, latency_tolerance=-1),
+        (rules(), []),
+        (rules(runs=4, max_runs=4), []),
+        (rules(runs=3), ["canary_runs"]),
+        (rules(runs=5, max_runs=4), ["canary_max_runs"]),
+        (rules(tolerance=0), ["canary_tolerance"]),
+        (rules(tolerance=0.1, latency_tolerance=0.1), []),
+        (rules(tolerance=99.9, latency_tolerance=999), []),
+        (rules(tolerance=100, latency_tolerance=1000), ["canary_tolerance", "canary_latency_tolerance"]),
+        (rules(runs=3, max_runs=2, latency_tolerance=-1),
          ["canary_runs", "canary_max_runs", "canary_latency_tolerance"]),
     ],
 )  # fmt: skip
-def test_rules_that_make_no_sense(rules: Rules, names: list[str]) -> None:
-    assert [name for name, _ in rules.wrong()] == names
-    assert all(text for _, text in rules.wrong())
+def test_rules_that_make_no_sense(given: Rules, names: list[str]) -> None:
+    assert [name for name, _ in given.wrong()] == names
+    assert all(text for _, text in given.wrong())
 
 
 def test_a_window_is_plain_data() -> None:
@@ -213,7 +215,7 @@ def few(*values: float) -> Window:
     ],
 )
 def test_what_the_median_decides(old: tuple[float, ...], new: tuple[float, ...], state: str) -> None:
-    found = judge(few(*old), [few(*new)], Rules(runs=5, max_runs=5))
+    found = judge(few(*old), [few(*new)], rules(runs=5, max_runs=5))
     assert found.state == state
     assert found.warnings[0].startswith("decided by the median")
 
@@ -237,7 +239,7 @@ def test_a_latency_is_longer_by_share_and_by_milliseconds(ttft: tuple[float, flo
 
 
 def test_tolerances_are_told_with_what_they_are_of() -> None:
-    found = judge(Window(runs()), [Window(runs())], Rules(tolerance=12, latency_tolerance=34))
+    found = judge(Window(runs()), [Window(runs())], rules(tolerance=12, latency_tolerance=34))
     assert [(item.metric.key, item.tolerance) for item in found.comparisons] == [
         ("output_throughput", 12), ("median_ttft_ms", 34), ("median_tpot_ms", 34),
     ]  # fmt: skip

@@ -18,12 +18,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     client,
     conclude,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
 
+from .defaults import rules
 from .test_canary import runs
 from .test_smoke import BANGS, DEAD, GOOD
 
-RULES = Rules()
+RULES = rules()
 KEY = "sk-Zq81-canary-secret"
 Run = Callable[..., dict[str, Any]]
 

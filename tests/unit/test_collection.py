@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from .plan_world import deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -19,7 +23,7 @@ def run(*command: str, cwd: Path, **env: str) -> str:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +67,41 @@ def test_documentation_of_the_collection(collections: Path) -> None:
         ANSIBLE_COLLECTIONS_PATH=str(collections),
     )  # fmt: skip
     assert "ready" in out
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A directory without an ansible.cfg, with an inventory below it."""
+    hosts = {"n1": None, "n2": None}
+    variables = {
+        "instinct_gpus": {"model": "MI300X"},
+        "vllm_deployments": [deployment(vllm_version="0.33.0")],
+    }
+    (tmp_path / "inventory").mkdir()
+    inventory = yaml.safe_dump({"instinct": {"hosts": hosts, "vars": variables}})
+    (tmp_path / "inventory/hosts.yml").write_text(inventory, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_plan_is_that_of_a_checkout(collections: Path, empty: Path) -> None:
+    command = (str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "-e", "offline=true")
+    installed, clone = empty / "installed.json", empty / "clone.json"
+    told = run(
+        *command, "-e", f"plan_file={installed}", "instinct.fleet.plan",
+        cwd=empty, ANSIBLE_COLLECTIONS_PATH=str(collections),
+    )  # fmt: skip
+    run(*command, "-e", f"plan_file={clone}", str(ROOT / "playbooks/plan.yml"), cwd=ROOT)
+    assert "[WARNING]" not in told
+    assert json.loads(installed.read_text())["hosts"].keys() == {"n1", "n2"}
+    assert installed.read_text() == clone.read_text()
+
+
+def test_no_playbook_names_a_group_that_is_not_there(collections: Path, empty: Path) -> None:
+    """Groups that a plan fills are empty in most runs, and most fleets have no load balancer."""
+    playbooks = [f"instinct.fleet.{path.stem}" for path in sorted((ROOT / "playbooks").glob("*.yml"))]
+    told = run(
+        str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "--list-hosts", "-e", "reboot=true", *playbooks,
+        cwd=empty, ANSIBLE_COLLECTIONS_PATH=str(collections),
+    )  # fmt: skip
+    assert told.count("playbook: ") == len(playbooks) > 15
+    assert "Could not match" not in told

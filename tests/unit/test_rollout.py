@@ -318,7 +318,7 @@ def test_terms_of_the_command_line() -> None:
         {"upgrade_serial": '[1, "25%"]', "upgrade_min_in": "75%", "upgrade_soak": "5"}
     )
     assert (terms.serial, terms.keep, terms.soak, problems) == ((1, "25%"), "75%", 5, ())
-    assert parse_terms({})[0] == Terms()
+    assert parse_terms({})[0] == Terms(soak=30)
     # As YAML in an inventory gives them, too.
     for serial in ([1, "25%"], (1, "25%"), ["1", " 25% "], "1, 25%", "[ 1,'25%' ]"):
         assert parse_terms({"upgrade_serial": serial})[0].serial == (1, "25%"), serial

@@ -51,10 +51,10 @@ INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True,
 class Rules:
     """What is accepted. Tolerances in percent: of throughput, and of the medians of TTFT and TPOT."""
 
-    tolerance: float = 10.0
-    latency_tolerance: float = 30.0
-    runs: int = 5
-    max_runs: int = 15
+    tolerance: float
+    latency_tolerance: float
+    runs: int
+    max_runs: int
 
     @property
     def more(self) -> int:

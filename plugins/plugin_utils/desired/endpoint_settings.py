@@ -13,6 +13,7 @@ from ...module_utils.common.endpoint import AGENT_PORT
 from ...module_utils.common.errors import Problem
 from ..catalog.checker import Checker
 from .host_settings import ADDRESS, parse_address
+from .public_variables import HostVariables
 
 GROUP = "load_balancer"
 """The inventory's group of hosts that run a load balancer."""
@@ -64,18 +65,18 @@ class BalancerSettings:
     those who have the load balancers' key. virtual: the address that moves between the load balancers.
     """
 
-    listen: str = "0.0.0.0"
-    port: int = 8443
-    tls: bool = True
-    certificate_file: str = ""
-    auth: bool = True
-    api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    instance_auth: bool = True
-    metrics_listen: str = "127.0.0.1"
-    metrics_port: int = 8405
-    timeout: int = 3600
-    queue_timeout: int = 60
-    virtual: VirtualAddress | None = None
+    listen: str
+    port: int
+    tls: bool
+    certificate_file: str
+    auth: bool
+    api_keys: tuple[tuple[str, str], ...] = field(repr=False)
+    instance_auth: bool
+    metrics_listen: str
+    metrics_port: int
+    timeout: int
+    queue_timeout: int
+    virtual: VirtualAddress | None
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -133,58 +134,45 @@ def parse_balancer(
     variables: Mapping[str, Any], name: str
 ) -> tuple[BalancerSettings, str, tuple[Problem, ...]]:
     """The settings and the address of a host; a variable that is None is not set."""
-    check, base = Checker(), BalancerSettings()
-    given = {key: variables[key] for key in VARIABLES if variables.get(key) is not None}
-
-    def address(key: str, default: str) -> str:
-        return check.text(given.get(key, default), (key,), default, r"[0-9A-Za-z.:_-]+", "an address")
-
-    def whole(key: str, default: int, low: int, high: int) -> int:
-        return check.integer(given.get(key, default), (key,), default, low, high)
-
-    def switch(key: str) -> bool:
-        return check.boolean(given.get(key, True), (key,), True)
-
-    certificate = given.get("load_balancer_certificate_file", "")
-    if certificate != "":
-        certificate = check.text(certificate, ("load_balancer_certificate_file",))
+    own = HostVariables(variables)
+    address = r"[0-9A-Za-z.:_-]+", "an address"
     settings = BalancerSettings(
-        listen=address("load_balancer_listen", base.listen),
-        port=whole("load_balancer_port", base.port, 1, 65535),
-        tls=switch("load_balancer_tls"),
-        certificate_file=certificate,
-        auth=switch("load_balancer_auth"),
-        api_keys=_api_keys(check, given.get("load_balancer_api_keys", {})),
-        instance_auth=switch("load_balancer_instance_auth"),
-        metrics_listen=address("load_balancer_metrics_listen", base.metrics_listen),
-        metrics_port=whole("load_balancer_metrics_port", base.metrics_port, 1, 65535),
-        timeout=whole("load_balancer_timeout", base.timeout, 10, 86400),
-        queue_timeout=whole("load_balancer_queue_timeout", base.queue_timeout, 1, 3600),
-        virtual=_virtual(check, given),
+        listen=own.text("load_balancer_listen", *address),
+        port=own.integer("load_balancer_port", 1, 65535),
+        tls=own.boolean("load_balancer_tls"),
+        certificate_file=own.text("load_balancer_certificate_file"),
+        auth=own.boolean("load_balancer_auth"),
+        api_keys=_api_keys(own.check, own["load_balancer_api_keys"]),
+        instance_auth=own.boolean("load_balancer_instance_auth"),
+        metrics_listen=own.text("load_balancer_metrics_listen", *address),
+        metrics_port=own.integer("load_balancer_metrics_port", 1, 65535),
+        timeout=own.integer("load_balancer_timeout", 10, 86400),
+        queue_timeout=own.integer("load_balancer_queue_timeout", 1, 3600),
+        virtual=_virtual(own),
     )
     if len(set(settings.ports)) < len(settings.ports):
         ports = ", ".join(map(str, settings.ports))
         what = f"the balancer cannot use one port twice: requests, metrics and its agent are at {ports}."
-        check.wrong(("load_balancer_port",), what, "Choose another one.")
+        own.check.wrong(("load_balancer_port",), what, "Choose another one.")
     where, odd = parse_address(variables, name)
-    return settings, where, (*check.problems, *odd)
+    return settings, where, (*own.check.problems, *odd)
 
 
-def _virtual(check: Checker, given: Mapping[str, Any]) -> VirtualAddress | None:
+def _virtual(own: HostVariables) -> VirtualAddress | None:
     """The address that moves; "" is none."""
-    text = given.get(VIRTUAL, "")
-    number = check.integer(given.get(ROUTER_ID, 0), (ROUTER_ID,), 0, 0, 255)
+    text = own[VIRTUAL]
+    number = own.integer(ROUTER_ID, 0, 255)
     if text == "":
         return None
     fix = "Write an address with its prefix length, such as 10.0.0.100/24."
     try:
         found = ip_interface(text if isinstance(text, str) and "/" in text else "")
     except ValueError:
-        check.wrong((VIRTUAL,), f"{text!r} is not an address with a prefix length.", fix)
+        own.check.wrong((VIRTUAL,), f"{text!r} is not an address with a prefix length.", fix)
         return None
     network = found.network
     if network.num_addresses > 2 and found.ip in (network.network_address, network.broadcast_address):
-        check.wrong(
+        own.check.wrong(
             (VIRTUAL,), f"{found.ip} stands for all of {network}.", "Choose an address of a host in it."
         )
         return None

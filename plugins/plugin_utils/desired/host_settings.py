@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.paths import HF_CACHE
 from ..catalog.checker import Checker
 from ..catalog.gpus import GpuCatalog
+from .public_variables import HostVariables
 
-BACKENDS = ("auto", "rocm-smi", "amd-smi", "sysfs")
 ADDRESS = ("instinct_address", "ansible_host")
 """Variables that name a host's address for other hosts, the first that is set counts."""
 VARIABLES = (
@@ -47,60 +46,37 @@ class HostSettings:
     clean: the driver may be reloaded to free VRAM that no process holds.
     """
 
-    endpoint: str = ""
-    cache_dir: str = HF_CACHE
-    compute: str | None = None
-    memory: str | None = None
-    backend: str = "auto"
-    numa_balancing: bool | None = False
-    registries: tuple[Registry, ...] = ()
-    gpu_model: str | None = None
-    gpu_count: int = 0
-    clean: bool = False
+    endpoint: str
+    cache_dir: str
+    compute: str | None
+    memory: str | None
+    backend: str
+    numa_balancing: bool | None
+    registries: tuple[Registry, ...]
+    gpu_model: str | None
+    gpu_count: int
+    clean: bool
 
 
 def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
     """Validate the variables named in VARIABLES (others are ignored); a variable that is None is not set."""
-    check = Checker()
-    values = {key: variables[key] for key in VARIABLES if variables.get(key) is not None}
-    cache = HF_CACHE
-    if "hf_model_cache_dir" in values:
-        meaning = "an absolute path without : in it"
-        cache = check.text(
-            values["hf_model_cache_dir"], ("hf_model_cache_dir",), HF_CACHE, r"/[^:\0]+", meaning
-        )
-    endpoint = values.get("hf_model_endpoint", "")
-    if endpoint != "":
-        endpoint = check.url(endpoint, ("hf_model_endpoint",), r"https?://\S+", "an http:// or https:// URL")
-    compute = None
-    if "gpu_partition_compute" in values:
-        compute = check.choice(values["gpu_partition_compute"], ("gpu_partition_compute",), "", catalog.modes)
-    memory = None
-    if "gpu_partition_memory" in values:
-        memory = check.choice(
-            values["gpu_partition_memory"], ("gpu_partition_memory",), "", catalog.memory_modes
-        )
-    numa: bool | None = False
-    if "host_prep_numa_balancing" in values:
-        numa = check.boolean(values["host_prep_numa_balancing"], ("host_prep_numa_balancing",), False)
-    model, count = _declared(check, values, catalog)
+    own = HostVariables({**variables, "gpu_clean": _switch(variables.get("gpu_clean"))})
+    model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
-        endpoint=endpoint.rstrip("/"),
-        cache_dir=cache.rstrip("/"),
-        compute=compute or None,
-        memory=memory or None,
-        backend=check.choice(
-            values.get("gpu_partition_backend", "auto"), ("gpu_partition_backend",), "auto", BACKENDS
-        ),
-        numa_balancing=numa,
-        registries=_registries(check, values.get("vllm_image_registries", {})),
+        endpoint=_endpoint(own).rstrip("/"),
+        cache_dir=own.text("hf_model_cache_dir", r"/[^:\0]+", "an absolute path without : in it").rstrip("/"),
+        compute=own.choice("gpu_partition_compute", catalog.modes) or None,
+        memory=own.choice("gpu_partition_memory", catalog.memory_modes) or None,
+        backend=own.choice("gpu_partition_backend"),
+        numa_balancing=own.boolean("host_prep_numa_balancing"),
+        registries=_registries(own.check, own["vllm_image_registries"]),
         gpu_model=model,
         gpu_count=count,
-        clean=check.boolean(_switch(values.get("gpu_clean", False)), ("gpu_clean",), False),
+        clean=own.boolean("gpu_clean"),
     )
-    return settings, tuple(check.problems)
+    return settings, tuple(own.check.problems)
 
 
 def _switch(value: Any) -> Any:
@@ -118,10 +94,17 @@ def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[P
     return name, ()
 
 
-def _declared(check: Checker, values: Mapping[str, Any], catalog: GpuCatalog) -> tuple[str | None, int]:
-    if "instinct_gpus" not in values:
+def _endpoint(own: HostVariables) -> str:
+    value = own["hf_model_endpoint"]
+    if value == "":
+        return ""
+    return own.check.url(value, ("hf_model_endpoint",), r"https?://\S+", "an http:// or https:// URL")
+
+
+def _declared(check: Checker, value: Any, catalog: GpuCatalog) -> tuple[str | None, int]:
+    if value is None:
         return None, 0
-    gpus = check.mapping(values["instinct_gpus"], ("instinct_gpus",), ("model", "count"))
+    gpus = check.mapping(value, ("instinct_gpus",), ("model", "count"))
     names = tuple(model.name for model in catalog.models)
     model = check.choice(gpus.get("model"), ("instinct_gpus", "model"), "", names)
     return model or None, check.integer(gpus.get("count", 8), ("instinct_gpus", "count"), 8, 1, 64)

@@ -11,15 +11,6 @@ LIKE = 0.85
 LIKE_GIVEN = 0.8
 """The same for what stands behind -e, which are short names of this toolkit's more often than not: agian, canray."""
 
-PLAYBOOKS = (
-    "offline", "explain", "plan_file", "refresh",
-    "detail", "status_file", "strict", "audit_file",
-    "reboot", "host_prep_serial", "host_prep_max_fail_percentage", "host_prep_reboot_timeout",
-    "host_prep_reboot_test", "gpu_partition_serial", "gpu_partition_max_fail_percentage",
-    "load_balancer_drain_timeout",
-)  # fmt: skip
-"""Variables that the playbooks themselves take; those of a rollout are in rollout_plan.py."""
-
 
 def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
     """A warning for each name that is none of the known ones and very like one of them."""

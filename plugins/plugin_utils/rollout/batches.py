@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from ...module_utils.common.errors import Problem, natural
+from ..desired.public_variables import public_variables
 
 Count = Union[int, str]
 """A number, or a share of something ("20%")."""
 
 SERIAL: tuple[Count, ...] = (1, "20%")
 KEEP: Count = "50%"
-SOAK = 30
-"""Seconds; a judgement: longer than HAProxy's checks and an engine's first real requests need."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Terms:
 
     serial: tuple[Count, ...] | None = None
     keep: Count | None = None
-    soak: int = SOAK
+    soak: int = 0
     canary: bool = True
 
 
@@ -268,11 +267,13 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
         if keep is None:
             what = f"{values['upgrade_min_in']!r} is not a number of engines or a percentage of them."
             problems.append(Problem(("upgrade_min_in",), what, 'Such as 1 or "75%".'))
-    soak = parse_count(SOAK if values.get("upgrade_soak") is None else values["upgrade_soak"])
+    given = values.get("upgrade_soak")
+    soak = parse_count(public_variables()["upgrade_soak"].default if given is None else given)
     if not isinstance(soak, int):
-        what = f"{values['upgrade_soak']!r} is not a whole number of seconds."
-        problems.append(Problem(("upgrade_soak",), what, "Such as 30, or 0."))
-        soak = SOAK
+        problems.append(
+            Problem(("upgrade_soak",), f"{given!r} is not a whole number of seconds.", "Such as 30, or 0.")
+        )
+        soak = 0
     return Terms(serial, keep, soak), tuple(problems)
 
 

@@ -20,12 +20,6 @@ from ..plan.actions import PARTITION_KINDS
 from ..plan.plan import FleetPlan, HostPlan
 from .batches import Batch, Member, Place, Rollout, Terms, Trial, parse_terms, plan_rollout, sorted_members
 
-VARIABLES = (
-    "upgrade_serial", "upgrade_min_in", "upgrade_soak", "canary", "again",
-    "deployment", "instance", "generation", "why",
-)  # fmt: skip
-"""Of the command line and the inventory; the playbooks say what each is for."""
-
 Data = Mapping[str, Any]
 
 
