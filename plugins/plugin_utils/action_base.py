@@ -65,10 +65,14 @@ class ProgramAction(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """The module's own result."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        args = {**self._task.args, "program": self.program()}
+        args = {**self.arguments(), "program": self.program()}
         own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
+
+    def arguments(self) -> dict[str, Any]:
+        """The module's other parameters."""
+        return dict(self._task.args)
 
     def program(self) -> str | dict[str, str]:
         """What the node is given."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...module_utils.common.endpoint import local_address
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.paths import (
     CACHE_MOUNT,
@@ -84,7 +85,7 @@ class Instance:
     @property
     def probe_host(self) -> str:
         """The address at which the node itself reaches the server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
+        return local_address(self.listen)
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
         """INSTANCE of the plan, but for its host."""
