@@ -114,14 +114,6 @@ def test_names(version: str, backend: str, name: str | None, by: str | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "rule"),
-    [("0.8.5", "required"), ("0.11.0", "required"), ("0.11.1", "natural"), ("0.20.0", "free")],
-)
-def test_block_size_of_aiter_mla(version: str, rule: str) -> None:
-    assert backends(version).block_size_1("aiter_mla") == rule
-
-
-@pytest.mark.parametrize(
     ("backend", "facts", "count"),
     [
         ("aiter_fa", {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "fp8"}, 0),
@@ -235,7 +227,8 @@ def test_recipes_choose_aiter_mla_for_the_heads_that_it_takes(release: str) -> N
     for heads in (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128):
         model = ModelFacts("x/y", mla=True, heads=heads)
         context = Context(knowledge().release(release), LINE, "gfx942")
-        chosen = dict(select(knowledge().recipes, model, context).values()).get("attention_backend")
+        choices = {item.setting: item.value for item in select(knowledge().recipes, model, context).choices}
+        chosen = choices.get("attention_backend")
         if LINE.order[release] < LINE.order["0.8.5"]:
             assert chosen is None
         else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of vLLM's benchmark clients, valid for one release, from neutral arguments.
 
-The data is catalog/vllm/{bench.json, bench_settings.yml, bench_results.yml}; nothing here reads a file.
+The data is catalog/vllm/{bench.json, bench_settings.yml}; nothing here reads a file.
 """
 
 from __future__ import annotations

@@ -141,12 +141,6 @@ class Knowledge:
         found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
         return found
 
-    @property
-    def bench_results(self) -> Mapping[str, Any]:
-        """Keys of the benchmark clients' results."""
-        found: Mapping[str, Any] = self._yaml("vllm/bench_results.yml")
-        return found
-
     @functools.cache  # noqa: B019  (one object per run holds the catalogue for its whole life)
     def _json(self, name: str) -> Any:
         return read_json(self.root / name)

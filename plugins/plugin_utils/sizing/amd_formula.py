@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .engine_config import Engine
@@ -27,7 +27,7 @@ class Simple:
 
     def to_json(self) -> dict[str, Any]:
         """For plan.json."""
-        return dict(vars(self))
+        return asdict(self)
 
 
 def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int) -> Simple:
