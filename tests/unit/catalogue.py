@@ -18,6 +18,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings im
     flag_argv,
     render_setting,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import Rules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,11 @@ def matrix() -> dict[str, Any]:
     """Verdicts of the releases' own `vllm serve` parsers."""
     found: dict[str, Any] = json.loads((DATA / "parse_matrix.json").read_text())["cases"]
     return found
+
+
+def kv_rules(version: str) -> Rules:
+    """How a release lays out the KV cache."""
+    return Rules.of(knowledge().rules("kv_cache", knowledge().release(version)))
 
 
 def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
     DENSE,
     MLA,
@@ -126,8 +127,12 @@ def test_misfits(backend: str, facts: dict[str, Any], count: int) -> None:
     assert len(backends("0.33.0").misfits(backend, facts)) == count
 
 
-def test_defaults_cover_the_newest_release() -> None:
-    for name, history in some(knowledge().defaults.items()):
+@pytest.mark.parametrize(
+    ("file", "part"), [("defaults", "defaults"), ("rules", "kv_cache"), ("rules", "engine")]
+)
+def test_defaults_and_rules_cover_the_newest_release(file: str, part: str) -> None:
+    histories = yaml.safe_load((CATALOG / f"vllm/{file}.yml").read_text())[part]
+    for name, history in some(histories.items()):
         spans = [(LINE.order[item["since"]], item["until"]) for item in history]
         assert spans == sorted(spans, key=lambda span: span[0]), name
         assert history[-1]["until"] is None, name

@@ -17,8 +17,9 @@ from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import Engine, Fit, fit, refusals, remedies
+from ..sizing.kv_cache import Rules
 from ..sizing.shape import ModelShape, model_shape
-from .tune import OTHER_PLATFORMS, Machine, Tuned, default_of
+from .tune import OTHER_PLATFORMS, Machine, Tuned
 
 GIB = 1 << 30
 FEW_REQUESTS = 4.0
@@ -109,7 +110,7 @@ def engine_of(
         given = tuned.args.get(flag)
         if given is not None:
             return given
-        found = default_of(knowledge, name, tuned.table.line, tuned.release.index)
+        found = knowledge.default(name, tuned.release)
         known = tuned.table.flags.get(flag)
         return found if found is not None or known is None else known.default
 
@@ -130,8 +131,7 @@ def engine_of(
     chunked = tuned.args.get("--enable-chunked-prefill")
     blocks = tuned.args.get("--num-gpu-blocks-override")
     return Engine(
-        release=tuned.release,
-        line=tuned.table.line,
+        rules=Rules.of(knowledge.rules("kv_cache", tuned.release)),
         memory_bytes=machine.memory_bytes,
         gpu_memory_utilization=float(value("gpu_memory_utilization") or 0.9),
         tp=deployment.tensor_parallel_size,

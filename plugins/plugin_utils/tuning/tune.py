@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Path, Problem
-from ...module_utils.common.versions import Release, Timeline
+from ...module_utils.common.versions import Release
 from ..catalog.attention_backends import Backends, check_named
 from ..catalog.env_vars import check_env
 from ..catalog.findings import Finding
@@ -215,9 +215,9 @@ class _Desk:
 
     def check_sequences(self, knowledge: Knowledge) -> None:
         """vLLM stops when a step takes fewer tokens than sequences."""
-        line, index, args = self.book.line, self.book.release.index, self.ledger.args
+        args = self.ledger.args
         tokens, seqs = (
-            args.get(f"--{name.replace('_', '-')}", default_of(knowledge, name, line, index))
+            args.get(f"--{name.replace('_', '-')}", knowledge.default(name, self.book.release))
             for name in ("max_num_batched_tokens", "max_num_seqs")
         )
         if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
@@ -249,9 +249,7 @@ class _Desk:
         """Instances on one GPU must not want more than all of its memory."""
         count = self.deployment.instances_per_gpu
         name = "gpu_memory_utilization"
-        part = self.ledger.args.get(
-            "--gpu-memory-utilization", default_of(knowledge, name, self.book.line, self.book.release.index)
-        )
+        part = self.ledger.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
         if count > 1 and isinstance(part, (int, float)) and part * count > 1:
             what = (
                 f"{count} instances per GPU with {name} {part:g} each want {part * count:.0%} of its memory."
@@ -322,10 +320,10 @@ def _context(
 ) -> Context:
     engine = given.get("engine")
     if engine is None:
-        engine = default_of(knowledge, "engine", book.line, book.release.index)
+        engine = knowledge.default("engine", book.release)
         if software.v1:
             engine = "V1"
-        if _falls_back(book, given):
+        if knowledge.rules("engine", book.release)["falls_back"] and _beyond_v1(given):
             engine = "V0"
     gpu = software.platform not in OTHER_PLATFORMS
     return Context(
@@ -356,21 +354,8 @@ def _drafted(speculative: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _falls_back(book: SettingsBook, given: Mapping[str, Value]) -> bool:
-    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead.
-
-    Source: EngineArgs._is_v1_supported_oracle of the releases that have both engines.
-    """
-    if not book.line.inside(None, "0.10.1", book.release.index):
-        return False
+def _beyond_v1(given: Mapping[str, Value]) -> bool:
+    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead."""
     speculative = given.get("speculative")
     draft = isinstance(speculative, Mapping) and "method" not in speculative and "model" in speculative
     return draft or given.get("scheduler_steps") not in (None, 1)
-
-
-def default_of(knowledge: Knowledge, name: str, line: Timeline, index: int) -> Any:
-    """What a release does when nothing is said; None where the catalogue does not tell."""
-    for entry in knowledge.defaults.get(name, ()):
-        if line.inside(entry["since"], entry["until"], index):
-            return entry["value"]
-    return None
