@@ -160,7 +160,7 @@ class ActionModule(ControllerAction):
         news = plan if again is None else only(plan, again)
         text = explain(news, options["explain"])
         data = plan.to_json()
-        rollout = roll_out(options, plan, data, endpoint)
+        rollout = roll_out(options, plan, endpoint)
         text = "\n".join([text, *told(options, plan, data, rollout)])
         self._display.display(f"\n{text}")
         if options["plan_file"]:
@@ -253,13 +253,11 @@ def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
     )
 
 
-def roll_out(
-    options: Mapping[str, Any], plan: FleetPlan, data: Mapping[str, Any], endpoint: Endpoint | None
-) -> RolloutPlan | None:
+def roll_out(options: Mapping[str, Any], plan: FleetPlan, endpoint: Endpoint | None) -> RolloutPlan | None:
     """The batches of a run that changes what serves a few at a time. Raises FleetError."""
     if options["operation"] == DEPLOY or options["offline"] or plan.partial:
         return None
-    planned, problems = batches(options, plan, data, endpoint)
+    planned, problems = batches(options, plan, endpoint)
     if problems:
         raise FleetError(problems)
     return planned
@@ -268,7 +266,6 @@ def roll_out(
 def batches(
     options: Mapping[str, Any],
     plan: FleetPlan,
-    data: Mapping[str, Any],
     endpoint: Endpoint | None = None,
     operation: str = "",
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
@@ -282,7 +279,7 @@ def batches(
         canary=options["canary"],
         absent=tuple(absent),
     )
-    return plan_steps(plan, data, wanted)
+    return plan_steps(plan, wanted)
 
 
 def told(
@@ -291,7 +288,7 @@ def told(
     """The batches; of a plan that replaces at once what serves, those that upgrade.yml would make of it."""
     count = replaced(plan) if rollout is None and not options["offline"] else 0
     if rollout is None and count:
-        rollout, problems = batches(options, plan, data, operation=UPGRADE)
+        rollout, problems = batches(options, plan, operation=UPGRADE)
         if problems:
             return []
         text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"

@@ -20,7 +20,7 @@ from ..generations.restore import kept_resources, modes_of, problems_of, release
 from ..generations.sources import NOTHING, Selection, select
 from ..instances.compose import pull_ref
 from ..instances.factory import Workshop
-from ..instances.planned import Planned, Serving, Stored
+from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
@@ -355,7 +355,7 @@ def _servers(
     wanted = {item.name: item for item in instances}
     start = []
     for name, item in wanted.items():
-        if isinstance(item, Stored) and not item.acts:
+        if isinstance(item, RecordedInstance) and not item.acts:
             continue
         hashes = item.file_hashes() if name in there else {}
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
