@@ -188,8 +188,7 @@ def plan(entry: Entry, **changes: Any) -> FleetPlan:
     shared = {"vllm_deployments": wanted, **entry.host}
     inputs = {name: HostInput(shared, _node(entry, name), "") for name in names}
     fleet = build_fleet(inputs, {"all": names}, catalog(), False)
-    check_fleet(fleet)
-    return plan_fleet(fleet, workshop(_lock(entry)))
+    return plan_fleet(check_fleet(fleet), workshop(_lock(entry)))
 
 
 def instances(found: FleetPlan) -> list[dict[str, Any]]:

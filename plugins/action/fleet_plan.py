@@ -43,7 +43,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_var
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, Reader, plain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerPlan, Endpoint, Kit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import instance_key, materials
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import select
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource, Workshop
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
     FILES,
@@ -135,10 +134,8 @@ class ActionModule(ControllerAction):
         terms = bad_terms(options)
         if terms:
             raise FleetError(terms)
-        asked = select(
-            fleet, wishes
-        ).fleet  # what comes from the nodes' own records needs nothing of elsewhere
-        check_fleet(asked)
+        checked = check_fleet(fleet, wishes)
+        asked = checked.composed
         again = options["again"]
         lock_file = Path(options["lock_file"] or reader.beside_inventory(names) / "fleet.lock.json")
         kept = lock = read_lock(lock_file)
@@ -152,7 +149,7 @@ class ActionModule(ControllerAction):
         models = read_models(asked, reader.beside_inventory(names))
         endpoint = self._endpoint(reader, offline, reader.beside_inventory(names))
         key = endpoint.kit.instance_key if endpoint else NO_KEY
-        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models, key), endpoint, wishes)
+        plan = plan_fleet(checked, Workshop(knowledge, lock, load_renderer(), models, key), endpoint)
         if again is None:
             found = access(asked, lock, newer, reader) if not offline else ()
             typos = misspelt(reader.names(names), known_variables())

@@ -42,9 +42,8 @@ def planned(
     kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
     groups = {"load_balancer": [item.name for item in balancers]}
     there = fleet(states, wanted, groups=groups, own=ADDRESSES, **keys)
-    check_fleet(there)
     endpoint = Endpoint(tuple(balancers), frozenset(states), kit)
-    return plan_fleet(there, workshop(LOCK), endpoint if balancers else None, wishes or Wishes())
+    return plan_fleet(check_fleet(there, wishes or Wishes()), workshop(LOCK), endpoint if balancers else None)
 
 
 def after(plan: FleetPlan, states: States) -> States:

@@ -33,8 +33,7 @@ States = dict[str, dict[str, Any]]
 
 def planned(states: States, wanted: list[dict[str, Any]], operation: str = DEPLOY, **keys: Any) -> FleetPlan:
     there = fleet(states, wanted)
-    check_fleet(there)
-    return plan_fleet(there, workshop(), None, Wishes(operation, **keys))
+    return plan_fleet(check_fleet(there, Wishes(operation, **keys)), workshop())
 
 
 def deployed(wanted: list[dict[str, Any]], hosts: int = 2, states: States | None = None) -> States:
@@ -247,7 +246,7 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
 def test_a_fleet_that_nobody_looked_at() -> None:
     there = fleet({"n1": None}, llama(vllm_version="0.11.1"), offline=True,
                   instinct_gpus={"model": "MI300X", "count": 8})  # fmt: skip
-    plan = plan_fleet(there, workshop(), None, Wishes(UPGRADE))
+    plan = plan_fleet(check_fleet(there, Wishes(UPGRADE)), workshop())
     made, problems = plan_steps(plan, Wanted(UPGRADE))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0"]], [["n1/llama-1"]]]

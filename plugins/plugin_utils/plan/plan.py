@@ -155,29 +155,52 @@ class FleetPlan:
         }
 
 
-def check_fleet(fleet: Fleet) -> None:
+@dataclass(frozen=True)
+class CheckedFleet:
+    """A fleet, where each of its deployments comes from in this run, and where their instances go.
+
+    problems: of the layouts.
+    """
+
+    fleet: Fleet
+    wishes: Wishes
+    selection: Selection
+    layouts: Mapping[str, Layout]
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def composed(self) -> Fleet:
+        """The fleet with the deployments that are composed: what comes from records needs nothing of elsewhere."""
+        return self.selection.fleet
+
+
+def check_fleet(fleet: Fleet, wishes: Wishes = DEFAULT) -> CheckedFleet:
     """Raise FleetError when instances cannot be laid out; asks nothing of registries and hubs."""
-    _, problems = lay_out_fleet(fleet)
-    problems += tuple(problem for host in fleet.hosts for problem in _check(host))
+    checked = _laid_out(fleet, wishes)
+    problems = (*checked.problems, *(problem for host in checked.composed.hosts for problem in _check(host)))
     if problems:
         raise FleetError(problems)
+    return checked
 
 
-def plan_fleet(
-    fleet: Fleet, workshop: Workshop, endpoint: Endpoint | None = None, wishes: Wishes = DEFAULT
-) -> FleetPlan:
+def _laid_out(fleet: Fleet, wishes: Wishes, free: Iterable[str] = ()) -> CheckedFleet:
+    selection = select(fleet, wishes, free)
+    return CheckedFleet(fleet, wishes, selection, *lay_out_fleet(selection.fleet))
+
+
+def plan_fleet(checked: CheckedFleet, workshop: Workshop, endpoint: Endpoint | None = None) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
     network; what is applied is resolved before.
     """
-    selection = select(fleet, wishes)
-    same = released(fleet, selection, workshop)
-    selection = select(fleet, wishes, same) if same else selection
+    free = released(checked.fleet, checked.selection, workshop)
+    if free:  # they are composed after all
+        checked = _laid_out(checked.fleet, checked.wishes, free)
+    wishes, selection, layouts = checked.wishes, checked.selection, checked.layouts
     fleet = selection.fleet
-    layouts, wrong = lay_out_fleet(fleet)
     hosts: list[HostPlan] = []
-    problems: list[Problem] = [*selection.problems, *wrong]
+    problems: list[Problem] = [*selection.problems, *checked.problems]
     for host in fleet.hosts:
         planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop, selection)
         hosts.append(planned)
