@@ -20,7 +20,7 @@ from ..catalog.flag_values import Value, token
 from ..catalog.flags import FlagTable, check
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
-from ..catalog.recipes import Advice, Choice, Context, Selection, select
+from ..catalog.recipes import Advice, Choice, Context, Selection, select, speculative_pairs
 from ..catalog.recognize import recognise
 from ..catalog.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
@@ -109,6 +109,7 @@ def tune(
     desk.check_share(knowledge)
     if book.release.note:
         desk.warnings.insert(0, book.release.note)
+    offer = _drafts(deployment, knowledge, model, context)
     known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
     return Tuned(
         book.release,
@@ -120,7 +121,7 @@ def tune(
         tuple(desk.ledger.reasons),
         desk.chosen,
         tuple(dict.fromkeys(desk.warnings)),
-        tuple(item for item in selection.advice if item.say == "advise"),
+        (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
         tuple(desk.problems),
     )
@@ -298,6 +299,21 @@ def _recommended(
         for choice in found.choices
         if choice.setting in SIZES and choice.value != given[choice.setting]
     )  # fmt: skip
+
+
+def _drafts(
+    deployment: Deployment, knowledge: Knowledge, model: ModelFacts, context: Context
+) -> tuple[Advice, ...]:
+    """Drafts that documents name for the model: they answer few requests sooner, and many later."""
+    if not deployment.recipes or context.speculative or deployment.objective == "throughput":
+        return ()
+    found = []
+    for pair in speculative_pairs(knowledge.recipes, model, context):
+        settings = {"speculative": pair["speculative"], **pair["settings"]}
+        listed = ", ".join(f"{name}: {token(value)}" for name, value in settings.items())
+        text = f"{pair['draft']} can draft for it, which makes few requests at once faster: {listed}. {pair['reason']}."
+        found.append(Advice("speculative-pair", "advise", text, pair["source"], "speculative"))
+    return tuple(found)
 
 
 def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
