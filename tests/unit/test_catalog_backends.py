@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
-    DENSE,
     MLA,
     Backends,
     check_named,
@@ -24,6 +23,7 @@ from tests.unit.catalogue import CATALOG, knowledge
 from tests.unit.some import some
 
 LINE = knowledge().line
+DENSE = "dense"
 AITER = {"aiter": True, "aiter_mha": True, "aiter_mla": True}
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
 

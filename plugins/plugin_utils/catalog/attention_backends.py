@@ -15,7 +15,6 @@ from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, Finding
 from .flag_values import Value
 
-DENSE = "dense"
 MLA = "mla"
 _SWITCHES = (
     ("aiter", "VLLM_ROCM_USE_AITER", False),
