@@ -75,13 +75,14 @@ packages: ## what unit tests hold configurations against, where it is missing: h
 	test -z "$$missing" || { export DEBIAN_FRONTEND=noninteractive; \
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install $$missing; }
 
-lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes), import-linter
+lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes), import-linter, vulture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- plugins/module_utils plugins/modules
 	PYTHONPATH=.collections $(BIN)/lint-imports --no-cache
+	$(BIN)/vulture
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p ansible_collections.instinct.fleet.plugins

@@ -158,8 +158,7 @@ def planning(hosts: int) -> float:
         start = time.process_time()
         workshop = Workshop(Knowledge(ROOT / "catalog"), plan_world.LOCK, render, {})
         fleet = build_fleet(inputs, groups, catalog)
-        check_fleet(fleet)
-        data = plan_fleet(fleet, workshop).to_json()
+        data = plan_fleet(check_fleet(fleet), workshop).to_json()
         seconds = time.process_time() - start
         assert sum(len(host["servers"]) for host in data["hosts"].values()) == INSTANCES * hosts
         return seconds

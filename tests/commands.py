@@ -17,11 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
-    check_args,
-    command,
-    parse_target,
-)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
@@ -34,6 +29,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     ModelPin,
     model_key,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
     check_fleet,
@@ -192,8 +188,7 @@ def plan(entry: Entry, **changes: Any) -> FleetPlan:
     shared = {"vllm_deployments": wanted, **entry.host}
     inputs = {name: HostInput(shared, _node(entry, name), "") for name in names}
     fleet = build_fleet(inputs, {"all": names}, catalog(), False)
-    check_fleet(fleet)
-    return plan_fleet(fleet, workshop(_lock(entry)))
+    return plan_fleet(check_fleet(fleet), workshop(_lock(entry)))
 
 
 def instances(found: FleetPlan) -> list[dict[str, Any]]:
@@ -229,7 +224,7 @@ def _compared(entry: Entry, text: str, instance: Mapping[str, Any]) -> Compared:
         return Compared(tuple(argv), env, _different(there, here, "docker"), ())
     if entry.benchmark:
         kind, arguments = entry.benchmark
-        argv = command(kind, parse_target(instance), check_args(kind, arguments))
+        argv = list(bench_command(knowledge(), kind, instance, arguments).argv)
         client = " ".join(argv[:3]) if argv[0] == "vllm" else "benchmarks/" + Path(argv[1]).name
         found = bench_table(serve, knowledge().bench, client)
         if found is None:

@@ -30,7 +30,7 @@ from tests.oracles.vllm_parser import check_argv
 from tests.real_parsers_runner import MARKER
 from tests.rendered import rendered
 from tests.unit.catalogue import knowledge, matrix
-from tests.unit.test_flags_bench import ENGINE, LATENCY, OFFLINE, SERVE
+from tests.unit.test_flags_bench import LATENCY, OFFLINE, SERVE, SERVED
 from tests.vllm_wheels import VERSIONS, fetch, libraries
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,12 +74,8 @@ class Judged:
 def benchmarks(version: str) -> dict[str, list[list[str]]]:
     """Command lines of each benchmark's client, behind `vllm bench …`."""
     flags, found = knowledge().flags(version), {}
-    for kind, arguments, engine in (
-        ("serve", SERVE, {}),
-        ("latency", LATENCY, ENGINE),
-        ("throughput", OFFLINE, ENGINE),
-    ):
-        made = bench_args(flags, knowledge().bench, knowledge().bench_book, kind, arguments, engine)
+    for kind, arguments in (("serve", SERVE), ("latency", LATENCY), ("throughput", OFFLINE)):
+        made = bench_args(flags, knowledge().bench, knowledge().bench_book, kind, {}, arguments, SERVED)
         if made.argv[0] == "vllm":
             assert bench_table(flags, knowledge().bench, made.table)
             found[made.table] = [list(made.argv[3:])]

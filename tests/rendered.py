@@ -26,7 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks imp
     rank_of,
     servers_per_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import Verdict
@@ -144,7 +144,8 @@ def example(version: str) -> set[Line]:
         variables.update(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     hosts = yaml.safe_load((there / "hosts.yml").read_text(encoding="utf-8"))["instinct"]["hosts"]
     wanted = [{**item, "vllm_version": version} for item in variables.pop("vllm_deployments")]
-    made = plan_fleet(fleet(dict.fromkeys(hosts), wanted, offline=True, **variables), workshop(Lock({}, {})))
+    checked = check_fleet(fleet(dict.fromkeys(hosts), wanted, offline=True, **variables))
+    made = plan_fleet(checked, workshop(Lock({}, {})))
     return {tuple(item["argv"][2:]) for item in instances(made)}
 
 

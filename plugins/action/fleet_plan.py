@@ -41,7 +41,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_var
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, Reader, plain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerPlan, Endpoint, Kit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import instance_key, materials
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import select
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource, Workshop
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
     FILES,
@@ -126,10 +125,8 @@ class ActionModule(ControllerAction):
         terms = bad_terms(options)
         if terms:
             raise FleetError(terms)
-        asked = select(
-            fleet, wishes
-        ).fleet  # what comes from the nodes' own records needs nothing of elsewhere
-        check_fleet(asked)
+        checked = check_fleet(fleet, wishes)
+        asked = checked.composed
         again = options["again"]
         lock_file = Path(options["lock_file"] or reader.beside_inventory(names) / "fleet.lock.json")
         kept = lock = read_lock(lock_file)
@@ -143,7 +140,7 @@ class ActionModule(ControllerAction):
         models = read_models(asked, reader.beside_inventory(names))
         endpoint = self._endpoint(reader, offline, reader.beside_inventory(names))
         key = endpoint.kit.instance_key if endpoint else NO_KEY
-        plan = plan_fleet(fleet, Workshop(knowledge, lock, load_renderer(), models, key), endpoint, wishes)
+        plan = plan_fleet(checked, Workshop(knowledge, lock, load_renderer(), models, key), endpoint)
         if again is None:
             found = access(asked, lock, newer, reader) if not offline else ()
             typos = misspelt(reader.names(names), public_variables())
@@ -151,7 +148,7 @@ class ActionModule(ControllerAction):
         news = plan if again is None else only(plan, again)
         text = explain(news, options["explain"])
         data = plan.to_json()
-        rollout = roll_out(options, plan, data, endpoint)
+        rollout = roll_out(options, plan, endpoint)
         text = "\n".join([text, *told(options, plan, data, rollout)])
         self._display.display(f"\n{text}")
         if options["plan_file"]:
@@ -239,13 +236,11 @@ def only(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
     )
 
 
-def roll_out(
-    options: Mapping[str, Any], plan: FleetPlan, data: Mapping[str, Any], endpoint: Endpoint | None
-) -> RolloutPlan | None:
+def roll_out(options: Mapping[str, Any], plan: FleetPlan, endpoint: Endpoint | None) -> RolloutPlan | None:
     """The batches of a run that changes what serves a few at a time. Raises FleetError."""
     if options["operation"] == DEPLOY or options["offline"] or plan.partial:
         return None
-    planned, problems = batches(options, plan, data, endpoint)
+    planned, problems = batches(options, plan, endpoint)
     if problems:
         raise FleetError(problems)
     return planned
@@ -254,7 +249,6 @@ def roll_out(
 def batches(
     options: Mapping[str, Any],
     plan: FleetPlan,
-    data: Mapping[str, Any],
     endpoint: Endpoint | None = None,
     operation: str = "",
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
@@ -268,7 +262,7 @@ def batches(
         canary=options["canary"],
         absent=tuple(absent),
     )
-    return plan_steps(plan, data, wanted)
+    return plan_steps(plan, wanted)
 
 
 def told(
@@ -277,7 +271,7 @@ def told(
     """The batches; of a plan that replaces at once what serves, those that upgrade.yml would make of it."""
     count = replaced(plan) if rollout is None and not options["offline"] else 0
     if rollout is None and count:
-        rollout, problems = batches(options, plan, data, operation=UPGRADE)
+        rollout, problems = batches(options, plan, operation=UPGRADE)
         if problems:
             return []
         text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"

@@ -1,13 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module vllm_bench on the node, with the program that repeats a run.
+"""Run the module vllm_bench on the node, with command lines for the releases that measure.
 
 Documentation: plugins/modules/vllm_bench.py (`ansible-doc -t module instinct.fleet.vllm_bench`).
 """
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # noqa: F401  before all others
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class ActionModule(ProgramAction):
     """vllm_bench."""
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The module's own result, or why an instance cannot be measured so."""
+        try:
+            return super().run(tmp, task_vars)
+        except FleetError as error:
+            return {"failed": True, "changed": False, "msg": str(error)}
+
+    def arguments(self) -> dict[str, Any]:
+        """The task's, with command lines in place of what they are composed of. Raises FleetError."""
+        given = dict(self._task.args)
+        args = dict(given.pop("args", None) or {})
+        if (str(given.get("repeat", 1)), str(given.get("warmups", 0))) != ("1", "0"):
+            # Each run has another one, so that no prompt is in the prefix cache.
+            seed = args.pop("seed", None)
+            given["seed"] = int(time.time()) if seed is None else seed
+        knowledge = Knowledge(ROOT / "catalog")
+        commands: dict[str, list[str]] = {}
+        for target in given.get("targets") or ():
+            made = bench_command(knowledge, given.get("kind", "serve"), target, args)
+            commands[target["name"]] = list(made.argv)
+            for text in made.warnings:
+                self._display.warning(f"{target['name']}: {text}")
+        return {**given, "commands": commands}

@@ -38,9 +38,9 @@ options:
   targets:
     description:
       - The instances to measure, as the plan has them.
-      - Read are C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(port), C(argv) and
+      - Read are C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(vllm), C(port), C(argv) and
         C(server.container).
-      - Of an instance of a generation that the node keeps, C(name), C(deployment) and C(generation) are enough.
+      - Of an instance of a generation that the node keeps, C(generation) stands for C(server).
       - C(client), a map of C(image) and C(vllm), names another image to measure with, which must be on the node.
     type: list
     elements: dict
@@ -51,7 +51,10 @@ options:
         false and null leave it out, a list gives several values, a map JSON (C(goodput) and C(metadata)
         their own
         forms).
+      - Of a flag that the release's client does not have, the catalogue says how it means the same. What it cannot
+        express at all is an error, before anything runs.
       - The offline benchmarks also get the instance's engine arguments; these here go over them.
+      - Read on the control node, by the action plugin of this module's name.
     type: dict
     default: {}
   repeat:
@@ -69,6 +72,15 @@ options:
     description: Seconds that the benchmarks may take, all runs of them.
     type: int
     default: 7200
+  commands:
+    description:
+      - The command line of each target, by its name. The action plugin composes them of O(args); leave it out.
+    type: dict
+    default: {}
+  seed:
+    description: The seed of the first of several runs. The action plugin takes it from O(args); leave it out.
+    type: int
+    default: 0
   program:
     description: The program that repeats a run. The action plugin of this module's name gives it; leave it out.
     type: str
@@ -170,7 +182,6 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
-    check_args,
     parse_repeat,
     parse_target,
 )
@@ -196,6 +207,8 @@ def argument_spec():
         "repeat": {"type": "int", "default": 1},
         "warmups": {"type": "int", "default": 0},
         "timeout": {"type": "int", "default": 7200},
+        "commands": {"type": "dict", "default": {}},
+        "seed": {"type": "int", "default": 0},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
     }
@@ -206,15 +219,15 @@ def work(params, check):
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
         raise NodeError(f"run: {run!r} is not a name (it becomes part of a path).")
-    targets = [parse_target(data) for data in params["targets"]]
-    args = check_args(params["kind"], params["args"])
+    commands = params["commands"]
+    missing = [str(target.get("name")) for target in params["targets"] if target.get("name") not in commands]
+    if missing:
+        raise NodeError(
+            f"commands: none for {', '.join(missing)}. The action plugin vllm_bench composes them."
+        )
+    targets = [parse_target(target, commands[target["name"]]) for target in params["targets"]]
     repeat = parse_repeat(
-        params["kind"],
-        params["repeat"],
-        params["warmups"],
-        args.get("seed"),
-        int(time.time()),
-        params["program"],
+        params["kind"], params["repeat"], params["warmups"], params["seed"], params["program"]
     )
     if repeat:
         require_program(repeat.program)
@@ -222,7 +235,6 @@ def work(params, check):
         lambda: Engine(params["docker_socket"]),
         targets,
         params["kind"],
-        args,
         run,
         params["timeout"],
         check,

@@ -24,7 +24,11 @@ class ProgramAction(ActionBase):
         """The module's own result."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         name = str(self._task.action).rpartition(".")[2]
-        args = {**self._task.args, "program": GIVEN[name]()}
+        args = {**self.arguments(), "program": GIVEN[name]()}
         own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
+
+    def arguments(self) -> dict[str, Any]:
+        """The module's other parameters."""
+        return dict(self._task.args)

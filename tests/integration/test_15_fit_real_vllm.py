@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 
 from lab.config import VLLM_VERSION
 from tests.fit_cases import case, planned
+from tests.unit.catalogue import kv_rules
 
 from .conftest import ROOT, Lab
 
@@ -68,11 +67,11 @@ def engines(lab: Lab) -> Lab:
 
 @pytest.mark.deep
 def test_tokens_and_weights_are_vllms_own(engines: Lab, seed: int) -> None:
-    line = Knowledge(Path(ROOT / "catalog")).line
+    rules = kv_rules(VLLM_VERSION)
     questions = [case(name, seed) for name in ONE_RANK] + [case(name, seed, 2) for name in TWO_RANKS]
     questions += [case("llama", seed, pp=2), case("mixtral", seed, 2, enable_expert_parallel=True)]
     for question in ask(engines, questions):
-        answer, found = question["answer"], planned(question, line, VLLM_VERSION)
+        answer, found = question["answer"], planned(question, rules)
         assert "error" not in answer, question
         assert found.kv_cache_tokens == pytest.approx(answer["tokens"], rel=0.01), question
         assert found.max_concurrency == pytest.approx(answer["concurrency"], rel=0.01), question
@@ -81,9 +80,9 @@ def test_tokens_and_weights_are_vllms_own(engines: Lab, seed: int) -> None:
 
 @pytest.mark.deep
 def test_the_log_of_a_started_engine_says_the_same(engines: Lab, seed: int) -> None:
-    line = Knowledge(Path(ROOT / "catalog")).line
+    rules = kv_rules(VLLM_VERSION)
     (question,) = ask(engines, [case("gemma3", seed)], "--start")
-    found = planned(question, line, VLLM_VERSION)
+    found = planned(question, rules)
     assert "error" not in question["logged"], question
     assert found.kv_cache_tokens == pytest.approx(question["logged"]["tokens"], rel=0.01), question
     assert found.max_concurrency == pytest.approx(question["logged"]["concurrency"], rel=0.01), question

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import (
-    ABBREVIATED,
     AMBIGUOUS,
     BAD_VALUE,
     MISSING,
@@ -34,6 +33,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags impor
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 _HELP = ("--help", "-h")
+
+ABBREVIATED = "abbreviated"  # an abbreviation that a later release may make ambiguous
 
 
 @dataclass

@@ -5,10 +5,21 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import Timeline
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
+    Rendered,
+    SettingsBook,
+    flag_argv,
+    render_setting,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "catalog"
@@ -26,3 +37,30 @@ def matrix() -> dict[str, Any]:
     """Verdicts of the releases' own `vllm serve` parsers."""
     found: dict[str, Any] = json.loads((DATA / "parse_matrix.json").read_text())["cases"]
     return found
+
+
+def kv_rules(version: str) -> Rules:
+    """How a release lays out the KV cache."""
+    return Rules.of(knowledge().rules("kv_cache", knowledge().release(version)))
+
+
+def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, ...]:
+    """The releases in [since, until)."""
+    return tuple(name for index, name in enumerate(line.releases) if line.inside(since, until, index))
+
+
+def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Any]]) -> Rendered:
+    """Flags and variables of several settings, put together as the planner does. AssertionError when two clash."""
+    ledger, findings = Ledger(), []
+    for name, value in settings:
+        found = render_setting(book, name, value)
+        clash = ledger.clash(found.args, found.env)
+        assert clash is None, clash
+        ledger.add(found.args, found.env, name, "")
+        findings += found.findings
+    return Rendered(ledger.args, ledger.env, tuple(findings))
+
+
+def to_argv(table: FlagTable, args: Mapping[str, Any]) -> list[str]:
+    """A map of flags as tokens of a command line."""
+    return [word for name, value in args.items() for word in flag_argv(table, name, value)]

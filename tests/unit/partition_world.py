@@ -84,7 +84,7 @@ class World:
         count = PARTS[mode] - ("lost" in self.faults and mode == "CPX" and index == 0)
         offered = ("NPS1", "NPS2", "NPS4")
         return Gpu(
-            index=index, bdf=f"0000:{index:02x}:00.0", sysfs_path=f"/gpu{index}", device_id=0x74A1, mode=mode,
+            index=index, bdf=f"0000:{index:02x}:00.0", sysfs_path=f"/gpu{index}", mode=mode,
             memory_mode=self.memory, available=OFFERED[self.memory], writable=True, partitions=count, xcc=8,
             available_memory=offered, memory_writable=True, vram_total=VRAM,
             vram_used=self.stranded or GIB // 4, bytes=(VRAM // PARTS[mode],) * count,

@@ -192,9 +192,7 @@ def plan(
     states: Mapping[str, Mapping[str, Any] | None], deployments: Any, lock: Lock = LOCK, **keys: Any
 ) -> FleetPlan:
     """Validate, check and plan, as the action plugin does."""
-    wanted = fleet(states, deployments, **keys)
-    check_fleet(wanted)
-    return plan_fleet(wanted, workshop(lock))
+    return plan_fleet(check_fleet(fleet(states, deployments, **keys)), workshop(lock))
 
 
 def problems(states: Mapping[str, Mapping[str, Any] | None], deployments: Any, **keys: Any) -> list[str]:

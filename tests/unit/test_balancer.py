@@ -43,7 +43,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer, haproxy_word
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
 from .programs import program
@@ -92,7 +96,7 @@ def planned(
     groups = {"load_balancer": [item.name for item in some]}
     shop = workshop(LOCK)
     shop.key = key
-    plan = plan_fleet(fleet(states, deployments, groups=groups, **keys), shop, endpoint)
+    plan = plan_fleet(check_fleet(fleet(states, deployments, groups=groups, **keys)), shop, endpoint)
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
 
@@ -257,7 +261,7 @@ def test_a_balancer_that_is_not_part_of_the_run() -> None:
 def test_keys_that_are_yet_to_be_made() -> None:
     endpoint = Endpoint((host(),), frozenset(("n1",)), Kit(DRAW, "agent\n"))
     wanted = fleet({"n1": state()}, [deployment()], groups={"load_balancer": ["lb"]}, own=ADDRESSES)
-    plan = plan_fleet(wanted, workshop(), endpoint)
+    plan = plan_fleet(check_fleet(wanted), workshop(), endpoint)
     assert [item.kind for item in plan.balancers[0].actions] == ["haproxy", "balancer"]
 
 

@@ -69,7 +69,8 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
     plugin = action.__new__(action)  # its parts of Ansible are not needed
     plugin._task = SimpleNamespace(args={"timeout": 5}, async_val=0, action=f"instinct.fleet.{name}")
     assert plugin.run(None, {}) == {"changed": True}
-    assert sent == [{"timeout": 5, "program": GIVEN[name]}]
+    composed = {"commands": {}} if name == "vllm_bench" else {}
+    assert sent == [{"timeout": 5, **composed, "program": GIVEN[name]}]
     assert GIVEN[name]
 
 

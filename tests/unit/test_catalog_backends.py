@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
-    DENSE,
     MLA,
     Backends,
     check_named,
@@ -23,6 +23,7 @@ from tests.unit.catalogue import CATALOG, knowledge
 from tests.unit.some import some
 
 LINE = knowledge().line
+DENSE = "dense"
 AITER = {"aiter": True, "aiter_mha": True, "aiter_mla": True}
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
 
@@ -114,14 +115,6 @@ def test_names(version: str, backend: str, name: str | None, by: str | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "rule"),
-    [("0.8.5", "required"), ("0.11.0", "required"), ("0.11.1", "natural"), ("0.20.0", "free")],
-)
-def test_block_size_of_aiter_mla(version: str, rule: str) -> None:
-    assert backends(version).block_size_1("aiter_mla") == rule
-
-
-@pytest.mark.parametrize(
     ("backend", "facts", "count"),
     [
         ("aiter_fa", {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "fp8"}, 0),
@@ -134,8 +127,12 @@ def test_misfits(backend: str, facts: dict[str, Any], count: int) -> None:
     assert len(backends("0.33.0").misfits(backend, facts)) == count
 
 
-def test_defaults_cover_the_newest_release() -> None:
-    for name, history in some(knowledge().defaults.items()):
+@pytest.mark.parametrize(
+    ("file", "part"), [("defaults", "defaults"), ("rules", "kv_cache"), ("rules", "engine")]
+)
+def test_defaults_and_rules_cover_the_newest_release(file: str, part: str) -> None:
+    histories = yaml.safe_load((CATALOG / f"vllm/{file}.yml").read_text())[part]
+    for name, history in some(histories.items()):
         spans = [(LINE.order[item["since"]], item["until"]) for item in history]
         assert spans == sorted(spans, key=lambda span: span[0]), name
         assert history[-1]["until"] is None, name
@@ -235,7 +232,8 @@ def test_recipes_choose_aiter_mla_for_the_heads_that_it_takes(release: str) -> N
     for heads in (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128):
         model = ModelFacts("x/y", mla=True, heads=heads)
         context = Context(knowledge().release(release), LINE, "gfx942")
-        chosen = dict(select(knowledge().recipes, model, context).values()).get("attention_backend")
+        choices = {item.setting: item.value for item in select(knowledge().recipes, model, context).choices}
+        chosen = choices.get("attention_backend")
         if LINE.order[release] < LINE.order["0.8.5"]:
             assert chosen is None
         else:

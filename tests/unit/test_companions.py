@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import dotted
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import to_argv
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, ModelPin, model_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_models, missing_pins
@@ -22,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_mo
 
 from tests.oracles.vllm_parser import check_argv
 
-from .catalogue import knowledge
+from .catalogue import knowledge, to_argv
 from .plan_world import COMMIT, CONFIG, GIB, LOCK, REPO, actions, apply_to_state, fleet, plan, state
 from .plan_world import deployment as planned
 from .test_tune import deployment, tuned

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import statement
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.amd_formula import simple_formula
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import weight_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     CATALOGUE,
@@ -18,7 +19,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     longest,
     refusals,
     remedies,
-    simple_formula,
     smallest_tp,
     stages,
 )
@@ -27,14 +27,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fit_cases import MODELS, case, planned
-from tests.unit.catalogue import knowledge
+from tests.unit.catalogue import knowledge, kv_rules
 from tests.unit.some import some
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "fit"
 CONFIGS = {
     item["name"]: item["config"] for item in json.loads((DATA / "published.json").read_text())["models"]
 }
-LINE = knowledge().line
 GIB = 1 << 30
 MI300X = 196592 << 20  # what amdgpu's mem_info_vram_total says
 CPX = MI300X // 8
@@ -59,7 +58,7 @@ def engine(version: str = "0.33.0", **changes: Any) -> Engine:
         "max_num_batched_tokens": 8192,
         **changes,
     }
-    return Engine(release=LINE.find(version), line=LINE, **given)
+    return Engine(rules=kv_rules(version), **given)
 
 
 # --- known models on real GPUs ------------------------------------------------------------------------------------
@@ -595,4 +594,4 @@ def test_no_config_is_an_error(config: dict[str, Any]) -> None:
 
 def test_a_case_of_the_lab_fits() -> None:
     """What it costs to tell: make bench."""
-    assert planned(case("llama", 1), LINE, "0.32.0").fits
+    assert planned(case("llama", 1), kv_rules("0.32.0")).fits

@@ -21,9 +21,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import OUT, Matrix
 
-from tests.unit.catalogue import knowledge
+from tests.unit.catalogue import kv_rules
 
-LINE = knowledge().line
 GIB = 1 << 30
 LAYER = Layer((Matrix("linear", 10, 10, quantizable=True),), (Cache(2, 25, 25),))
 EMBEDDING, HEAD, LAYERS = 64 * 10 * 2, 128 * 10 * 2, 2 * 200
@@ -47,7 +46,7 @@ def engine(version: str = "0.33.0", **changes: Any) -> Engine:
         "memory_bytes": 4 * GIB, "gpu_memory_utilization": 0.5, "max_num_seqs": 1, "max_num_batched_tokens": 16,
         "enforce_eager": True, **changes,
     }  # fmt: skip
-    return Engine(release=LINE.find(version), line=LINE, **given)
+    return Engine(rules=kv_rules(version), **given)
 
 
 # ---- weights ----------------------------------------------------------------------------------------

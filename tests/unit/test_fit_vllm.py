@@ -12,10 +12,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import E
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
 
 from tests.fit_cases import planned
-from tests.unit.catalogue import knowledge
+from tests.unit.catalogue import kv_rules
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "fit"
-LINE = knowledge().line
 GIB = 1 << 30
 CPU = json.loads((DATA / "cpu_0.32.0.json").read_text())
 GOLDEN = json.loads((DATA / "golden_0.33.0.json").read_text())["cases"]
@@ -31,7 +30,7 @@ def published(name: str) -> dict[str, Any]:
 def test_agrees_with_vllm(question: dict[str, Any]) -> None:
     """Tokens, concurrency and weights, within one percent of what vLLM's own code makes of the same config."""
     answer = question["answer"]
-    found = planned(question, LINE, CPU["vllm"])
+    found = planned(question, kv_rules(CPU["vllm"]))
     assert found.basis == "exact"
     assert found.max_model_len == answer["max_model_len"]
     assert found.kv_cache_tokens == pytest.approx(answer["tokens"], rel=0.01)
@@ -56,7 +55,7 @@ def test_what_was_recorded_covers_the_architectures() -> None:
 @pytest.mark.parametrize("question", LOGGED["cases"], ids=lambda question: question["name"])
 def test_agrees_with_the_log_of_a_started_server(question: dict[str, Any]) -> None:
     """`CPU KV cache size: N tokens, Maximum concurrency for L tokens per request: X x` of a real start."""
-    found = planned(question, LINE, LOGGED["vllm"])
+    found = planned(question, kv_rules(LOGGED["vllm"]))
     assert found.kv_cache_tokens == pytest.approx(question["logged"]["tokens"], rel=0.01)
     assert found.max_concurrency == pytest.approx(question["logged"]["concurrency"], rel=0.01)
 
@@ -65,8 +64,7 @@ def test_agrees_with_the_log_of_a_started_server(question: dict[str, Any]) -> No
 def test_golden_numbers_of_0_33(case: dict[str, Any]) -> None:
     model = model_shape(published(case["model"])["config"])
     engine = Engine(
-        release=LINE.find("0.33.0"),
-        line=LINE,
+        rules=kv_rules("0.33.0"),
         memory_bytes=2000 * GIB,
         gpu_memory_utilization=0.9,
         max_num_seqs=256,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import (
-    ABBREVIATED,
     AMBIGUOUS,
     BAD_CHOICE,
     BAD_VALUE,
@@ -23,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flag_values import convert, size
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import check
 
-from tests.oracles.vllm_parser import check_argv, parse_argv
+from tests.oracles.vllm_parser import ABBREVIATED, check_argv, parse_argv
 from tests.unit.catalogue import knowledge, matrix
 from tests.unit.some import some
 

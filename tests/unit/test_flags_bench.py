@@ -7,16 +7,17 @@ import json
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS, normalise
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import (
     BenchCommand,
     bench_args,
     bench_table,
-    canonical_result,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
 
 from tests.oracles.vllm_parser import check_argv
-from tests.unit.catalogue import DATA, knowledge
+from tests.unit.catalogue import CATALOG, DATA, knowledge
 from tests.unit.some import some
 
 RELEASES = knowledge().line.releases
@@ -133,35 +134,37 @@ def test_every_verdict_of_the_real_parsers(key: str) -> None:
         assert agrees != ((command, case, release) in EXCEPTIONS), said
 
 
-def command(version: str, kind: str, engine: dict[str, Any] | None = None, **arguments: Any) -> BenchCommand:
+def command(version: str, kind: str, served: list[str] | None = None, **arguments: Any) -> BenchCommand:
     found = knowledge()
-    return bench_args(found.flags(version), found.bench, found.bench_book, kind, arguments, engine)
+    return bench_args(found.flags(version), found.bench, found.bench_book, kind, {}, arguments, served or ())
 
 
 SERVE: dict[str, Any] = {
-    "model": "m", "base_url": "http://127.0.0.1:8000", "api": "completions", "dataset": "random", "input_len": 1024,
-    "output_len": 128, "num_prompts": 100, "request_rate": 2.0, "percentiles": [50, 99], "ignore_eos": True,
-    "save_result": True, "result_directory": "/bench", "result_file": "x.json", "seed": 0,
+    "model": "m", "base_url": "http://127.0.0.1:8000", "api": "completions", "dataset_name": "random",
+    "input_len": 1024, "output_len": 128, "num_prompts": 100, "request_rate": 2.0, "percentiles": [50, 99],
+    "ignore_eos": True, "save_result": True, "result_directory": "/bench", "result_file": "x.json", "seed": 0,
 }  # fmt: skip
 LATENCY: dict[str, Any] = {
     "model": "m", "input_len": 128, "output_len": 128, "batch_size": 8, "iterations": 5, "warmup_iterations": 2,
     "output_json": "/bench/x.json",
 }  # fmt: skip
 OFFLINE: dict[str, Any] = {
-    "model": "m", "dataset": "random", "input_len": 128, "output_len": 128, "num_prompts": 100,
+    "model": "m", "dataset_name": "random", "input_len": 128, "output_len": 128, "num_prompts": 100,
     "output_json": "/bench/x.json",
 }  # fmt: skip
-ENGINE: dict[str, Any] = {"tensor_parallel_size": 8, "kv_cache_dtype": "fp8", "max_num_seqs": 256}
+SERVED = [
+    "vllm", "serve", "m", "--served-model-name", "m", "--host", "::", "--port", "8000", "--tensor-parallel-size", "8",
+    "--kv-cache-dtype=fp8", "--max-num-seqs", "256", "--trust-remote-code", "--tokenizer-mode", "auto",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "engine"),
-    [("serve", SERVE, {}), ("latency", LATENCY, ENGINE), ("throughput", OFFLINE, ENGINE)],
+    ("kind", "arguments"), [("serve", SERVE), ("latency", LATENCY), ("throughput", OFFLINE)]
 )
-def test_what_is_rendered_is_accepted(kind: str, arguments: dict[str, Any], engine: dict[str, Any]) -> None:
+def test_what_is_rendered_is_accepted(kind: str, arguments: dict[str, Any]) -> None:
     found = knowledge()
     for release in some(RELEASES):
-        made = command(release, kind, engine, **arguments)
+        made = command(release, kind, SERVED, **arguments)
         table = bench_table(found.flags(release), found.bench, made.table)
         assert table is not None
         rest = made.argv[3:] if made.argv[0] == "vllm" else made.argv[2:]
@@ -172,10 +175,16 @@ def test_what_is_rendered_is_accepted(kind: str, arguments: dict[str, Any], engi
 @pytest.mark.parametrize(
     ("version", "kind", "arguments", "has", "lacks"),
     [
-        ("0.7.3", "serve", {}, ["python3", "/app/vllm/benchmarks/benchmark_serving.py"], "--temperature"),
-        ("0.9.0", "serve", {"api": "completions"}, ["--random-range-ratio", "1.0"], "--backend"),
+        (
+            "0.7.3",
+            "serve",
+            {"temperature": 0},
+            ["python3", "/app/vllm/benchmarks/benchmark_serving.py"],
+            "--temperature",
+        ),
+        ("0.9.0", "serve", {"length_spread": 0}, ["--random-range-ratio", "1.0"], "--backend"),
         ("0.9.0", "serve", {"api": "completions"}, ["--endpoint-type", "openai-comp"], "--backend"),
-        ("0.9.1", "serve", {"api": "completions"}, ["--random-range-ratio", "0"], "--backend"),
+        ("0.9.1", "serve", {"length_spread": 0}, ["--random-range-ratio", "0"], "--backend"),
         (
             "0.9.2",
             "serve",
@@ -183,21 +192,45 @@ def test_what_is_rendered_is_accepted(kind: str, arguments: dict[str, Any], engi
             ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"],
             "--x",
         ),
-        ("0.15.0", "serve", {}, ["--temperature", "0"], "--endpoint-type"),
-        ("0.15.0", "serve", {}, ["--percentile-metrics", "ttft,tpot,itl,e2el"], "--endpoint-type"),
+        ("0.15.0", "serve", {"temperature": 0}, ["--temperature", "0"], "--endpoint-type"),
+        ("0.6.3", "serve", {"served_model_name": "tiny"}, ["--model", "tiny"], "--served-model-name"),
+        ("0.7.0", "serve", {"served_model_name": "tiny"}, ["--served-model-name", "tiny"], "--model"),
+        # As the operator writes them, who has a newer or an older release in mind.
+        ("0.13.0", "throughput", {"random_input_len": 5}, ["--input-len", "5"], "--random-input-len"),
+        ("0.13.0", "serve", {"input_len": 5}, ["--random-input-len", "5"], "--input-len"),
+        ("0.14.0", "serve", {"input-len": 5}, ["--input-len", "5"], "--random-input-len"),
+        (
+            "0.7.3",
+            "throughput",
+            {"dataset_name": "random", "num_prompts": 5},
+            ["--num-prompts", "5"],
+            "--dataset-name",
+        ),
+        ("0.11.0", "serve", {"percentile_metrics": ["ttft"]}, ["--percentile-metrics", "ttft"], "--x"),
+        ("0.11.0", "serve", {"metric_percentiles": [50, 99]}, ["--metric-percentiles", "50,99"], "--x"),
+        (
+            "0.11.0",
+            "serve",
+            {"goodput": {"ttft": 500, "tpot": 50}},
+            ["--goodput", "ttft:500", "tpot:50"],
+            "--x",
+        ),
+        ("0.11.0", "serve", {"metadata": {"tp": 8}}, ["--metadata", "tp=8"], "--x"),
+        ("0.11.0", "latency", {"tp": 4}, ["--tensor-parallel-size", "4"], "--tp"),
+        ("0.11.0", "latency", {"no_enable_prefix_caching": True}, ["--no-enable-prefix-caching"], "--x"),
         ("0.13.0", "throughput", {"input_len": 5}, ["--input-len", "5"], "--random-input-len"),
-        ("0.14.0", "throughput", {"input_len": 5}, ["--random-input-len", "5"], "--input-len"),
+        ("0.14.0", "throughput", {"random_input_len": 5}, ["--random-input-len", "5"], "--input-len"),
         (
             "0.33.0",
             "throughput",
-            {"dataset": "sharegpt", "dataset_path": "f"},
+            {"dataset_name": "sharegpt", "dataset_path": "f"},
             ["--dataset-path", "f"],
             "--dataset",
         ),
         (
             "0.7.3",
             "throughput",
-            {"dataset": "sharegpt", "dataset_path": "f"},
+            {"dataset_name": "sharegpt", "dataset_path": "f"},
             ["--dataset", "f"],
             "--dataset-path",
         ),
@@ -218,9 +251,13 @@ def test_what_changed_between_releases(
         ("0.9.0", "serve", {"length_spread": 0.5}, True, "it can from 0.9.1 on"),
         ("0.9.0", "serve", {"temperature": 0.7}, True, "it can from 0.9.1 on"),
         ("0.11.0", "serve", {"warmups": 3}, False, "it can from 0.11.1 on"),
-        ("0.11.0", "serve", {"batch_size": 3}, True, "not an argument of a serve benchmark"),
+        ("0.6.3", "serve", {"max_concurrency": 3}, True, "it can from 0.6.4 on"),
+        ("0.11.0", "serve", {"batch_size": 3}, True, "is no flag of vLLM 0.11.0"),
         ("0.11.0", "serve", {"num_promts": 3}, True, "Did you mean num_prompts?"),
-        ("0.11.0", "serve", {"num_prompts": "3"}, True, "must be int"),
+        ("0.11.0", "serve", {"num_prompts": "x"}, True, "not a whole number"),
+        ("0.13.0", "throughput", {"input_len": "x"}, True, "not a whole number"),
+        ("0.7.3", "throughput", {"dataset_name": "sonnet"}, True, "is not valid Valid: random, sharegpt."),
+        ("0.99.0", "serve", {"flag_of_then": 3}, False, "is no flag"),
     ],
 )
 def test_what_cannot_be_said(
@@ -237,8 +274,33 @@ def test_an_unknown_kind() -> None:
         command("0.11.0", "server")
 
 
-def test_results_of_all_releases_have_the_same_names() -> None:
-    book = knowledge().bench_results
-    old = canonical_result(book, "serve", {"request_goodput:": 1.5, "num_prompts": 10, "completed": 8})
-    assert old == {"request_goodput": 1.5, "num_prompts": 10, "completed": 8, "failed": 2}
-    assert canonical_result(book, "serve", {"failed": 1, "num_prompts": 10, "completed": 8})["failed"] == 1
+def test_the_servers_words_go_behind_what_is_measured() -> None:
+    """A client gets of its server's command line what concerns it, and the operator's word counts."""
+    found = knowledge()
+    table, data, book = found.flags("0.19.0"), found.bench, found.bench_book
+    for kind, given, argv in (
+        ("serve", {"tokenizer": "t"}, ["--tokenizer", "t", "--trust-remote-code", "--tokenizer-mode", "auto"]),
+        (
+            "latency",
+            {"max_num_seqs": 8},
+            ["--tensor-parallel-size", "8", "--kv-cache-dtype=fp8", "--max-num-seqs", "8", "--trust-remote-code",
+             "--tokenizer-mode", "auto"],
+        ),
+    ):  # fmt: skip
+        measured = {"model": "m", **({"tokenizer": "own"} if kind == "serve" else {})}
+        made = bench_args(table, data, book, kind, measured, given, SERVED)
+        assert list(made.argv) == ["vllm", "bench", kind, "--model", "m", *argv]
+
+
+def test_what_a_newer_release_may_have_is_given_as_it_is_written() -> None:
+    assert command("0.99.0", "serve", flag_of_then=3).argv[-2:] == ("--flag-of-then", "3")
+
+
+@pytest.mark.parametrize("kind", ["serve", "latency", "throughput"])
+def test_what_results_of_all_releases_say_is_understood(kind: str) -> None:
+    """Every number that bench_results.yml lists and the report has is read, under whichever name."""
+    required = {"serve": "completed", "latency": "avg_latency", "throughput": "elapsed_time"}[kind]
+    for item in some(yaml.safe_load((CATALOG / "vllm/bench_results.yml").read_text())[kind]["keys"]):
+        name = item.get("is", item["key"])
+        if name in METRICS and name != "request_rate" and item["unit"] != "text":
+            assert normalise(kind, {required: 4, item["key"]: 4})[name] == 4, item

@@ -51,8 +51,7 @@ def planned(states: Mapping[str, Any], wanted: Any, wishes: Wishes | None = None
     """Plan as the action plugin does, and check plan.json against its schema."""
     wishes = wishes or Wishes()
     whole = fleet(states, wanted, **keys)
-    check_fleet(select(whole, wishes).fleet)
-    plan = plan_fleet(whole, workshop(), None, wishes)
+    plan = plan_fleet(check_fleet(whole, wishes), workshop())
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
 

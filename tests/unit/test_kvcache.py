@@ -18,13 +18,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache imp
     Spec,
     element_bytes,
     plan,
-    rules,
     state_bytes,
     token_bytes,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
 
-from tests.unit.catalogue import knowledge
+from tests.unit.catalogue import kv_rules
 
 
 def how(**changes: Any) -> Layout:
@@ -244,14 +243,12 @@ def test_states_grow_the_block(
     ],
 )
 def test_what_a_release_changed(before: str, since: str, changed: dict[str, Any]) -> None:
-    line = knowledge().line
-    old, new = (asdict(rules(line.find(version), line)) for version in (before, since))
+    old, new = (asdict(kv_rules(version)) for version in (before, since))
     assert {key: value for key, value in new.items() if old[key] != value} == changed
 
 
 def test_the_first_release_has_none_of_it() -> None:
-    line = knowledge().line
-    assert asdict(rules(line.find("0.6.3"), line)) == {
+    assert asdict(kv_rules("0.6.3")) == {
         "hybrid": False, "chunked": False, "by_concurrency": False, "grouped": False, "overlap": False, "uneven": 1.0,
         "graphs_counted": False, "chunks_long": True, "latent_fp8": False, "states": {"plain": 1, "checkpointed": 1},
     }  # fmt: skip

@@ -27,7 +27,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources
     TRIAL,
     Choice,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
 
 from .plan_world import IMAGE, LOCK, actions, apply_to_state, deployment, fleet, state, workshop
 from .test_generations_plan import (
@@ -235,13 +239,13 @@ def test_a_host_whose_mate_is_missing_records_nothing() -> None:
 def test_a_host_whose_image_is_yet_to_be_asked_records_nothing() -> None:
     pin = replace(LOCK.images[IMAGE], software=None)
     unasked = Lock({IMAGE: pin}, LOCK.models)
-    plan = plan_fleet(fleet(two(), llama()), workshop(unasked))
+    plan = plan_fleet(check_fleet(fleet(two(), llama())), workshop(unasked))
     data = plan.to_json()
     assert data["hosts"]["n1"]["unknown_images"] == [IMAGE]
     assert (turn_of(plan)["hosts"], turn_of(plan)["generation"], turn_of(plan)["new"]) == ({}, None, False)
     # Nor is what it runs already thought to be unwanted.
     there = run(two(), llama())
-    plan = plan_fleet(fleet(there, llama(16)), workshop(unasked))
+    plan = plan_fleet(check_fleet(fleet(there, llama(16))), workshop(unasked))
     assert (hosts(plan), turn_of(plan)["generation"]) == ({}, 1)
     assert [
         item["kind"] for item in plan.to_json()["hosts"]["n1"]["actions"] if item["kind"] == "generation"

@@ -10,7 +10,8 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import (
-    CONDITIONS,
+    _CONDITIONS,
+    _SPAN,
     OBJECTIVES,
     Context,
     Entry,
@@ -22,13 +23,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes imp
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
     render_setting,
-    render_settings,
-    to_argv,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 
 from tests.oracles.vllm_parser import check_argv
-from tests.unit.catalogue import knowledge
+from tests.unit.catalogue import covered, knowledge, render_settings, to_argv
 from tests.unit.some import some
 
 RECIPES = knowledge().recipes
@@ -96,7 +95,7 @@ def engine(version: str) -> str:
 )
 def test_settings_can_be_said_where_their_conditions_hold(recipe: str, entry: Entry) -> None:
     """In every release that an entry covers, its settings render without an error or a warning, and are accepted."""
-    releases = LINE.covered(entry.when.get("since"), entry.when.get("until"))
+    releases = covered(LINE, entry.when.get("since"), entry.when.get("until"))
     if entry.when.get("engine") == ["V1"]:
         releases = tuple(release for release in releases if LINE.order[release] >= LINE.order["0.7.3"])
     if entry.when.get("engine") == ["V0"]:
@@ -124,7 +123,7 @@ def test_every_recipe_becomes_an_accepted_command(model: ModelFacts, releases: t
             where = context(version, gfx=gfx, gpu=gpu, objective=objective, tp=tp, **changes)
             chosen = select(RECIPES, model, where)
             book = knowledge().book(version)
-            found = render_settings(book, chosen.values())
+            found = render_settings(book, [(item.setting, item.value) for item in chosen.choices])
             said = f"{version} {gfx} {objective} tp {tp} {changes}"
             assert not errors(found.findings), f"{said}: {[item.text() for item in errors(found.findings)]}"
             refused = errors(check_argv(book.flags, ["m", *to_argv(book.flags, found.args)]))
@@ -137,7 +136,8 @@ def test_every_recipe_becomes_an_accepted_command(model: ModelFacts, releases: t
 
 def values(model: ModelFacts, version: str, **changes: Any) -> dict[str, Any]:
     given = changes.pop("given", None)
-    return dict(select(RECIPES, model, context(version, **changes), given).values())
+    chosen = select(RECIPES, model, context(version, **changes), given)
+    return {item.setting: item.value for item in chosen.choices}
 
 
 def model(part: str) -> ModelFacts:
@@ -383,7 +383,7 @@ def test_every_setting_that_recipes_name_exists() -> None:
 def test_every_condition_is_understood() -> None:
     for recipe in some(RECIPES):
         for entry in (*recipe.settings, *recipe.rules):
-            assert set(entry.when) <= set(CONDITIONS), f"{recipe.name} {entry.name}"
+            assert set(entry.when) <= {*_SPAN, *_CONDITIONS}, f"{recipe.name} {entry.name}"
 
 
 def test_speculative_pairs() -> None:
@@ -396,7 +396,7 @@ def test_speculative_pairs() -> None:
 
 def test_speculative_pairs_become_accepted_commands() -> None:
     for pair in some([pair for recipe in RECIPES for pair in recipe.pairs]):
-        for release in some(LINE.covered(pair["since"], pair["until"])):
+        for release in some(covered(LINE, pair["since"], pair["until"])):
             book = knowledge().book(release)
             settings = {**pair["settings"], "speculative": pair["speculative"]}
             found = render_settings(book, settings.items())

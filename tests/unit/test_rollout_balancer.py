@@ -42,9 +42,8 @@ def planned(
     kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
     groups = {"load_balancer": [item.name for item in balancers]}
     there = fleet(states, wanted, groups=groups, own=ADDRESSES, **keys)
-    check_fleet(there)
     endpoint = Endpoint(tuple(balancers), frozenset(states), kit)
-    return plan_fleet(there, workshop(LOCK), endpoint if balancers else None, wishes or Wishes())
+    return plan_fleet(check_fleet(there, wishes or Wishes()), workshop(LOCK), endpoint if balancers else None)
 
 
 def after(plan: FleetPlan, states: States) -> States:
@@ -64,7 +63,7 @@ def rolled(
     states: States, wanted: Any, balancers: list[BalancerHost], operation: str = UPGRADE, **values: Any
 ) -> RolloutPlan:
     plan = planned(states, wanted, balancers, Wishes(operation))
-    made, problems = plan_steps(plan, plan.to_json(), Wanted(operation, values))
+    made, problems = plan_steps(plan, Wanted(operation, values))
     assert problems == ()
     return made
 
@@ -174,7 +173,7 @@ def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
     states = after(planned(states, [{**SPANNING, **SEQS}], []), states)
     wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
     plan = planned(states, [{**SPANNING, **SEQS}], [], wishes)
-    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
     assert [made.steps[name][0]["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
@@ -187,7 +186,7 @@ def test_a_recorded_engine_over_two_hosts_that_was_removed_comes_back_as_one() -
     states = after(planned(states, [], []), states)
     wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
     plan = planned(states, [], [], wishes)
-    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
     assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [True, True]
@@ -260,7 +259,7 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
             "baseline": {"canary": "n1/llama-0"},
         }  # fmt: skip
     plan = planned(upgraded, new, [], Wishes(ROLLBACK, frozenset(["llama"]), 2))
-    made, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK, deployment="llama"))
+    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert sorted(name for batch in made.batches for unit in batch["units"] for name in unit) == [
         "n1/llama-1", "n2/llama-0", "n2/llama-1",
@@ -350,7 +349,7 @@ def test_refused(case: str) -> None:
     assert seen is not None
     there = applied(planned(states, ONE, [balancer]).balancers[0], **changes)
     plan = planned(states, wanted, [host(there)], Wishes(operation), **variables)
-    _, problems = plan_steps(plan, plan.to_json(), Wanted(operation, **more))
+    _, problems = plan_steps(plan, Wanted(operation, **more))
     told = [problem.text() for problem in problems]
     assert len(told) == len(expected), told
     for text, start in zip(told, expected, strict=True):
@@ -361,9 +360,9 @@ def test_a_restart_where_nothing_runs() -> None:
     """Without a name nothing is refused: there is simply nothing to do."""
     bare = {"n1": state(hostname="n1")}
     plan = planned(bare, ONE, [], Wishes(RESTART))
-    made, problems = plan_steps(plan, plan.to_json(), Wanted(RESTART))
+    made, problems = plan_steps(plan, Wanted(RESTART))
     assert (made.batches, problems) == ((), ())
-    _, problems = plan_steps(plan, plan.to_json(), Wanted(RESTART, deployment="llama"))
+    _, problems = plan_steps(plan, Wanted(RESTART, deployment="llama"))
     assert [item.text() for item in problems] == ["nothing of llama runs. There are: no instances."]
 
 
@@ -371,7 +370,7 @@ def test_a_rollback_without_a_name() -> None:
     states, _ = served(ONE)
     states = after(planned(states, NEW, []), states)
     plan = planned(states, NEW, [], Wishes(ROLLBACK, frozenset(["llama"])))
-    _, problems = plan_steps(plan, plan.to_json(), Wanted(ROLLBACK))
+    _, problems = plan_steps(plan, Wanted(ROLLBACK))
     assert [item.text() for item in problems] == [
         "deployment: is not given. -e deployment=NAME; there are: llama."
     ]

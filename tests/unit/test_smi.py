@@ -3,19 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.partition import (
-    smi_modes,
-    smi_output,
-    smi_set_output,
-)
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_modes import Modes
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_output import SmiError
+from ansible_collections.instinct.fleet.plugins.module_utils.partition import smi_output, smi_set_output
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
     BROKEN,
     BUSY,
@@ -93,42 +84,6 @@ def test_rocm_smi_contradiction_is_not_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (sample("rocmsmi_6.0_show_compute"), dict.fromkeys(range(8), Modes("SPX", None))),
-        (sample("rocmsmi_6.0_show_mem"), dict.fromkeys(range(8), Modes(None, "NPS1"))),
-        (sample("rocmsmi_7.0_show_compute"), dict.fromkeys(range(8), Modes("SPX", None))),
-        (sample("rocmsmi_7.0_show_compute_cpx_json"), {0: Modes("CPX", "NPS4")}),
-        (
-            sample("rocmsmi_7.0_show_compute_cpx_secondaries_notsupported"),
-            {0: Modes("CPX", None), **dict.fromkeys((1, 2, 3), Modes(None, None))},
-        ),
-    ],
-)
-def test_rocm_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi_modes.rocm_smi_modes(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        sample("rocmsmi_7.0_show_error_other"),
-        sample("rocmsmi_7.0_show_notsupported_json"),
-        sample("rocmsmi_7.0_show_compute").replace("SPX", "XPX", 1),
-        sample("rocmsmi_7.0_show_compute")[:-200],
-        '{"card0": {"Compute Partition": "SPX"}',
-        '{"card0": "SPX"}',
-        '{"system": {"Compute Partition": "SPX"}}',
-        '{"card0": {"Compute Partition": 1}}',
-        '{"card0": {}} {"card1": {}}',
-    ],
-)
-def test_rocm_smi_modes_that_are_none(text: str) -> None:
-    with pytest.raises(SmiError):
-        smi_modes.rocm_smi_modes(text)
-
-
-@pytest.mark.parametrize(
     ("name", "mode", "expected", "failure"),
     [
         ("amdsmi_6.3dev_set_compute_ok", "CPX", {0: DONE, 1: DONE}, None),
@@ -175,88 +130,6 @@ def test_amd_smi_warning_before_success_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (sample("amdsmi_6.3dev_static_partition"), dict.fromkeys(range(2), Modes("CPX", "NPS4"))),
-        (
-            sample("amdsmi_6.3dev_static_partition_json", ".json"),
-            dict.fromkeys(range(2), Modes("CPX", "NPS4")),
-        ),
-        (sample("amdsmi_6.3dev_partition_json", ".json"), dict.fromkeys(range(2), Modes(None, "NPS1"))),
-        (
-            sample("amdsmi_6.4_doc_static_partition_cpx_nps4_64gpu"),
-            dict.fromkeys(range(64), Modes("CPX", "NPS4")),
-        ),
-        # 7.2: an object around the list; a warning before it
-        (
-            "WARNING: [groups] render\n"
-            + json.dumps(
-                {
-                    "gpu_data": [
-                        {"gpu": 0, "partition": {"compute_partition": "SPX", "memory_partition": "N/A"}}
-                    ]
-                }
-            ),
-            {0: Modes("SPX", None)},
-        ),
-        (
-            '[{"gpu_id": 0, "memory": "NPS1", "accelerator_type": "SPX*"}]\n[{"gpu_id": 0}]',
-            {0: Modes("SPX", "NPS1")},
-        ),
-    ],
-)
-def test_amd_smi_modes(text: str, expected: dict[int, Modes]) -> None:
-    assert smi_modes.amd_smi_modes(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        sample("amdsmi_6.3dev_bad_gpu_json", ".json"),
-        sample("amdsmi_6.3dev_bad_gpu"),
-        sample("amdsmi_6.3dev_list"),
-        sample("amdsmi_6.3dev_list_json", ".json"),
-        sample("amdsmi_6.3dev_static_partition_json", ".json")[:-2],
-        sample("amdsmi_6.3dev_static_partition_json", ".json").replace("CPX", "cpx"),
-        sample("amdsmi_6.3dev_static_partition").replace("CPX", "Traceback"),
-        sample("amdsmi_6.3dev_static_partition").replace("GPU: 1", "GPU: 0"),
-        sample("amdsmi_6.3dev_static_partition_json", ".json") + "OSError: [Errno 24] Too many open files",
-        '[{"gpu": true, "partition": {"compute_partition": "SPX"}}]',
-        "",
-    ],
-)
-def test_amd_smi_modes_that_are_none(text: str) -> None:
-    with pytest.raises(SmiError):
-        smi_modes.amd_smi_modes(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "documents"),
-    [
-        ("amdsmi_6.3dev_partition_json", 3),
-        ("amdsmi_6.3dev_list_json", 1),
-        ("amdsmi_6.3dev_list_cpx_json", 1),
-        ("amdsmi_6.3dev_process_json", 1),
-        ("amdsmi_6.3dev_process_none_json", 1),
-        ("amdsmi_6.3dev_version_json", 1),
-        ("amdsmi_6.3dev_set_compute_ok_json", 1),
-        ("amdsmi_6.3dev_static_partition_json", 1),
-    ],
-)
-def test_json_documents(name: str, documents: int) -> None:
-    text = sample(name, ".json")
-    assert len(smi_modes.json_documents(text)) == documents
-    assert smi_modes.json_documents(f"[WARNING] not in group render\n\n{text}") == smi_modes.json_documents(
-        text
-    )
-
-
-def test_amd_smi_records_of_a_cpx_list() -> None:
-    records = smi_modes.amd_smi_records(sample("amdsmi_6.3dev_list_cpx_json", ".json"))
-    assert [(record["gpu"], record["partition_id"]) for record in records] == [(n, n) for n in range(8)]
-
-
-@pytest.mark.parametrize(
     ("name", "gpus", "key", "value"),
     [
         ("amdsmi_6.3dev_list", 2, "BDF", "0000:0c:00.0"),
@@ -278,15 +151,7 @@ def test_amd_smi_blocks_keep_what_is_around_them() -> None:
     assert others[-1] == "OSError: [Errno 24] Too many open files"
 
 
-# --- malformed text never yields a mode -------------------------------------------------------------------
-
-SHOWN = [sample("rocmsmi_7.0_show_compute"), sample("rocmsmi_7.0_show_compute_cpx_json")]
-STATIC = [
-    sample("amdsmi_6.3dev_static_partition"),
-    sample("amdsmi_6.3dev_static_partition_json", ".json"),
-    sample("amdsmi_6.3dev_partition_json", ".json"),
-]
-MODE = re.compile(r"[SDTQC]PX|NPS[1248]")
+# --- damaged text never becomes a success -----------------------------------------------------------------
 
 
 def damaged(texts: list[str]) -> st.SearchStrategy[str]:
@@ -304,26 +169,6 @@ def damaged(texts: list[str]) -> st.SearchStrategy[str]:
         st.text(max_size=8),
         st.booleans(),
     )
-
-
-def check_modes(found: dict[int, Modes], text: str) -> None:
-    """Whatever was found is written in the text, as a mode."""
-    for device, modes in found.items():
-        assert device >= 0
-        for mode in (modes.compute, modes.memory):
-            assert mode is None or (MODE.fullmatch(mode) and mode in text)
-
-
-@given(st.one_of(st.text(), damaged(SHOWN)))
-def test_rocm_smi_modes_fuzz(text: str) -> None:
-    with contextlib.suppress(SmiError):
-        check_modes(smi_modes.rocm_smi_modes(text), text)
-
-
-@given(st.one_of(st.text(), damaged(STATIC)))
-def test_amd_smi_modes_fuzz(text: str) -> None:
-    with contextlib.suppress(SmiError):
-        check_modes(smi_modes.amd_smi_modes(text), text)
 
 
 @given(st.text(), st.text())

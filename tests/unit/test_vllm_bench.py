@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm_bench on a fake engine: command lines, containers, results, failures."""
+"""vllm_bench: command lines; on a fake engine, containers, results, failures."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from ansible.plugins.action import ActionBase
+from ansible_collections.instinct.fleet.plugins.action.vllm_bench import ActionModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
-    FRONT_END,
     REPEATER,
     Repeat,
-    check_args,
-    command,
     container_body,
-    flag_words,
-    groups_of,
     parse_repeat,
     parse_target,
 )
@@ -36,8 +34,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
 
+from tests.unit.catalogue import knowledge
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
 
@@ -69,6 +69,7 @@ def instance(name: str = "llama-0", **more: Any) -> dict[str, Any]:
         "commit": COMMIT,
         "served_model": "tiny",
         "image": IMAGE,
+        "vllm": "0.11.0",
         "port": 8000,
         "argv": [
             "vllm", "serve", "lab/tiny-llama", "--revision", COMMIT, "--served-model-name", "tiny",
@@ -96,8 +97,9 @@ def instance(name: str = "llama-0", **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def target(**more: Any) -> Any:
-    return parse_target(instance(**more))
+def command(kind: str, arguments: dict[str, Any], **more: Any) -> list[str]:
+    """The command line that measures an instance."""
+    return list(bench_command(knowledge(), kind, instance(**more), arguments).argv)
 
 
 @pytest.fixture
@@ -133,15 +135,17 @@ def client(result: Any = RESULT, code: int = 0, log: str = "", seconds: float = 
 
 
 def args(docker: FakeDocker, *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"run": "r1", "targets": list(targets), "docker_socket": docker.path, "program": "p", **more}
+    """The module's parameters; the command lines are not what is looked at."""
+    commands = {item["name"]: ["vllm", "bench", more.get("kind", "serve"), "--x"] for item in targets}
+    given = {"run": "r1", "targets": list(targets), "commands": commands, "docker_socket": docker.path}
+    return {**given, "program": "p", **more}
 
 
 # ---- command lines -------------------------------------------------------------------------------
 
 
 def test_the_serve_client_asks_the_instance_with_the_snapshots_tokenizer() -> None:
-    words = command("serve", target(), {"num-prompts": 8, "ignore-eos": True})
-    assert words == [
+    assert command("serve", {"num-prompts": 8, "ignore-eos": True}) == [
         "vllm", "bench", "serve",
         "--model", "lab/tiny-llama",
         "--served-model-name", "tiny",
@@ -156,9 +160,14 @@ def test_the_serve_client_asks_the_instance_with_the_snapshots_tokenizer() -> No
 
 
 def test_arguments_go_over_the_defaults() -> None:
-    words = command("serve", target(), {"metric-percentiles": "99", "tokenizer": "/t"})
+    words = command("serve", {"metric-percentiles": "99", "tokenizer": "/t"})
     assert words[words.index("--metric-percentiles") + 1] == "99"
     assert words[words.index("--tokenizer") + 1] == "/t"
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_false_and_null_leave_a_flag_out(value: Any) -> None:
+    assert command("serve", {"ignore_eos": value}) == command("serve", {})
 
 
 @pytest.mark.parametrize(
@@ -171,98 +180,92 @@ def test_arguments_go_over_the_defaults() -> None:
     ],
 )
 def test_the_url_is_where_the_instance_listens(listen: str, url: str) -> None:
-    assert target(argv=["vllm", "serve", "m", "--host", listen]).base_url == url
+    words = command("serve", {}, argv=["vllm", "serve", "m", "--host", listen])
+    assert words[words.index("--base-url") + 1] == url
 
 
 def test_a_local_model_is_its_own_tokenizer() -> None:
-    assert target(model="/data/m", commit=None).weights == "/data/m"
+    words = command("serve", {}, model="/data/m", commit=None)
+    assert words[words.index("--tokenizer") + 1] == "/data/m"
 
 
 @pytest.mark.parametrize("kind", ["latency", "throughput"])
 def test_offline_benchmarks_get_the_engine_arguments_without_the_front_ends(kind: str) -> None:
-    words = command(kind, target(), {"input-len": 32, "tensor-parallel-size": 4})
-    assert words == [
+    assert command(kind, {"input-len": 32, "tensor-parallel-size": 4}) == [
         "vllm", "bench", kind,
         "--model", "lab/tiny-llama",
         "--revision", COMMIT,
+        "--tensor-parallel-size", "4",
         "--trust-remote-code",
         "--compilation-config", '{"mode":3}',
         "--input-len", "32",
-        "--tensor-parallel-size", "4",
         "--output-json", "/bench/result.json",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "vllm", "program"),
-    [
-        ("serve", "0.7.3", ["python3", "/app/vllm/benchmarks/benchmark_serving.py"]),
-        ("serve", "0.8.0", ["vllm", "bench", "serve"]),
-        ("latency", "0.8.4", ["python3", "/app/vllm/benchmarks/benchmark_latency.py"]),
-        ("throughput", "0.8.4", ["python3", "/app/vllm/benchmarks/benchmark_throughput.py"]),
-        ("throughput", "0.8.5.dev3+g1234567", ["python3", "/app/vllm/benchmarks/benchmark_throughput.py"]),
-        ("throughput", "0.8.5", ["vllm", "bench", "throughput"]),
-    ],
-)
-def test_clients_were_scripts_in_older_releases(kind: str, vllm: str, program: list[str]) -> None:
-    words = command(kind, target(vllm=vllm), {})
-    assert words[: len(program)] == program
-    assert words[len(program)] == "--model"
+def test_another_images_client_measures() -> None:
+    other = {"image": "registry.example/vllm:old", "vllm": "0.7.3"}
+    target = parse_target(instance(client=other), ["x"])
+    assert container_body(target, "r", "/d")["Image"] == "registry.example/vllm:old"
+    assert command("serve", {}, client=other)[:2] == ["python3", "/app/vllm/benchmarks/benchmark_serving.py"]
 
 
-def test_the_oldest_client_knows_one_name_of_the_model() -> None:
-    words = command("serve", target(vllm="0.6.3"), {})
-    assert words[words.index("--model") + 1] == "tiny"
-    assert "--served-model-name" not in words
+REFUSED = [
+    ({"args": {"base_url": "http://x"}}, {}, "args.base_url: is set by the toolkit"),
+    ({"args": {"--result-dir": "/x"}}, {}, "args.--result-dir: is set by the toolkit"),
+    ({"args": {"result_file": "x"}}, {}, "args.result_file: is set by the toolkit"),
+    ({"args": {"num_promts": 3}}, {}, "Did you mean num_prompts?"),
+    ({"kind": "sevre"}, {}, "Did you mean serve?"),
+    ({}, {"argv": None, "port": 0}, "targets[llama-0]: port, argv is missing"),
+    ({}, {"vllm": "0.5.0"}, "targets[llama-0]: "),
+]
 
 
-def test_the_front_end_has_no_engine_option() -> None:
-    for flag in (
-        "tensor-parallel-size",
-        "max-model-len",
-        "revision",
-        "dtype",
-        "tokenizer",
-        "trust-remote-code",
-    ):
-        assert flag not in FRONT_END
+def action(sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **given: Any) -> dict[str, Any]:
+    """What the action plugin returns; what it sends to the module goes to `sent`."""
+
+    def execute(_self: Any, module_args: dict[str, Any], **_more: Any) -> dict[str, Any]:
+        sent.append(module_args)
+        return {"changed": False}
+
+    monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
+    monkeypatch.setattr(ActionBase, "_execute_module", execute)
+    plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
+    plugin._task = SimpleNamespace(action="instinct.fleet.vllm_bench", args=given, async_val=0)
+    found: dict[str, Any] = plugin.run(None, {})
+    return found
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (True, ["--x"]),
-        (False, []),
-        (None, []),
-        (0, ["--x", "0"]),
-        ("inf", ["--x", "inf"]),
-        ([1, "b"], ["--x", "1", "b"]),
-        ({"b": 1, "a": [2]}, ["--x", '{"a": [2], "b": 1}']),
-    ],
-)
-def test_flag_words(value: Any, words: list[str]) -> None:
-    assert flag_words({"x": value}) == words
+@pytest.mark.parametrize(("change", "more", "words"), REFUSED)
+def test_what_cannot_be_measured_so_is_refused_before_anything(
+    change: dict[str, Any], more: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    result = action(sent, monkeypatch, targets=[instance(**more)], **change)
+    assert (result["failed"], sent) == (True, [])
+    assert words in result["msg"]
 
 
-def test_goodput_and_metadata_have_their_own_forms() -> None:
-    assert flag_words({"goodput": {"ttft": 500, "tpot": 50}}) == ["--goodput", "ttft:500", "tpot:50"]
-    assert flag_words({"metadata": {"tp": 8}}) == ["--metadata", "tp=8"]
-
-
-def test_groups_of_a_command_line() -> None:
-    assert groups_of(["vllm", "serve", "m", "--a_b", "1", "2", "--c", "--d={}", "--e", "-1"]) == {
-        "a-b": ["1", "2"],
-        "c": [],
-        "d": ["{}"],
-        "e": ["-1"],
-    }
+def test_the_module_is_sent_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+    targets = [instance(), instance("llama-1", vllm="0.9.0")]
+    wanted = {"targets": targets, "args": {"seed": 7, "temperature": 0}, "timeout": 5}
+    action(sent, monkeypatch, **wanted)
+    action(sent, monkeypatch, **wanted, repeat="3")
+    action(sent, monkeypatch, targets=targets, repeat=1, warmups=1)
+    once, thrice, unseeded = sent
+    assert set(once) == {"targets", "timeout", "commands", "program"}
+    assert once["commands"]["llama-0"][-4:] == ["--seed", "7", "--temperature", "0"]
+    assert once["commands"]["llama-1"][-2:] == ["--seed", "7"]  # 0.9.0 sends 0 without being told
+    assert (thrice["seed"], thrice["commands"]["llama-0"][-2:]) == (7, ["--temperature", "0"])
+    assert abs(unseeded["seed"] - time.time()) < 60
 
 
 # ---- running -------------------------------------------------------------------------------------
 
 
 def test_measures_and_returns_what_vllm_wrote(docker: FakeDocker, run_module: Any, tmp_path: Path) -> None:
-    result, failed = run_module(vllm_bench.main, args(docker, instance(), args={"num_prompts": 10}))
+    result, failed = run_module(vllm_bench.main, args(docker, instance()))
     assert not failed, result["msg"]
     assert result["changed"] is False
     entry = result["benchmarks"][0]
@@ -271,7 +274,7 @@ def test_measures_and_returns_what_vllm_wrote(docker: FakeDocker, run_module: An
     assert entry["digest"] == "sha256:" + "a" * 64
     assert entry["error"] is None
     assert entry["log"].splitlines() == ["100%|done", "============ Serving Benchmark Result ============"]
-    assert entry["command"][:3] == ["vllm", "bench", "serve"]
+    assert entry["command"] == ["vllm", "bench", "serve", "--x"]
     assert abs(entry["started"] - time.time()) < 60
     assert entry["instance_plan"]["name"] == "llama-0"
     assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
@@ -307,7 +310,7 @@ def test_the_container_is_the_instances_own_with_another_command(docker: FakeDoc
     assert body["Labels"] == {"instinct-fleet.bench": "r1", "instinct-fleet.bench.instance": "llama-0"}
     assert body["Entrypoint"][:2] == ["/bin/bash", "-c"]
     assert ". /instinct/env" in body["Entrypoint"][2]
-    assert body["Cmd"][:3] == ["vllm", "bench", "serve"]
+    assert body["Cmd"] == ["vllm", "bench", "serve", "--x"]
     assert body["HostConfig"]["Devices"] == [{"PathOnHost": "/dev/kfd"}]
     assert "RestartPolicy" not in body["HostConfig"]
     assert "/var/hf:/hf:ro" in body["HostConfig"]["Binds"]
@@ -333,8 +336,8 @@ def test_check_mode_says_what_would_run(docker: FakeDocker, run_module: Any) -> 
     assert predicted["benchmarks"] == []
     real, _ = run_module(vllm_bench.main, args(docker, instance()))
     assert predicted["actions"] == real["actions"]
-    assert real["actions"][0].startswith(
-        "POST /containers/create?name=instinct-bench-llama-0 (vllm bench serve --model"
+    assert real["actions"][0] == (
+        "POST /containers/create?name=instinct-bench-llama-0 (vllm bench serve --x)"
     )
 
 
@@ -397,7 +400,7 @@ def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> 
         return repeating([*results, RESULT])(container)
 
     docker.programs["instinct-bench-"] = program
-    wanted = args(docker, instance(), repeat=3, warmups=2, args={"seed": 7, "num_prompts": 10})
+    wanted = args(docker, instance(), repeat=3, warmups=2, seed=7, program="p")
     result, failed = run_module(vllm_bench.main, wanted)
     assert not failed, result["msg"]
     entry = result["benchmarks"][0]
@@ -405,8 +408,7 @@ def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> 
     assert entry["result"] == results[-1]
     body = seen[0].body
     assert body["Entrypoint"][-6:] == ["p", "/bench", "result.json", "7", "2", "3"]
-    assert "--seed" not in body["Cmd"]
-    assert result["actions"][0].endswith("--num-prompts 10, 5 times)")
+    assert result["actions"][0].endswith("--x, 5 times)")
 
 
 def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> None:
@@ -421,19 +423,12 @@ def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> 
     assert result["benchmarks"][0]["results"] == [RESULT]
 
 
-def test_without_a_seed_every_measurement_has_its_own() -> None:
-    assert parse_repeat("serve", 1, 0, None, 1000, "") is None
-    assert parse_repeat("serve", 2, 1, None, 1000, "program") == Repeat(1, 2, 1000, "program")
-    for kind, runs, warmups, seed in (("latency", 2, 0, None), ("serve", 0, 0, None), ("serve", 2, 0, "x")):
+def test_only_the_serve_benchmark_is_repeated() -> None:
+    assert parse_repeat("serve", 1, 0, 7, "") is None
+    assert parse_repeat("serve", 2, 1, 7, "program") == Repeat(1, 2, 7, "program")
+    for kind, runs, warmups in (("latency", 2, 0), ("serve", 0, 0), ("serve", 1, -1)):
         with pytest.raises(NodeError):
-            parse_repeat(kind, runs, warmups, seed, 1000, "")
-
-
-def test_another_images_client_measures(docker: FakeDocker, run_module: Any) -> None:
-    other = {"image": "registry.example/vllm:old", "vllm": "0.7.3"}
-    body = container_body(target(client=other), ["x"], "r", "/d")
-    assert body["Image"] == "registry.example/vllm:old"
-    assert command("serve", target(vllm="0.11.0", client=other), {})[0] == "python3"
+            parse_repeat(kind, runs, warmups, 7, "")
 
 
 def test_a_stored_instance_is_read_from_the_node(
@@ -447,7 +442,7 @@ def test_a_stored_instance_is_read_from_the_node(
     store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
     stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
     for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
-        assert parse_target(benches.whole(given, store)).served_model == "tiny"
+        assert parse_target(benches.whole(given, store), ["x"]).model == "lab/tiny-llama"
         result, failed = run_module(vllm_bench.main, args(docker, given))
         assert not failed, result["msg"]
         assert result["benchmarks"][0]["result"] == RESULT
@@ -627,12 +622,11 @@ def test_a_container_that_docker_refuses(docker: FakeDocker, run_module: Any) ->
 
 
 BAD_INPUT = [
-    ({"args": {"base_url": "http://x"}}, {}, "base-url is set by the module"),
-    ({"args": {"result-dir": "/x"}}, {}, "result-dir is set by the module"),
     ({"run": "../x"}, {}, "is not a name"),
     ({"run": "a/b"}, {}, "is not a name"),
     ({"kind": "sevre"}, {}, "value of kind must be one of"),
-    ({}, {"argv": None}, "targets[llama-0]: argv is missing"),
+    ({"commands": {}}, {}, "commands: none for llama-0"),
+    ({}, {"model": None}, "targets[llama-0]: model is missing"),
     ({}, {"server": {}}, "server is missing"),
     ({}, {"server": {"container": {}}}, "server.container is missing"),
 ]
@@ -646,11 +640,6 @@ def test_bad_input_is_refused_before_anything(
     assert failed
     assert words in result["msg"]
     assert docker.changes() == []
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(NodeError, match="serve"):
-        check_args("serv", {})
 
 
 # ---- secrets -------------------------------------------------------------------------------------

@@ -14,7 +14,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
+    FleetPlan,
+    check_fleet,
+    plan_fleet,
+)
 
 from .plan_world import (
     COMMIT,
@@ -40,7 +44,8 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 def made(lock: Lock, found: dict[str, Any] | None, models: Any = None, **keys: Any) -> FleetPlan:
     """A plan of one host with one deployment."""
     offline = {"offline": True, "instinct_gpus": {"model": "MI300X", "count": 8}} if found is None else {}
-    return plan_fleet(fleet({"n1": found}, [deployment(**keys)], **offline), workshop(lock, models))
+    checked = check_fleet(fleet({"n1": found}, [deployment(**keys)], **offline))
+    return plan_fleet(checked, workshop(lock, models))
 
 
 def first(plan: FleetPlan) -> dict[str, Any]:
@@ -129,6 +134,6 @@ def test_the_documents_that_reasons_name_are_in_the_plan() -> None:
 def test_partitions_are_judged_as_they_will_be() -> None:
     """The plan's CPX counts, not the SPX that the host is in."""
     found = fleet({"n1": state()}, [deployment()], gpu_partition_compute="CPX")
-    plan = plan_fleet(found, workshop())
+    plan = plan_fleet(check_fleet(found), workshop())
     assert first(plan)["fit"]["kv_cache_bytes"] < 24 * GIB
     assert plan.hosts[0].instances[0].instance.deployment.model == REPO

@@ -23,7 +23,7 @@ from ..common.run_lock import Busy, alone, leave_if_abandoned
 from ..docker.client import Engine, EngineError, Json, NotFound
 from ..docker.stop import stop_gracefully
 from ..serving.store import Store
-from .containers import RESULT_FILE, Repeat, Target, command, container_body
+from .containers import Repeat, Target, container_body
 
 LOG_LINES = 60
 _STOP_SECONDS = 30
@@ -48,7 +48,6 @@ def measure(
     connect: Callable[[], Engine],
     targets: Sequence[Target],
     kind: str,
-    args: Mapping[str, Any],
     run: str,
     timeout: int,
     check: bool,
@@ -56,7 +55,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure all targets at once; raises NodeError when one failed, with the results of the others."""
     if check:
-        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
+        return _measure(connect, targets, kind, run, timeout, check, repeat)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(alone("vllm_bench", _LEAVE_SECONDS))
@@ -65,36 +64,27 @@ def measure(
             for target in targets:
                 stop_and_remove(connect(), target.container)
             held.enter_context(alone("vllm_bench", 2 * _LEAVE_SECONDS))
-        return _measure(connect, targets, kind, args, run, timeout, check, repeat)
+        return _measure(connect, targets, kind, run, timeout, check, repeat)
 
 
 def _measure(
     connect: Callable[[], Engine],
     targets: Sequence[Target],
     kind: str,
-    args: Mapping[str, Any],
     run: str,
     timeout: int,
     check: bool,
     repeat: Repeat | None,
 ) -> dict[str, Any]:
     engine = connect()
-    if repeat:  # it gives each run its own seed
-        args = {name: value for name, value in args.items() if name != "seed"}
-    commands = {target.name: command(kind, target, args) for target in targets}
     times = f", {repeat.warmups + repeat.runs} times" if repeat else ""
-    actions = [text for target in targets for text in _actions(engine, target, commands[target.name], times)]
+    actions = [text for target in targets for text in _actions(engine, target, times)]
     for target in targets:
         _check_state(engine, target, kind)
     if check or not targets:
         return {"changed": False, "actions": actions, "benchmarks": []}
     with ThreadPoolExecutor(max_workers=len(targets)) as pool:
-        entries = list(
-            pool.map(
-                lambda target: _one(connect(), target, kind, commands[target.name], run, timeout, repeat),
-                targets,
-            )
-        )
+        entries = list(pool.map(lambda target: _one(connect(), target, kind, run, timeout, repeat), targets))
     result = {"changed": False, "actions": actions, "benchmarks": entries}
     failed = [entry for entry in entries if entry["error"]]
     if failed:
@@ -103,13 +93,13 @@ def _measure(
     return result
 
 
-def _actions(engine: Engine, target: Target, words: Sequence[str], times: str) -> list[str]:
+def _actions(engine: Engine, target: Target, times: str) -> list[str]:
     actions = []
     if engine.container(target.container) is not None:
         actions.append(f"DELETE /containers/{target.container} (left by an earlier run)")
     return [
         *actions,
-        f"POST /containers/create?name={target.container} ({shlex.join(words)}{times})",
+        f"POST /containers/create?name={target.container} ({shlex.join(target.command)}{times})",
         f"POST /containers/{target.container}/start",
     ]
 
@@ -130,15 +120,7 @@ def _check_state(engine: Engine, target: Target, kind: str) -> None:
         )
 
 
-def _one(
-    engine: Engine,
-    target: Target,
-    kind: str,
-    words: Sequence[str],
-    run: str,
-    timeout: int,
-    repeat: Repeat | None,
-) -> Json:
+def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repeat: Repeat | None) -> Json:
     """Measure one target; the entry has the results, or the error and those from before it."""
     directory = os.path.join(paths.DATA_DIR, "bench", run, f"{target.name}-{kind}")
     entry: Json = {
@@ -149,7 +131,7 @@ def _one(
         "commit": target.commit or None,
         "image": target.image,
         "digest": target.image.partition("@")[2] or None,
-        "command": list(words),
+        "command": list(target.command),
         "started": time.time(),
         "seconds": None,
         "result": None,
@@ -162,7 +144,7 @@ def _one(
         stop_and_remove(engine, target.container)
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory)
-        engine.create(target.container, container_body(target, words, run, directory, repeat))
+        engine.create(target.container, container_body(target, run, directory, repeat))
         engine.start(target.container)
         code = _wait(engine, target.container, timeout)
         log = engine.logs(target.container)
@@ -215,7 +197,7 @@ def _scalars(result: Mapping[str, Any]) -> Json:
 
 def _read(directory: str, runs: int) -> list[str]:
     """What each run wrote, "" for nothing; 0 runs: the one of a benchmark that is not repeated."""
-    names = [f"{RESULT_FILE}.{number}" for number in range(runs)] or [RESULT_FILE]
+    names = [f"{paths.BENCH_RESULT}.{number}" for number in range(runs)] or [paths.BENCH_RESULT]
     return [read_text(os.path.join(directory, name)) or "" for name in names]
 
 

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..common import paths
+from ..common.endpoint import listen_address, local_address
 from ..common.files import read_text
 from ..common.instance_key import node_key
 from ..common.redact import env_assignments
 from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
 from ..serving.health import Answer, Endpoint, ask
-from .containers import groups_of
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """Where text is asked for, by endpoint. Not every model has the first one, and models that embed have neither."""
@@ -34,8 +34,7 @@ def endpoint_of(instance: Mapping[str, Any], api_key: str) -> Endpoint:
     """Where the node reaches an instance."""
     host = str((instance.get("server") or {}).get("host") or "")
     if not host:
-        listen = (groups_of(instance.get("argv") or ()).get("host") or ["127.0.0.1"])[0]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+        host = local_address(listen_address(instance.get("argv") or ()))
     return Endpoint(host, int(instance["port"]), str(instance["served_model"]), api_key)
 
 

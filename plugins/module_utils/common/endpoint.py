@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 OPERATOR = "operator"
 """Who took a server out: a run takes in again only what a run took out."""
@@ -16,6 +17,16 @@ ADDRESS_FILE = "keepalived.conf"
 """The balancer's file that says how its virtual address is held (virtual_address.py)."""
 METRICS = 20
 """A router's metrics are that many ports above its own."""
+
+
+def local_address(listen: str) -> str:
+    """Where a node reaches what listens at an address of its own, or at all of them."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+
+
+def listen_address(argv: Sequence[str]) -> str:
+    """Where the server of a `vllm serve` command line listens."""
+    return argv[argv.index("--host") + 1] if "--host" in argv else "127.0.0.1"
 
 
 def busy(port: int) -> int:

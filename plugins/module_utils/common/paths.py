@@ -26,6 +26,9 @@ HF_MOUNT = "/hf"
 CACHE_MOUNT = "/cache"
 LIB_MOUNT = "/instinct-lib"
 KEYS_MOUNT = "/instinct-keys"
+# Where a benchmark's container writes what it measured.
+BENCH_MOUNT = "/bench"
+BENCH_RESULT = "result.json"
 
 
 def instance_dir(name: str) -> str:

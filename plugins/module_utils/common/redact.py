@@ -52,7 +52,7 @@ def env_assignments(text: str) -> dict[str, str]:
 def _first_word(text: str) -> str:
     """What a shell takes of the text after NAME=; a # begins a comment only after a blank."""
     words = shlex.shlex(text, posix=True)
-    words.whitespace_split, words.commenters = True, ""
+    vars(words).update(whitespace_split=True, commenters="")
     try:
         word = words.get_token() or ""
     except ValueError:  # an unclosed quote: take the text as it stands

@@ -116,10 +116,6 @@ class Timeline:
         """Whether a release lies in [since, until); None is open."""
         return (since is None or self.order[since] <= index) and (until is None or index < self.order[until])
 
-    def covered(self, since: str | None, until: str | None) -> tuple[str, ...]:
-        """The known releases in [since, until)."""
-        return tuple(name for index, name in enumerate(self.releases) if self.inside(since, until, index))
-
 
 def timeline(releases: Sequence[str]) -> Timeline:
     """Order release names. ValueError when they are not given oldest first."""

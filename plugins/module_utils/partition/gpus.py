@@ -31,7 +31,6 @@ class Gpu:
     index: int
     bdf: str
     sysfs_path: str
-    device_id: int | None
     mode: str | None
     memory_mode: str | None
     available: tuple[str, ...]
@@ -109,7 +108,6 @@ def gpus_of(
             index=entry["index"],
             bdf=entry["bdf"],
             sysfs_path=entry["sysfs_path"],
-            device_id=entry["device_id"],
             mode=entry["compute_partition"],
             memory_mode=entry["memory_partition"],
             available=tuple(entry["available_compute_partitions"]),

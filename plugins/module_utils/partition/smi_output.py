@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Understand the output of rocm-smi and amd-smi. What is not known is an error, never a guess.
 
-Wording and shapes follow captured output of ROCm 6.0 to 10.0 (tests/data/rocm_samples). What the tools say when they
-set a mode is in smi_set_output.py, the modes that they show in smi_modes.py.
+Wording and shapes follow captured output of ROCm 6.0 to 10.0 (tests/data/rocm_samples). Modes are read from sysfs; what
+the tools say when they set one is in smi_set_output.py.
 """
 
 from __future__ import annotations

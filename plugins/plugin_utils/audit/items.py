@@ -11,7 +11,6 @@ from ..catalog.gpus import GpuCatalog, GpuModel
 from ..generations.drift import Drift
 
 REQUIRED, RECOMMENDED, ADVISORY = "required", "recommended", "advisory"
-LEVELS = (REQUIRED, RECOMMENDED, ADVISORY)
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 ELSEWHERE, SKIPPED = "not applicable", "skipped"
 SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits")

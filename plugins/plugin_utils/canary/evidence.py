@@ -13,11 +13,10 @@ from typing import Any
 
 from ...module_utils.common.smoke_prompts import Reply, Smoke
 from ...module_utils.common.smoke_prompts import judge as judge_smoke
-from .verdict import OK, SLOWER, Rules, Speed, Window, judge, runs_of
+from .verdict import OK, Rules, Speed, Window, judge, runs_of
 
 SCHEMA = 1
 GARBAGE, BROKEN = "garbage", "broken"
-VERDICTS = (OK, SLOWER, GARBAGE, BROKEN)
 
 Result = Mapping[str, Any]
 

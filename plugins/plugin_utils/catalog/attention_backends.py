@@ -15,7 +15,6 @@ from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, Finding
 from .flag_values import Value
 
-DENSE = "dense"
 MLA = "mla"
 _SWITCHES = (
     ("aiter", "VLLM_ROCM_USE_AITER", False),
@@ -113,11 +112,6 @@ class Backends:
                 if any(pattern.search(text) for pattern in compiled):
                     found.setdefault(backend)
         return tuple(found)
-
-    def block_size_1(self, backend: str) -> str:
-        """What a backend demands of --block-size 1: required, natural (others are split into it), free."""
-        rules = self.data["backends"][backend].get("block_size_1", ())
-        return next((str(rule["is"]) for rule in self._spans(rules)), "free")
 
     def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Why a model's shape or the configuration keeps a backend from being used; empty for nothing.

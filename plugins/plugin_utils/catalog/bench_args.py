@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of vLLM's benchmark clients, valid for one release, from neutral arguments.
 
-The data is catalog/vllm/{bench.json, bench_settings.yml, bench_results.yml}; nothing here reads a file.
+The data is catalog/vllm/{bench.json, bench_settings.yml}; nothing here reads a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...module_utils.common.bench_metrics import KINDS
 from ...module_utils.common.errors import suggest
-from .findings import BAD_VALUE, GONE, NOT_YET, UNKNOWN, Finding
+from .findings import BAD_VALUE, GONE, NOT_YET, OK, Finding
 from .flag_values import Value, token
-from .flags import Flag, FlagTable, flags_of, option_index
-from .settings import fits, put, to_argv, wanted, wrong_value
-
-KINDS = ("serve", "latency", "throughput")
+from .flags import Flag, FlagTable, absent, check, flags_of, option_index
+from .settings import PLACE, fits, flag_argv, put, wanted, wrong_value
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,16 @@ def bench_args(
     data: Mapping[str, Any],
     book: Mapping[str, Any],
     kind: str,
+    measured: Mapping[str, Value],
     arguments: Mapping[str, Value],
-    engine: Mapping[str, Value] | None = None,
-    script_directory: str = "",
+    served: Sequence[str] = (),
 ) -> BenchCommand:
     """The command line of a benchmark of this kind.
 
-    `arguments` are neutral (bench_settings.yml); `engine` are flags of the engine, for latency and
-    throughput, as in a deployment's engine_args. What a release cannot express is a finding that names the
-    release where it came or went. ValueError for an unknown kind.
+    `measured` says what is measured and `arguments` how, as flags of the client or by the names of
+    bench_settings.yml: these are put in flags where the release lacks the one that was meant. `served` is
+    the server's command line, of which the client gets what concerns it too. What a release cannot express is
+    a finding that names the release where it came or went. ValueError for an unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no kind of benchmark. {suggest(kind, KINDS)}")
@@ -71,40 +71,124 @@ def bench_args(
     table = bench_table(serve, data, command["table"])
     if table is None:
         raise ValueError(f"bench.json has no {command['table']} for vLLM {serve.release.name}")
-    args: dict[str, Value] = {}
-    findings: list[Finding] = []
-    for name, value in {**book["always"][kind], **arguments}.items():
-        found = _argument(table, book, kind, name, value)
-        if isinstance(found, Finding):
-            findings.append(found)
-        else:
-            args.update(found)
+    client = _Client(table, book, kind)
+    words: dict[str, list[str]] = {}
+    findings = client.put(words, measured)
+    words.update(client.carried(serve, served))
+    findings += client.put(words, arguments)
     argv = list(command["argv"])
     if "script" in command:
-        argv.append(f"{script_directory or book['script_directory']}/{command['script']}")
-    return BenchCommand(
-        (*argv, *to_argv(table, {**(engine or {}), **args})), command["table"], tuple(findings)
-    )
+        argv.append(f"{book['script_directory']}/{command['script']}")
+    argv += [word for group in words.values() for word in group]
+    return BenchCommand(tuple(argv), command["table"], tuple(findings))
 
 
-def _argument(
-    table: FlagTable, book: Mapping[str, Any], kind: str, name: str, value: Value
-) -> Finding | Mapping[str, Value]:
-    setting = book["settings"].get(name)
-    known = [key for key, item in book["settings"].items() if kind in item["kinds"]]
-    if setting is None or kind not in setting["kinds"]:
-        return Finding(name, UNKNOWN, f"is not an argument of a {kind} benchmark", suggest(name, known))
-    wrong = wrong_value(setting, value)
-    if wrong:
-        choices = setting.get("choices")
-        return Finding(name, BAD_VALUE, wrong, f"Valid: {', '.join(choices)}." if choices else "")
-    spoken = setting["join"].join(str(item) for item in value) if "join" in setting else value
-    for form in setting["forms"]:
-        if form.get("kind", kind) == kind and fits(table.line, table.release.index, form, value):
-            args = {flag: put(item, spoken) for flag, item in form.get("args", {}).items()}
-            if all(flag in table.options for flag in args):
-                return args
-    return _inexpressible(table, setting, name, value)
+def reserved(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> Iterator[Finding]:
+    """Arguments that are not the operator's to give."""
+    for name in arguments:
+        setting = book["settings"].get(name)
+        flags = {_option(name), *(flags_of_setting(setting) if setting else ())}
+        if not flags.isdisjoint(book["reserved"][kind]):
+            yield Finding(name, BAD_VALUE, "is set by the toolkit, from the instance", "Leave it out.")
+
+
+@dataclass(frozen=True)
+class _Client:
+    """The client of one release."""
+
+    table: FlagTable
+    book: Mapping[str, Any]
+    kind: str
+
+    def put(self, words: dict[str, list[str]], arguments: Mapping[str, Value]) -> list[Finding]:
+        """Add the words of each argument, under its flag, and return what is to be said of them."""
+        findings = []
+        for name, value in arguments.items():
+            found, flags = self._argument(name, value)
+            words.update(flags)
+            if found.status != OK:
+                findings.append(found)
+        return findings
+
+    def carried(self, serve: FlagTable, served: Sequence[str]) -> dict[str, list[str]]:
+        """What the server's command line says that the client wants to know, as it is written there."""
+        rule = self.book["carried"][self.kind]
+        groups: dict[str, list[str]] = {}
+        group: list[str] = []
+        for word in served:
+            if word.startswith("--"):
+                hit = serve.get(word.partition("=")[0])
+                group = groups.setdefault(hit[0].name, []) if hit and self.table.get(hit[0].name) else []
+            group.append(word)
+        names = rule.get("flags") or [name for name in groups if serve.flags[name].engine]
+        return {name: groups[name] for name in names if name in groups and name not in rule.get("not", ())}
+
+    def _argument(self, name: str, value: Value) -> tuple[Finding, Mapping[str, list[str]]]:
+        """The words of an argument by their flags. A flag that the release has is given as it is written."""
+        key = self._setting(name)
+        setting = self.book["settings"].get(key, {})
+        wrong = wrong_value(setting, value) if setting else ""
+        spoken = _spoken(setting, value)
+        flags: Mapping[str, Value]
+        if self.table.get(name):
+            found, flags = check(self.table, name, spoken), {name: spoken}
+        elif not setting or (wrong and key != name):
+            found, flags = absent(self.table, _option(name)), {_option(name): spoken}
+        elif wrong:
+            choices = setting.get("choices")
+            fix = f"Valid: {', '.join(choices)}." if choices else ""
+            return Finding(name, BAD_VALUE, wrong, fix), {}
+        else:
+            found, flags = self._expressed(setting, name, value)
+        if found.is_error:
+            return found, {}
+        return found, {self._flag(flag): flag_argv(self.table, flag, item) for flag, item in flags.items()}
+
+    def _expressed(
+        self, setting: Mapping[str, Any], name: str, value: Value
+    ) -> tuple[Finding, Mapping[str, Value]]:
+        """A setting by the first of its forms that suits this release."""
+        line, index = self.table.line, self.table.release.index
+        for form in setting["forms"]:
+            if form.get("kind", self.kind) == self.kind and fits(line, index, form, value):
+                flags = {
+                    flag: put(item, _spoken(setting, value)) for flag, item in form.get("args", {}).items()
+                }
+                if all(flag in self.table.options for flag in flags):
+                    return Finding(name, OK), flags
+        return _inexpressible(self.table, setting, name, value), {}
+
+    def _flag(self, name: str) -> str:
+        hit = self.table.get(name)
+        return hit[0].name if hit else name
+
+    def _setting(self, name: str) -> str:
+        """The setting that a name means: its own, or a flag's."""
+        flag = _option(name)
+        for key, setting in self.book["settings"].items():
+            if self.kind in setting["kinds"] and (key == name or flag in flags_of_setting(setting)):
+                return str(key)
+        return ""
+
+
+def _option(name: str) -> str:
+    """random_input_len → --random-input-len."""
+    return f"--{name.lstrip('-').replace('_', '-')}"
+
+
+def flags_of_setting(setting: Mapping[str, Any]) -> set[str]:
+    """The flags that carry a setting's value, in whatever release."""
+    forms = (form.get("args", {}) for form in setting["forms"])
+    return {flag for form in forms for flag, item in form.items() if item == PLACE}
+
+
+def _spoken(setting: Mapping[str, Any], value: Value) -> Value:
+    """Lists and maps as the client reads them, where it has a form of its own for them."""
+    if "pair" in setting and isinstance(value, Mapping):
+        return [setting["pair"].format(*item) for item in value.items()]
+    if "join" in setting and isinstance(value, (list, tuple)):
+        return setting["join"].join(str(item) for item in value)
+    return value
 
 
 def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, value: Value) -> Finding:
@@ -121,16 +205,3 @@ def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, valu
     return Finding(
         name, status, what, "Leave it out.", "", table.release.exact, bool(setting.get("optional"))
     )
-
-
-def canonical_result(book: Mapping[str, Any], kind: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """A client's result under the names that all releases share, with what older ones lack filled in.
-
-    `book` is bench_results.yml. A count that an older client does not give (failed) is derived from the
-    others.
-    """
-    names = {item["key"]: item.get("is", item["key"]) for item in book[kind]["keys"]}
-    found = {names.get(key, key): value for key, value in result.items()}
-    if kind == "serve" and "failed" not in found and {"num_prompts", "completed"} <= set(found):
-        found["failed"] = found["num_prompts"] - found["completed"]
-    return found

@@ -15,7 +15,6 @@ NO_EFFECT = "no effect"  # accepted, and read by nothing
 BAD_CHOICE = "bad choice"
 BAD_VALUE = "bad value"
 AMBIGUOUS = "ambiguous"  # an abbreviation of more than one flag
-ABBREVIATED = "abbreviated"  # an abbreviation that a later release may make ambiguous
 MISSING = "missing"  # required and not given
 
 _ERRORS = frozenset((UNKNOWN, NOT_YET, GONE, BAD_CHOICE, BAD_VALUE, AMBIGUOUS, MISSING))

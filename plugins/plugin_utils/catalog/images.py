@@ -16,8 +16,6 @@ from ...module_utils.common.versions import version_key
 from .findings import BAD_VALUE, DEPRECATED, NO_EFFECT, Finding
 
 CUDA = "cuda"
-ASKED = ("vllm", "rocm", "entrypoint", "gfx")
-"""What a plan needs of an image."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class ImageFacts:
     """An image's software; None where it is not known.
 
     basis: tag, family, repository or unknown: how the reference was found (software.py adds declared and
-    image). probe: what has to be asked of the image. platform: rocm, cpu, cuda, "" for not known. v1: the image
+    image). platform: rocm, cpu, cuda, "" for not known. v1: the image
     has the V1 engine on although its vLLM has not (AMD's 0.9.1).
     """
 
@@ -37,7 +35,6 @@ class ImageFacts:
     python: str | None = None
     gfx: tuple[str, ...] | None = None
     entrypoint: str | None = None
-    digest_prefix: str = ""
     floating: bool = False
     deprecated: bool = False
     serves: bool = True
@@ -45,11 +42,6 @@ class ImageFacts:
     notes: tuple[str, ...] = ()
     source: str = ""
     platform: str = ""
-
-    @property
-    def probe(self) -> tuple[str, ...]:
-        """What is not known, of that which a plan needs; a moving tag is never known."""
-        return tuple(name for name in ASKED if self.floating or getattr(self, name) is None)
 
 
 def split_reference(ref: str) -> tuple[str, str, str]:
@@ -104,7 +96,6 @@ def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> Im
         python=entry["python"],
         gfx=None if gfx is None else tuple(gfx),
         entrypoint=common["entrypoint"],
-        digest_prefix=entry.get("digest_prefix", ""),
         floating=entry.get("floating", False),
         deprecated=common["deprecated"],
         serves=entry.get("serves", True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +123,20 @@ class Knowledge:
         found: Mapping[str, Any] = self._yaml("vllm/backends.yml")
         return found
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """What the releases do by themselves (vllm/defaults.yml)."""
-        found: Mapping[str, Any] = self._yaml("vllm/defaults.yml")["defaults"]
-        return found
+    def default(self, name: str, release: Release) -> Any:
+        """What a release does when nothing is said (vllm/defaults.yml); None where the catalogue does not tell."""
+        return self._at(self._yaml("vllm/defaults.yml")["defaults"].get(name, ()), release)
+
+    def rules(self, part: str, release: Release) -> dict[str, Any]:
+        """What a release does its own way (vllm/rules.yml), of a part: kv_cache or engine."""
+        histories = self._yaml("vllm/rules.yml")[part]
+        return {name: self._at(history, release) for name, history in histories.items()}
+
+    def _at(self, history: Iterable[Mapping[str, Any]], release: Release) -> Any:
+        for entry in history:
+            if self.line.inside(entry["since"], entry["until"], release.index):
+                return entry["value"]
+        return None
 
     @property
     def bench(self) -> Mapping[str, Any]:
@@ -139,12 +148,6 @@ class Knowledge:
     def bench_book(self) -> Mapping[str, Any]:
         """Neutral arguments of the benchmark clients."""
         found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
-        return found
-
-    @property
-    def bench_results(self) -> Mapping[str, Any]:
-        """Keys of the benchmark clients' results."""
-        found: Mapping[str, Any] = self._yaml("vllm/bench_results.yml")
         return found
 
     @functools.cache  # noqa: B019  (one object per run holds the catalogue for its whole life)

@@ -116,10 +116,6 @@ class Selection:
     choices: tuple[Choice, ...]
     advice: tuple[Advice, ...]
 
-    def values(self) -> tuple[tuple[str, Value], ...]:
-        """Name and value of each setting, as render_settings takes them."""
-        return tuple((choice.setting, choice.value) for choice in self.choices)
-
 
 def parse_recipe(data: Mapping[str, Any]) -> Recipe:
     """Build from a file of catalog/recipes; its schema is checked by the tests."""
@@ -231,8 +227,6 @@ _CONDITIONS: Mapping[str, Any] = {
     "head_size": lambda want, model, context: model.head_size in want,
     "repositories": lambda want, model, context: named(model.repository, want),
 }
-CONDITIONS = (*_SPAN, *_CONDITIONS)
-"""Every condition that a recipe may have."""
 
 
 def select(

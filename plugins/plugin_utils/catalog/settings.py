@@ -7,7 +7,7 @@ release does it by itself. The rules are catalog/vllm/settings.yml; nothing here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,52 +83,6 @@ def render_setting(book: SettingsBook, name: str, value: Value) -> Rendered:
         if fits(book.line, book.release.index, form, value):
             return _form(name, form, value)
     return _failed(_inexpressible(book, name, setting, value))
-
-
-def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Value]]) -> Rendered:
-    """Flags and variables for several settings, put together.
-
-    Maps of the same flag are merged (two settings may go into one --compilation-config). Two different values
-    for one flag or variable are an error that names both settings.
-    """
-    args: dict[str, Value] = {}
-    env: dict[str, str] = {}
-    findings: list[Finding] = []
-    origin: dict[str, str] = {}
-    for name, value in settings:
-        found = render_setting(book, name, value)
-        findings += found.findings
-        for flag, item in found.args.items():
-            held = args.get(flag)
-            if isinstance(item, Mapping) and isinstance(held, Mapping):
-                args[flag] = _merged(held, item)
-            elif flag in args and held != item:
-                findings.append(_conflict(name, origin[flag], flag, item, held))
-                continue
-            else:
-                args[flag] = item
-            origin[flag] = name
-        for variable, text in found.env.items():
-            if env.get(variable, text) != text:
-                findings.append(_conflict(name, origin[variable], variable, text, env[variable]))
-                continue
-            env[variable] = text
-            origin[variable] = name
-    return Rendered(args, env, tuple(findings))
-
-
-def _conflict(name: str, other: str, subject: str, value: Value, held: Value) -> Finding:
-    what = f"wants {subject} as {token(value)}, and {other} wants it as {token(held)}"
-    return Finding(name, BAD_VALUE, what, "Keep one of the two.")
-
-
-def _merged(a: Mapping[str, Value], b: Mapping[str, Value]) -> dict[str, Value]:
-    result = dict(a)
-    for key, value in b.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(old, value) if both and isinstance(old, Mapping) else value
-    return result
 
 
 def _failed(finding: Finding) -> Rendered:
@@ -247,21 +201,13 @@ def _when(book: SettingsBook, spans: Sequence[Sequence[Any]], what: str) -> tupl
     return UNKNOWN, f"{what} not possible in vLLM {version}"
 
 
-def to_argv(table: FlagTable, args: Mapping[str, Value]) -> list[str]:
-    """A map of flags as tokens of a command line, the way this release spells them.
+def flag_argv(table: FlagTable, name: str, value: Value) -> list[str]:
+    """The tokens of one flag of a map, the way this release spells them.
 
     true: --flag; false: --no-flag, or nothing where the flag is only a switch; null: nothing; a list: its
     items behind one flag; a map: JSON. Flags that the release does not have are rendered all the same:
     `check` tells.
     """
-    tokens: list[str] = []
-    for name, value in args.items():
-        tokens += flag_argv(table, name, value)
-    return tokens
-
-
-def flag_argv(table: FlagTable, name: str, value: Value) -> list[str]:
-    """The tokens of one flag of a map."""
     if value is None:
         return []
     hit = table.get(name)

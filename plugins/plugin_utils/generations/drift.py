@@ -14,8 +14,6 @@ from ..desired.node_state import NodeState, Running
 UNKNOWN, FILES, STOPPED, MISSING, SURPLUS, DIFFERS, HELD, TRIAL, BROKEN = (
     "unknown", "files", "stopped", "missing", "surplus", "differs", "held", "trial", "broken",
 )  # fmt: skip
-NOTES = (HELD, TRIAL)
-"""Kinds that are as somebody wanted it, and worth knowing all the same."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..desired.actions import has_image
 from ..desired.fleet import Fleet, Host
 from ..desired.node_state import NodeState
 from ..instances.factory import Workshop
-from ..instances.planned import Planned, Serving, Stored
+from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .sources import HELD, Choice, Chosen, Selection, histories_of
 
@@ -51,12 +51,14 @@ def problems_of(
     return tuple(found)
 
 
-def _held(item: Stored, choices: Mapping[str, Choice]) -> bool:
+def _held(item: RecordedInstance, choices: Mapping[str, Choice]) -> bool:
     choice = choices.get(item.deployment_name)
     return choice is not None and choice.kind == HELD
 
 
-def _missing(state: NodeState, host: Host, layout: Layout, item: Stored) -> Iterable[tuple[str, str]]:
+def _missing(
+    state: NodeState, host: Host, layout: Layout, item: RecordedInstance
+) -> Iterable[tuple[str, str]]:
     """What the host lacks for an instance, and what to do."""
     made, other = item.generation, "or choose another generation."
     if not has_image(state, made.image):
@@ -118,7 +120,7 @@ def _clash(one: Serving, other: Serving) -> bool:
     """The layout has looked at composed ones; what merely runs is not this run's matter."""
     if one.deployment_name == other.deployment_name:
         return False
-    return any(isinstance(item, Stored) and item.acts for item in (one, other))
+    return any(isinstance(item, RecordedInstance) and item.acts for item in (one, other))
 
 
 def _clash_problem(host: Host, one: Serving, other: Serving, what: str) -> Problem:
@@ -128,7 +130,7 @@ def _clash_problem(host: Host, one: Serving, other: Serving, what: str) -> Probl
 
 
 def _told(item: Serving) -> str:
-    if isinstance(item, Stored):
+    if isinstance(item, RecordedInstance):
         return f"instance {item.name} of generation {item.generation.generation}"
     return f"instance {item.name}"
 

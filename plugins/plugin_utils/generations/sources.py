@@ -18,7 +18,7 @@ from ...module_utils.common.generations import (
     Wishes,
 )
 from ..desired.fleet import Fleet, Host
-from ..instances.planned import Stored, running_member
+from ..instances.planned import RecordedInstance, running_member
 
 INVENTORY, HELD, ROLLED_BACK, TRIAL, RUNNING = "inventory", "held", "rollback", "trial", "running"
 """A choice. held, rollback: as of a generation; trial: as it runs, a rollout was cut off; running: as it runs."""
@@ -43,7 +43,7 @@ class Choice:
 class Chosen:
     """What is not composed on a host. stored: instances of generations. left: those that stay as they are."""
 
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[RecordedInstance, ...] = ()
     left: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -247,7 +247,7 @@ def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
     there: dict[str, list[str]] = {}
     for running in host.state.instances:
         there.setdefault(running.deployment, []).append(running.name)
-    stored: list[Stored] = []
+    stored: list[RecordedInstance] = []
     left: list[str] = []
     warnings: list[str] = []
     for name, choice in choices.items():
@@ -256,7 +256,7 @@ def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
         if choice.generation is not None:
             record = history.as_of(choice.generation)
             if record is not None:
-                stored += [Stored(record, member, path) for member in record.members]
+                stored += [RecordedInstance(record, member, path) for member in record.members]
             elif choice.kind == HELD:
                 left += there.get(name, ())
                 if name in there:

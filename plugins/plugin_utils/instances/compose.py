@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...module_utils.common.endpoint import local_address
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.paths import (
     CACHE_MOUNT,
@@ -21,6 +22,7 @@ from ...module_utils.common.paths import (
     lib_dir,
 )
 from ..bundle import bundle
+from ..catalog.recipes import Advice
 from ..catalog.settings import flag_argv
 from ..desired.deployment import Deployment
 from ..desired.fleet import LOOPBACK
@@ -71,6 +73,11 @@ class Instance:
         return (*self.tuned.warnings, *self.verdict.warnings)
 
     @property
+    def hints(self) -> tuple[Advice, ...]:
+        """What documents say of such a deployment."""
+        return (*self.tuned.advice, *self.verdict.quotes)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Device files that the container gets: the driver's one, a render node per GPU, and those of RDMA."""
         network = self.slot.network.devices if self.slot.network else ()
@@ -84,7 +91,7 @@ class Instance:
     @property
     def probe_host(self) -> str:
         """The address at which the node itself reaches the server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)
+        return local_address(self.listen)
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
         """INSTANCE of the plan, but for its host."""
@@ -113,7 +120,7 @@ class Instance:
             "reasons": [dict(vars(reason)) for reason in self.reasons],
             "chosen": list(self.tuned.chosen),
             "advice": [dict(vars(item)) for item in self.verdict.advice],
-            "hints": [dict(vars(item)) for item in self.tuned.advice],
+            "hints": [dict(vars(item)) for item in self.hints],
             "notes": list(self.verdict.notes),
             "warnings": list(self.warnings),
             "fit": fit.to_json() if fit else None,

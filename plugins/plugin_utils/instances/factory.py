@@ -74,7 +74,7 @@ class Workshop:
         cited: set[str] = set()
         for made in self._made.values():
             cited.update(item.source for item in made.instance.reasons)
-            cited.update(item.source for item in made.instance.verdict.advice)
+            cited.update(item.source for item in (*made.instance.verdict.advice, *made.instance.hints))
         named = {source.partition("#")[0] for source in cited}
         return {name: self.knowledge.sources[name] for name in named if name in self.knowledge.sources}
 

@@ -95,7 +95,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Stored:
+class RecordedInstance:
     """An instance as a generation in the node's store has it. acts False: it is merely there, nothing is done to it."""
 
     generation: Generation
@@ -154,17 +154,23 @@ class Stored:
         return {}
 
 
-Serving = Union[Planned, Stored]
+Serving = Union[Planned, RecordedInstance]
 
 
-def running_member(state: NodeState, running: Running, acts: bool = False) -> Stored | None:
+def recorded(generation: Generation, name: str, acts: bool = True) -> RecordedInstance:
+    """An instance of a generation. StopIteration when it has none of this name."""
+    return RecordedInstance(
+        generation, next(item for item in generation.members if item.name == name), acts=acts
+    )
+
+
+def running_member(state: NodeState, running: Running, acts: bool = False) -> RecordedInstance | None:
     """A container as the newest generation that has it; None: no generation knows it."""
     for history in state.generations:
         if history.deployment == running.deployment:
             found = history.of_spec(running.name, running.spec_hash)
             if found:
-                member = next(item for item in found.members if item.name == running.name)
-                return Stored(found, member, acts=acts)
+                return recorded(found, running.name, acts)
     return None
 
 

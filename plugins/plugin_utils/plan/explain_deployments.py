@@ -200,6 +200,6 @@ def _reasons(instance: Instance) -> list[str]:
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
     for note in instance.verdict.notes:
         lines += wrapped("note", note)
-    for hint in instance.tuned.advice:
+    for hint in instance.hints:
         lines += wrapped("hint", f"{hint.text} [{hint.source}]")
     return lines

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..generations.restore import kept_resources
 from ..generations.sources import INVENTORY, RUNNING
-from ..instances.planned import Stored
+from ..instances.planned import RecordedInstance
 from .plan import FleetPlan
 from .text import listed, wrapped
 
@@ -26,10 +26,10 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
         kind = turn.choice.kind
         if kind in (INVENTORY, RUNNING) or not (full or turn.deployment in started):
             continue
-        found: dict[Stored, list[str]] = {}
+        found: dict[RecordedInstance, list[str]] = {}
         for host in plan.hosts:
             mine = [item for item in host.instances if item.deployment_name == turn.deployment]
-            first = next((item for item in mine if isinstance(item, Stored)), None)
+            first = next((item for item in mine if isinstance(item, RecordedInstance)), None)
             if first:
                 found.setdefault(first, []).append(host.host.name)
         where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"

@@ -13,6 +13,7 @@ from ...module_utils.common.paths import container_name
 from ..catalog.gpus import GpuCatalog
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import LOOPBACK, Fleet, Host
+from ..desired.lockfile import Lock
 from ..endpoint.backends import Offer
 from ..endpoint.plan import BalancerPlan, Endpoint, plan_balancers
 from ..generations.numbering import Made, Turn, bindings, bound, record_actions, records, refused, turns_of
@@ -20,7 +21,7 @@ from ..generations.restore import kept_resources, modes_of, problems_of, release
 from ..generations.sources import NOTHING, Selection, select
 from ..instances.compose import pull_ref
 from ..instances.factory import Workshop
-from ..instances.planned import Planned, Serving, Stored
+from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
@@ -155,29 +156,52 @@ class FleetPlan:
         }
 
 
-def check_fleet(fleet: Fleet) -> None:
+@dataclass(frozen=True)
+class CheckedFleet:
+    """A fleet, where each of its deployments comes from in this run, and where their instances go.
+
+    problems: of the layouts.
+    """
+
+    fleet: Fleet
+    wishes: Wishes
+    selection: Selection
+    layouts: Mapping[str, Layout]
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def composed(self) -> Fleet:
+        """The fleet with the deployments that are composed: what comes from records needs nothing of elsewhere."""
+        return self.selection.fleet
+
+
+def check_fleet(fleet: Fleet, wishes: Wishes = DEFAULT) -> CheckedFleet:
     """Raise FleetError when instances cannot be laid out; asks nothing of registries and hubs."""
-    _, problems = lay_out_fleet(fleet)
-    problems += tuple(problem for host in fleet.hosts for problem in _check(host))
+    checked = _laid_out(fleet, wishes)
+    problems = (*checked.problems, *(problem for host in checked.composed.hosts for problem in _check(host)))
     if problems:
         raise FleetError(problems)
+    return checked
 
 
-def plan_fleet(
-    fleet: Fleet, workshop: Workshop, endpoint: Endpoint | None = None, wishes: Wishes = DEFAULT
-) -> FleetPlan:
+def _laid_out(fleet: Fleet, wishes: Wishes, free: Iterable[str] = ()) -> CheckedFleet:
+    selection = select(fleet, wishes, free)
+    return CheckedFleet(fleet, wishes, selection, *lay_out_fleet(selection.fleet))
+
+
+def plan_fleet(checked: CheckedFleet, workshop: Workshop, endpoint: Endpoint | None = None) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
     network; what is applied is resolved before.
     """
-    selection = select(fleet, wishes)
-    same = released(fleet, selection, workshop)
-    selection = select(fleet, wishes, same) if same else selection
+    free = released(checked.fleet, checked.selection, workshop)
+    if free:  # they are composed after all
+        checked = _laid_out(checked.fleet, checked.wishes, free)
+    wishes, selection, layouts = checked.wishes, checked.selection, checked.layouts
     fleet = selection.fleet
-    layouts, wrong = lay_out_fleet(fleet)
     hosts: list[HostPlan] = []
-    problems: list[Problem] = [*selection.problems, *wrong]
+    problems: list[Problem] = [*selection.problems, *checked.problems]
     for host in fleet.hosts:
         planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop, selection)
         hosts.append(planned)
@@ -281,71 +305,116 @@ def _check(host: Host) -> tuple[Problem, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class _Fetched:
+    """What a host gets before anything that serves is touched."""
+
+    actions: tuple[Action, ...]
+    packages: tuple[str, ...]
+    images: tuple[ImageStep, ...]
+    models: tuple[ModelStep, ...]
+    warnings: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What a host stops, changes, starts and removes, and what it then runs."""
+
+    actions: tuple[Action, ...] = ()
+    instances: tuple[Serving, ...] = ()
+    start: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    key_file: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
 def plan_host(
     host: Host, layout: Layout, catalog: GpuCatalog, workshop: Workshop, selection: Selection
 ) -> tuple[HostPlan, tuple[Problem, ...]]:
-    """One host's plan, and what is wrong with it."""
+    """One host's plan, and what is wrong with it. What is served waits for images that have to be asked."""
     chosen = selection.hosts.get(host.name, NOTHING)
-    lock = workshop.lock
-    actions: list[Action] = []
+    left = (*layout.left_out, *chosen.left)
     unknown = workshop.unknown_images(host)
-    images = steps.images(host, lock, unknown)
-    engine, _ = steps.docker_engine(host)
-    tools, packages = steps.build_tools(host, (image for image, _ in images)) or (None, ())
-    actions += [action for action in (engine, tools, steps.numa_balancing(host)) if action]
-    actions += [action for _, action in images]
-    model = _gpu_model(host, catalog)
+    fetched = _fetched(host, workshop.lock, unknown)
+    served = _Served() if unknown else _served(host, layout, catalog, workshop, selection, left)
     planned = HostPlan(
         host=host,
         layout=layout,
-        actions=tuple(actions),
-        packages=(*((engine.target,) if engine else ()), *packages),
-        images=tuple(image for image, _ in images),
-        models=(),
-        instances=(),
-        start=(),
-        remove=(),
-        stop=(),
-        gpu_model=model,
-        warnings=(*layout.warnings, *_warnings(host, layout), *chosen.warnings),
+        actions=(*fetched.actions, *served.actions),
+        packages=fetched.packages,
+        images=fetched.images,
+        models=fetched.models,
+        instances=served.instances,
+        start=served.start,
+        remove=served.remove,
+        stop=served.stop,
+        gpu_model=_gpu_model(host, catalog),
+        warnings=(*layout.warnings, *_warnings(host, layout), *chosen.warnings, *fetched.warnings),
         unknown=unknown,
-        left=(*layout.left_out, *chosen.left),
+        key_file=served.key_file,
+        left=left,
     )
-    problems = _check(host)
+    return planned, (*_check(host), *served.problems, *fetched.problems)
+
+
+def _fetched(host: Host, lock: Lock, unknown: Collection[str]) -> _Fetched:
+    images = steps.images(host, lock, unknown)
+    engine, _ = steps.docker_engine(host)
+    tools, packages = steps.build_tools(host, (image for image, _ in images)) or (None, ())
+    first = tuple(action for action in (engine, tools, steps.numa_balancing(host)) if action)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
-    room, doubts = check_disk(host, planned.images, (model for model, _ in models))
+    problems, warnings = check_disk(host, [image for image, _ in images], (model for model, _ in models))
     if unknown:  # the weights come later in the same run, and must have room then
-        return replace(planned, warnings=(*planned.warnings, *doubts)), (*problems, *room)
-    actions += [action for _, action in models]
+        models = ()
+    return _Fetched(
+        actions=(*first, *(action for _, action in (*images, *models))),
+        packages=(*((engine.target,) if engine else ()), *packages),
+        images=tuple(image for image, _ in images),
+        models=tuple(model for model, _ in models),
+        warnings=warnings,
+        problems=problems,
+    )
+
+
+def _served(
+    host: Host,
+    layout: Layout,
+    catalog: GpuCatalog,
+    workshop: Workshop,
+    selection: Selection,
+    left: Collection[str],
+) -> _Served:
+    chosen = selection.hosts.get(host.name, NOTHING)
     key = steps.instance_key(host, workshop.key)
-    actions += [key] if key else []
-    stop: tuple[str, ...] = ()
-    if layout.repartition:
-        running = steps.stop_servers(host)
-        stop = tuple(item.name for item in running)
-        actions += [*(steps.stop_action(item) for item in running), *steps.partition(host)]
-    composed, wrong = workshop.instances(host, layout, catalog)
+    running = steps.stop_servers(host) if layout.repartition else ()
+    repartition = steps.partition(host) if layout.repartition else ()
+    composed, problems = workshop.instances(host, layout, catalog)
     instances: tuple[Serving, ...] = composed
     if chosen.stored:
         instances = tuple(sorted((*composed, *chosen.stored), key=lambda item: natural(item.name)))
-    servers, remove = _servers(host, layout, instances, planned.left)
-    actions += [*remove, *servers]
-    planned = replace(
-        planned,
-        actions=tuple(actions),
-        key_file=workshop.key.file if key else "",
-        models=tuple(model for model, _ in models),
-        instances=instances,
-        start=tuple(action.target for action in servers),
-        remove=tuple(action.target for action in remove),
-        stop=stop,
-        warnings=(*planned.warnings, *doubts),
-    )
+    servers, remove = _servers(host, layout, instances, left)
+    start = tuple(action.target for action in servers)
     if chosen.stored:
-        wrong = (*wrong, *problems_of(host, layout, chosen, composed, selection.choices, planned.start))
-    return planned, (*problems, *wrong, *room)
+        problems = (*problems, *problems_of(host, layout, chosen, composed, selection.choices, start))
+    return _Served(
+        actions=(
+            *((key,) if key else ()),
+            *(steps.stop_action(item) for item in running),
+            *repartition,
+            *remove,
+            *servers,
+        ),
+        instances=instances,
+        start=start,
+        remove=tuple(action.target for action in remove),
+        stop=tuple(item.name for item in running),
+        key_file=workshop.key.file if key else "",
+        problems=problems,
+    )
 
 
 def _servers(
@@ -355,7 +424,7 @@ def _servers(
     wanted = {item.name: item for item in instances}
     start = []
     for name, item in wanted.items():
-        if isinstance(item, Stored) and not item.acts:
+        if isinstance(item, RecordedInstance) and not item.acts:
             continue
         hashes = item.file_hashes() if name in there else {}
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)

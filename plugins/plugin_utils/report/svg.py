@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matplotlib figure as <svg> inside a page: the page's colours and font, and ids of its own.
 
-Controller only.
+Matplotlib writes SVG for a file of its own: colours and fonts are fixed, so that a page in dark mode would need each
+plot twice; clip paths and marks of two figures on a page may have the same id; nothing has a tooltip. What it writes
+is changed in these, and in nothing else.
 """
 
 from __future__ import annotations

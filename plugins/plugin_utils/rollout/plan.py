@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE, Generation, History
+from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE, History
 from ..desired.actions import ALIVE
 from ..desired.node_state import NodeState, Running
 from ..endpoint.backends import Member as Server
 from ..endpoint.plan import BalancerPlan
-from ..instances.planned import Planned, Serving
+from ..generations.numbering import Turn
+from ..instances.planned import Planned, RecordedInstance, Serving, recorded
 from ..plan.actions import PARTITION_KINDS
 from ..plan.plan import FleetPlan, HostPlan
 from .batches import Batch, Member, Place, Rollout, Terms, Trial, parse_terms, plan_rollout, sorted_members
@@ -65,67 +65,22 @@ class RolloutPlan:
         return {**self.to_json(), "steps": self.steps.get(name, []), "finish": self.finish.get(name)}
 
 
-@dataclass(frozen=True)
-class Known:
-    """An instance's way back: the generation that it runs, or ran, and its place in it."""
-
-    generation: Generation
-    name: str
-
-    @property
-    def server(self) -> dict[str, Any]:
-        """SERVER as the node has it."""
-        return self.generation.server(self._member)
-
-    @property
-    def place(self) -> Place:
-        """Its ports and GPUs."""
-        return Place(frozenset(self._member.ports), frozenset(self._member.render_nodes))
-
-    @property
-    def engine(self) -> str:
-        """The engine over hosts that it is part of; "" when it is alone."""
-        hosts = self._member.hosts
-        return f"{self.generation.deployment}@{','.join(hosts)}:{self.name}" if len(hosts) > 1 else ""
-
-    @property
-    def instance(self) -> dict[str, Any]:
-        """INSTANCE as far as a record tells it, for the canary."""
-        made = self.generation
-        return {
-            "name": self.name,
-            "deployment": made.deployment,
-            "generation": made.generation,
-            "model": made.model,
-            "commit": made.commit or None,
-            "served_model": made.models[0] if made.models else made.model,
-            "image": made.image,
-            "vllm": made.vllm,
-            "port": self._member.port,
-            "argv": shlex.split(made.command),
-            "server": self.server,
-        }
-
-    @property
-    def _member(self) -> Any:
-        return next(item for item in self.generation.members if item.name == self.name)
-
-
-def plan_steps(plan: FleetPlan, data: Data, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
-    """The batches of a run, and why it cannot be. `data`: the plan as JSON."""
+def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+    """The batches of a run, and why it cannot be."""
     terms, problems = parse_terms(wanted.values)
-    hosts = {host.host.name: _Host(host, data, plan.balancers) for host in plan.hosts}
-    trials = _trials(hosts.values(), data) if wanted.operation == UPGRADE else {}
+    turns = {turn.deployment: turn for turn in plan.turns}
+    hosts = {host.host.name: _Host(host, turns, plan.balancers) for host in plan.hosts}
+    trials = _trials(hosts.values(), turns) if wanted.operation == UPGRADE else {}
     members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
     canary = wanted.operation == UPGRADE and wanted.canary
     terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
     rollout, wrong = plan_rollout(members, terms, trials if canary else {})
-    problems = (*problems, *wrong, *_refusals(plan, data, wanted, rollout))
+    problems = (*problems, *wrong, *_refusals(plan, wanted, rollout))
     steps: dict[str, list[dict[str, Any]]] = {}
     for batch in rollout.batches:
         for name in batch.hosts:
             steps.setdefault(name, []).append(hosts[name].step(batch, trials.get(batch.deployment)))
-    batches = tuple(_batch(batch, rollout, data, steps) for batch in rollout.batches)
+    batches = tuple(_batch(batch, rollout, turns.get(batch.deployment), steps) for batch in rollout.batches)
     upgraded = {item["deployment"]: item for item in batches} if wanted.operation == UPGRADE else {}
     begun: dict[str, list[dict[str, Any]]] = {}
     finish: dict[str, dict[str, Any]] = {}
@@ -163,19 +118,16 @@ def replaced(plan: FleetPlan) -> int:
 class _Host:
     """One host's part of the plan and of what is there."""
 
-    def __init__(self, plan: HostPlan, data: Data, balancers: Sequence[BalancerPlan]) -> None:
+    def __init__(self, plan: HostPlan, turns: Mapping[str, Turn], balancers: Sequence[BalancerPlan]) -> None:
         self.plan = plan
         self.name = plan.host.name
-        self.data: Data = data["hosts"][self.name]
         self.balancers = balancers
         state = plan.host.state
         self.running: dict[str, Running] = {item.name: item for item in state.instances} if state else {}
         self.histories = _histories(state)
         self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
-        self.numbers: dict[str, int | None] = {
-            str(item["deployment"]): (item["hosts"].get(self.name) or {}).get("to")
-            for item in data.get("generations") or ()
-        }
+        steps = {name: turn.hosts.get(self.name) for name, turn in turns.items()}
+        self.numbers = {name: step.wanted if step else None for name, step in steps.items()}
 
     def members(self, wanted: Wanted, trials: Mapping[str, Trial]) -> Iterable[Member]:
         """Every instance that is there or will be."""
@@ -185,7 +137,7 @@ class _Host:
             found, item = self.running.get(name), self.wanted.get(name)
             known = self.known(name)
             there = found is not None and found.state in ALIVE
-            place = known.place if known else _place(item) if self._equal(found, item) else None
+            place = _place(known or item) if known or self._equal(found, item) else None
             member = Member(
                 host=self.name,
                 name=name,
@@ -193,7 +145,7 @@ class _Host:
                 old=place if there else None,
                 new=_place(item) if item else place if stays else None,
                 engine=_engine(self.name, item),
-                old_engine=known.engine if known else "",
+                old_engine=_engine(self.name, known),
                 serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
                 headless=bool(item and item.member.headless),
                 known=not there or place is not None,
@@ -211,16 +163,16 @@ class _Host:
             )
         return member.name in self.plan.start or member.name in self.plan.remove or unjudged
 
-    def known(self, name: str) -> Known | None:
+    def known(self, name: str) -> RecordedInstance | None:
         """The generation that an instance runs; None when none is known."""
         found = self.running.get(name)
         history = self.histories.get(_deployment(name, found, None))
         if history is None:
             return None
         made = history.of_spec(name, found.spec_hash) if found else None
-        return Known(made, name) if made else None
+        return recorded(made, name) if made else None
 
-    def before(self, name: str) -> Known | None:
+    def before(self, name: str) -> RecordedInstance | None:
         """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
         item, found = self.wanted.get(name), self.running.get(name)
         known = self.known(name)
@@ -230,7 +182,7 @@ class _Host:
         history, number = self.histories.get(deployment), self.numbers.get(deployment)
         older = history.as_of(number - 1) if history and number else None
         if older and name in older.specs:
-            return Known(older, name)
+            return recorded(older, name)
         return known if known and not item else None
 
     @staticmethod
@@ -287,9 +239,9 @@ class _Host:
         continued = trial is not None and trial.canary == f"{self.name}/{name}"
         return {
             "id": f"{self.name}/{name}",
-            "old": {**old.instance, "gpus": item.described.get("gpus")} if old else {},
+            "old": {**old.described, "gpus": item.described.get("gpus")} if old else {},
             "new": {"host": self.name, **item.described},
-            "reference": reference.instance if reference else {},
+            "reference": reference.described if reference else {},
             # What is new already was measured by the run that was cut off, or never.
             "measure": bool(old and found and found.state == "running" and not self._equal(found, item)),
             "baseline": dict(self._baseline(batch.deployment)) if continued else {},
@@ -353,9 +305,9 @@ def _engine(host: str, item: Serving | None) -> str:
     return f"{item.deployment_name}@{','.join(hosts)}:{item.name}" if item and len(hosts) > 1 else ""
 
 
-def _trials(hosts: Iterable[_Host], data: Data) -> dict[str, Trial]:
+def _trials(hosts: Iterable[_Host], turns: Mapping[str, Turn]) -> dict[str, Trial]:
     """Open trials of the generation that is wanted now."""
-    wanted = {str(item["deployment"]): item.get("generation") for item in data.get("generations") or ()}
+    wanted = {name: turn.generation for name, turn in turns.items()}
     found: dict[str, Trial] = {}
     for host in hosts:
         for name, history in host.histories.items():
@@ -370,7 +322,7 @@ def _trials(hosts: Iterable[_Host], data: Data) -> dict[str, Trial]:
     return found
 
 
-def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> Iterable[Problem]:
+def _refusals(plan: FleetPlan, wanted: Wanted, rollout: Rollout) -> Iterable[Problem]:
     """What a rollout needs beside room."""
     if rollout.batches and wanted.operation != STOP:
         for name, why in wanted.absent:
@@ -381,7 +333,7 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
             what = "its load balancer does not run, so that nothing can leave it before it changes."
             yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
     if wanted.operation == ROLLBACK and not wanted.deployment:
-        names = ", ".join(str(item["deployment"]) for item in data.get("generations") or ())
+        names = ", ".join(turn.deployment for turn in plan.turns)
         yield Problem(("deployment",), "is not given.", f"-e deployment=NAME; there are: {names or 'none'}.")
     if wanted.operation in (UPGRADE, ROLLBACK):
         hosts = tuple(
@@ -400,10 +352,9 @@ def _refusals(plan: FleetPlan, data: Data, wanted: Wanted, rollout: Rollout) -> 
 
 
 def _batch(
-    batch: Batch, rollout: Rollout, data: Data, steps: Mapping[str, list[dict[str, Any]]]
+    batch: Batch, rollout: Rollout, turn: Turn | None, steps: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """A batch for the playbook. held: the generation to stay at when it is turned back; None: none is known."""
-    about: Data = next((i for i in data.get("generations") or () if i["deployment"] == batch.deployment), {})
     same = [item for item in rollout.batches if item.deployment == batch.deployment]
     hosts = tuple(dict.fromkeys(host for item in same for host in item.hosts))
     numbers = {item.number for item in same}
@@ -415,14 +366,13 @@ def _batch(
         for server in step["back"]["servers"]
         if server["deployment"] == batch.deployment
     ]
-    generation, why = about.get("generation"), str(about.get("why") or "once more")
     return {
         "number": batch.number,
         "of": len(rollout.batches),
         "deployment": batch.deployment,
-        "generation": generation,
+        "generation": turn.generation if turn else None,
         "held": max(old, default=None),
-        "why": why,
+        "why": (turn.why if turn else "") or "once more",
         "canary": batch.canary.id if batch.canary else "",
         "hosts": list(batch.hosts),
         "all_hosts": list(hosts),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .engine_config import Engine
 from .shape import ModelShape
@@ -24,10 +23,6 @@ class Simple:
     kv_cache_bytes: int
     total_bytes: int
     memory_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """For plan.json."""
-        return dict(vars(self))
 
 
 def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int) -> Simple:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ...module_utils.common.versions import Release, Timeline
-from .kv_cache import NO_COPIES, Layout, Rules, rules
+from .kv_cache import NO_COPIES, Layout, Rules
 from .shape import ModelShape
 from .weights import FP8_TENSOR, Scheme, Share
 
@@ -21,7 +20,7 @@ _ONLINE = {
 }
 _ELEMENTS = {"float32": 4, "float": 4}
 LONG_CONTEXT = 32768
-"""Longer contexts were prefilled in chunks by default by the V0 engine, on ROCm before 0.6.6 only."""
+"""Longer contexts are prefilled in chunks by the V0 engine of some releases (Rules.chunks_long)."""
 MXFP4_PADDING = 256
 """gpt-oss on ROCm: vLLM rounds the experts' sizes up (layers/quantization/mxfp4.py; fused_moe/oracle/mxfp4.py)."""
 
@@ -36,8 +35,7 @@ class Engine:
     draft_bytes: weights of what drafts for the model, divided over draft_tp GPUs; None: as the model.
     """
 
-    release: Release
-    line: Timeline = field(repr=False)
+    rules: Rules = field(repr=False)
     memory_bytes: int
     gpu_memory_utilization: float
     max_num_seqs: int
@@ -68,11 +66,6 @@ class Engine:
     def draft_bytes_per_gpu(self) -> int:
         """Weights of the draft of speculative decoding on each GPU."""
         return -(-self.draft_bytes // (self.draft_tp or self.tp))
-
-    @property
-    def rules(self) -> Rules:
-        """What its release does its own way."""
-        return rules(self.release, self.line)
 
     def share(self, model: ModelShape) -> Share:
         """Over how many ranks weights are divided: experts over tensor and data parallel ranks together."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .amd_formula import Simple, simple_formula
 from .engine_config import GIB, Engine, graph_bytes, reserve_bytes
 from .kv_cache import Plan, element_bytes, plan
 from .layers import Layer
@@ -19,7 +18,7 @@ from .shape import ModelShape
 from .vllm_limits import refusals
 from .weights import cdiv, matrix_bytes, padded_vocabulary
 
-__all__ = ["Engine", "Fit", "Simple", "fit", "refusals", "remedies", "simple_formula", "smallest_tp"]
+__all__ = ["Engine", "Fit", "fit", "refusals", "remedies", "smallest_tp"]
 
 EXACT, ESTIMATED = "exact", "estimated"
 HUB, GIVEN = "the repository's config.json", "model_config"

@@ -7,11 +7,10 @@ Rules says it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import Any, Union
 
-from ...module_utils.common.versions import Release, Timeline
 from .layers import Cache, Layer, State
 from .weights import cdiv
 
@@ -31,17 +30,7 @@ NO_COPIES = Copies(1, 1)
 
 @dataclass(frozen=True)
 class Rules:
-    """What a vLLM release does differently from others; read in the sources of 0.6.3 to 0.33.0.
-
-    hybrid: layers of several kinds share the cache in groups; before, all were planned as full attention. chunked: also
-    those of chunked attention, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 0.
-    by_concurrency: the tokens that the log names are concurrency x max_model_len. grouped: they are blocks / groups x
-    block size; else blocks x block size. overlap: sliding windows are kept for each step in flight, not for one.
-    uneven: kinds of which none has this many times the layers of another form one group each. graphs_counted: graphs
-    are taken from the same budget, on ROCm. chunks_long: the V0 engine prefills long contexts in chunks on ROCm.
-    latent_fp8: latent attention can have an FP8 cache on ROCm.
-    states: with prefix caching, which is on for state-space models too since it copies states.
-    """
+    """What a vLLM release does differently from others; catalog/vllm/rules.yml has the values and explains them."""
 
     hybrid: bool
     chunked: bool
@@ -54,26 +43,10 @@ class Rules:
     latent_fp8: bool
     states: Copies
 
-
-def rules(release: Release, line: Timeline) -> Rules:
-    """The rules of a release."""
-
-    def since(version: str) -> bool:
-        return release.index >= line.find(version).index
-
-    states = Copies(2, 3 if since("0.32.0") else 2) if since("0.28.0") else NO_COPIES
-    return Rules(
-        hybrid=since("0.9.1"),
-        chunked=since("0.14.0"),
-        by_concurrency=since("0.20.1"),
-        grouped=since("0.9.1"),
-        overlap=since("0.26.0"),
-        uneven=1.5 if since("0.20.0") else 1.25 if since("0.12.0") else 1.0,
-        graphs_counted=since("0.26.0"),
-        chunks_long=not since("0.6.6"),
-        latent_fp8=since("0.12.0"),
-        states=states,
-    )
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Rules:
+        """The values of a release."""
+        return cls(**{**values, "states": Copies(**values["states"])})
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import Engine, Fit, fit, refusals, remedies
+from ..sizing.kv_cache import Rules
 from ..sizing.shape import ModelShape, model_shape
-from .tune import OTHER_PLATFORMS, Machine, Tuned, default_of
+from .statements import Decided, quotes
+from .tune import OTHER_PLATFORMS, Machine, Tuned
 
 GIB = 1 << 30
 FEW_REQUESTS = 4.0
@@ -30,13 +32,17 @@ CPU_BLOCK = 128
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said before anything is pulled. fit None: the model's config.json is not known."""
+    """What is to be said before anything is pulled. fit None: the model's config.json is not known.
+
+    quotes: statements of the documents that apply, for whoever reads the plan explained.
+    """
 
     fit: Fit | None = None
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
+    quotes: tuple[Advice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ def judge(
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
-        said = statement(knowledge.recipes, rule)
-        problems += (Problem(deployment.path, f"{text}.", f"{said.text} Source: {said.source}."),)
+        why = statement(knowledge.recipes, rule)
+        problems += (Problem(deployment.path, f"{text}.", f"{why.text} Source: {why.source}."),)
     problems += _backend(deployment, tuned, model, engine, knowledge)
     if problems:
         return Verdict(None, problems, warnings)
@@ -86,7 +92,8 @@ def judge(
         return Verdict(found, more, (*warnings, *doubts))
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(draft))
-    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes)
+    said = quotes(knowledge.recipes, Decided(deployment, machine, tuned, model, shape, engine, found))
+    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said)
 
 
 def _drafting(draft: Draft | None) -> tuple[str, ...]:
@@ -109,7 +116,7 @@ def engine_of(
         given = tuned.args.get(flag)
         if given is not None:
             return given
-        found = default_of(knowledge, name, tuned.table.line, tuned.release.index)
+        found = knowledge.default(name, tuned.release)
         known = tuned.table.flags.get(flag)
         return found if found is not None or known is None else known.default
 
@@ -130,8 +137,7 @@ def engine_of(
     chunked = tuned.args.get("--enable-chunked-prefill")
     blocks = tuned.args.get("--num-gpu-blocks-override")
     return Engine(
-        release=tuned.release,
-        line=tuned.table.line,
+        rules=Rules.of(knowledge.rules("kv_cache", tuned.release)),
         memory_bytes=machine.memory_bytes,
         gpu_memory_utilization=float(value("gpu_memory_utilization") or 0.9),
         tp=deployment.tensor_parallel_size,

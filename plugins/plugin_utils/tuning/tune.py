@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Path, Problem
-from ...module_utils.common.versions import Release, Timeline
+from ...module_utils.common.versions import Release
 from ..catalog.attention_backends import Backends, check_named
 from ..catalog.env_vars import check_env
 from ..catalog.findings import Finding
@@ -20,7 +20,7 @@ from ..catalog.flag_values import Value, token
 from ..catalog.flags import FlagTable, check
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
-from ..catalog.recipes import Advice, Choice, Context, Selection, select
+from ..catalog.recipes import Advice, Choice, Context, Selection, select, speculative_pairs
 from ..catalog.recognize import recognise
 from ..catalog.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
@@ -109,6 +109,7 @@ def tune(
     desk.check_share(knowledge)
     if book.release.note:
         desk.warnings.insert(0, book.release.note)
+    offer = _drafts(deployment, knowledge, model, context)
     known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
     return Tuned(
         book.release,
@@ -120,7 +121,7 @@ def tune(
         tuple(desk.ledger.reasons),
         desk.chosen,
         tuple(dict.fromkeys(desk.warnings)),
-        tuple(item for item in selection.advice if item.say == "advise"),
+        (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
         tuple(desk.problems),
     )
@@ -215,9 +216,9 @@ class _Desk:
 
     def check_sequences(self, knowledge: Knowledge) -> None:
         """vLLM stops when a step takes fewer tokens than sequences."""
-        line, index, args = self.book.line, self.book.release.index, self.ledger.args
+        args = self.ledger.args
         tokens, seqs = (
-            args.get(f"--{name.replace('_', '-')}", default_of(knowledge, name, line, index))
+            args.get(f"--{name.replace('_', '-')}", knowledge.default(name, self.book.release))
             for name in ("max_num_batched_tokens", "max_num_seqs")
         )
         if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
@@ -249,9 +250,7 @@ class _Desk:
         """Instances on one GPU must not want more than all of its memory."""
         count = self.deployment.instances_per_gpu
         name = "gpu_memory_utilization"
-        part = self.ledger.args.get(
-            "--gpu-memory-utilization", default_of(knowledge, name, self.book.line, self.book.release.index)
-        )
+        part = self.ledger.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
         if count > 1 and isinstance(part, (int, float)) and part * count > 1:
             what = (
                 f"{count} instances per GPU with {name} {part:g} each want {part * count:.0%} of its memory."
@@ -302,6 +301,21 @@ def _recommended(
     )  # fmt: skip
 
 
+def _drafts(
+    deployment: Deployment, knowledge: Knowledge, model: ModelFacts, context: Context
+) -> tuple[Advice, ...]:
+    """Drafts that documents name for the model: they answer few requests sooner, and many later."""
+    if not deployment.recipes or context.speculative or deployment.objective == "throughput":
+        return ()
+    found = []
+    for pair in speculative_pairs(knowledge.recipes, model, context):
+        settings = {"speculative": pair["speculative"], **pair["settings"]}
+        listed = ", ".join(f"{name}: {token(value)}" for name, value in settings.items())
+        text = f"{pair['draft']} can draft for it, which makes few requests at once faster: {listed}. {pair['reason']}."
+        found.append(Advice("speculative-pair", "advise", text, pair["source"], "speculative"))
+    return tuple(found)
+
+
 def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
     """The part of a GPU's memory for each of several instances on it."""
     count = deployment.instances_per_gpu
@@ -322,10 +336,10 @@ def _context(
 ) -> Context:
     engine = given.get("engine")
     if engine is None:
-        engine = default_of(knowledge, "engine", book.line, book.release.index)
+        engine = knowledge.default("engine", book.release)
         if software.v1:
             engine = "V1"
-        if _falls_back(book, given):
+        if knowledge.rules("engine", book.release)["falls_back"] and _beyond_v1(given):
             engine = "V0"
     gpu = software.platform not in OTHER_PLATFORMS
     return Context(
@@ -356,21 +370,8 @@ def _drafted(speculative: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _falls_back(book: SettingsBook, given: Mapping[str, Value]) -> bool:
-    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead.
-
-    Source: EngineArgs._is_v1_supported_oracle of the releases that have both engines.
-    """
-    if not book.line.inside(None, "0.10.1", book.release.index):
-        return False
+def _beyond_v1(given: Mapping[str, Value]) -> bool:
+    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead."""
     speculative = given.get("speculative")
     draft = isinstance(speculative, Mapping) and "method" not in speculative and "model" in speculative
     return draft or given.get("scheduler_steps") not in (None, 1)
-
-
-def default_of(knowledge: Knowledge, name: str, line: Timeline, index: int) -> Any:
-    """What a release does when nothing is said; None where the catalogue does not tell."""
-    for entry in knowledge.defaults.get(name, ()):
-        if line.inside(entry["since"], entry["until"], index):
-            return entry["value"]
-    return None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line that measures an instance, right for the vLLM release of its client. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.endpoint import listen_address, local_address
+from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.paths import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
+from ..catalog.bench_args import bench_args, reserved
+from ..catalog.flag_values import Value
+from ..catalog.load import Knowledge
+
+NEEDED = ("name", "model", "served_model", "vllm", "port", "argv")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The command line, which holds no secret, and what is to be said of it."""
+
+    argv: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def bench_command(
+    knowledge: Knowledge, kind: str, instance: Mapping[str, Any], arguments: Mapping[str, Value]
+) -> Benchmark:
+    """`instance` as the plan has it; `arguments` of the client, as the operator writes them. Raises FleetError.
+
+    True gives a flag alone; false and null leave it out.
+    """
+    where = f"targets[{instance.get('name') or '?'}]"
+    missing = [key for key in NEEDED if not instance.get(key)]
+    if missing:
+        what = f"{', '.join(missing)} is missing."
+        raise FleetError([Problem((where,), what, "Give the instances as the plan has them.")])
+    client, book = instance.get("client") or {}, knowledge.bench_book
+    asked = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    results = _results(kind)
+    last = {**results, **asked} if kind == "serve" else {**asked, **results}
+    try:
+        made = bench_args(
+            knowledge.flags(client.get("vllm") or instance["vllm"]),
+            knowledge.bench,
+            book,
+            kind,
+            _measured(kind, instance),
+            {**book["always"].get(kind, {}), **last},
+            instance["argv"],
+        )
+    except ValueError as error:
+        raise FleetError([Problem((where,), f"{error}.")]) from None
+    wrong = [*reserved(book, kind, asked), *(item for item in made.findings if item.is_error)]
+    if wrong:
+        raise FleetError(Problem(("args", item.subject), f"{item.what}.", item.fix) for item in wrong)
+    return Benchmark(made.argv, tuple(item.text() for item in made.findings))
+
+
+def _measured(kind: str, instance: Mapping[str, Any]) -> dict[str, Value]:
+    model, commit = str(instance["model"]), instance.get("commit")
+    if kind != "serve":
+        return {"model": instance["argv"][2]}
+    host = local_address(listen_address(instance["argv"]))
+    return {
+        "model": model,
+        "served_model_name": instance["served_model"],
+        "tokenizer": snapshot_dir(model, commit) if commit and not model.startswith("/") else model,
+        "base_url": f"http://{f'[{host}]' if ':' in host else host}:{instance['port']}",
+    }
+
+
+def _results(kind: str) -> dict[str, Value]:
+    if kind != "serve":
+        return {"output_json": f"{BENCH_MOUNT}/{BENCH_RESULT}"}
+    return {"save_result": True, "result_directory": BENCH_MOUNT, "result_file": BENCH_RESULT}

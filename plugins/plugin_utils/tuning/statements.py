@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements of the recipes that no condition of theirs decides: which ones apply to a decided deployment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..catalog.recipes import Advice, Recipe, statement
+from ..desired.actions import size
+from ..desired.deployment import Deployment
+from ..sizing.amd_formula import simple_formula
+from ..sizing.engine_config import Engine
+from ..sizing.facts import ModelFacts
+from ..sizing.fit import Fit
+from ..sizing.shape import ModelShape
+from .tune import Machine, Tuned
+
+MANY_SEQUENCES, MUCH_MEMORY = 256, 0.95
+"""The largest values that the statements on sequences and on graphs recommend."""
+_KERNELS = (
+    "VLLM_ROCM_USE_AITER_",
+    "VLLM_ROCM_USE_SKINNY_GEMM",
+    "VLLM_ROCM_FP8_PADDING",
+    "VLLM_ROCM_MOE_PADDING",
+)
+_OFF = ("0", "false")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A deployment on one sort of GPU, as it will run."""
+
+    deployment: Deployment
+    machine: Machine
+    tuned: Tuned
+    model: ModelFacts
+    shape: ModelShape
+    engine: Engine
+    fit: Fit
+
+    def number(self, flag: str) -> float:
+        """The value of a flag that is given as a number, else 0."""
+        value = self.tuned.args.get(flag)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+
+
+def quotes(recipes: Sequence[Recipe], decided: Decided) -> tuple[Advice, ...]:
+    """The statements that apply."""
+    found = []
+    for name, applies in _APPLIES.items():
+        answer = applies(decided)
+        if answer:
+            said = statement(recipes, name)
+            found.append(replace(said, text=f"{said.text} {answer}") if isinstance(answer, str) else said)
+    return tuple(found)
+
+
+def _method(decided: Decided) -> bool:
+    given, own = decided.tuned.args.get("--quantization"), decided.model.quantization
+    return given is not None and own not in ("none", given)
+
+
+def _dtype(decided: Decided) -> bool:
+    speculative: Any = decided.tuned.known.get("speculative")
+    return isinstance(speculative, Mapping) and "dtype" in speculative
+
+
+def _kernels(decided: Decided) -> bool:
+    return any(name.startswith(_KERNELS) and text.lower() in _OFF for name, text in decided.deployment.env)
+
+
+def _formula(decided: Decided) -> str:
+    """The guide's sum for one request of the full length, on a partition as the guide has it."""
+    if decided.machine.compute != "CPX":
+        return ""
+    found = simple_formula(decided.shape, decided.engine, 1, decided.fit.max_model_len)
+    if found.fits is None:
+        return ""
+    return (
+        f"By it one request of {decided.fit.max_model_len:,} tokens takes {size(found.weights_bytes)} and "
+        f"{size(found.kv_cache_bytes)}, {size(found.total_bytes)} of {size(found.memory_bytes)}."
+    )
+
+
+_APPLIES: Mapping[str, Callable[[Decided], bool | str]] = {
+    "context-length": lambda decided: "--max-model-len" not in decided.tuned.args,
+    "sequences-and-preemption": lambda decided: decided.number("--max-num-seqs") > MANY_SEQUENCES,
+    "graphs-memory": lambda decided: (
+        decided.number("--gpu-memory-utilization") > MUCH_MEMORY and not decided.engine.enforce_eager
+    ),
+    "shared-memory": lambda decided: (
+        decided.deployment.runtime.ipc != "host" and decided.tuned.context.devices > 1
+    ),
+    "remote-code": lambda decided: decided.tuned.args.get("--trust-remote-code") is True,
+    "checkpoint-method": _method,
+    "speculative-dtype-key": _dtype,
+    "kernel-switches": _kernels,
+    "fit-simple-formula": _formula,
+}
