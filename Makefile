@@ -75,13 +75,8 @@ packages: ## what unit tests hold configurations against, where it is missing: h
 	test -z "$$missing" || { export DEBIAN_FRONTEND=noninteractive; \
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install $$missing; }
 
-lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes), import-linter
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/yamllint --strict .
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
-	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- plugins/module_utils plugins/modules
-	PYTHONPATH=.collections $(BIN)/lint-imports --no-cache
+lint: venv-dev ## every check of .pre-commit-config.yaml
+	PRE_COMMIT_HOME=$(CURDIR)/.cache/pre-commit PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p ansible_collections.instinct.fleet.plugins
