@@ -143,7 +143,7 @@ nightly: ## make test, and all that is too long for it: sanity, deep, bench, par
 	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }
 
 # ---- the collection --------------------------------------------------------------------------------------------------
-.PHONY: collection sanity
+.PHONY: collection sanity changelog release
 VERSION = $(shell sed -n 's/^version: //p' galaxy.yml)
 COLLECTION := .cache/collection
 INSTALLED := $(COLLECTION)/ansible_collections/instinct/fleet
@@ -160,3 +160,19 @@ collection: venv-dev ## build the collection, and install it in .cache/collectio
 # In the collection as its users get it. Versions of Python for nodes that are not installed here are left out.
 sanity: collection ## Ansible's own checks: ansible-test sanity, in the installed collection
 	$(BIN)/python -m tests.ansible_test .cache/ansible-test $(INSTALLED) sanity --color no
+
+changelog: venv-dev ## turn changelogs/fragments into the entry of this version in CHANGELOG.md
+	$(BIN)/antsibull-changelog release --update-existing --reload-plugins
+
+# What is tagged is what is committed: nothing else may lie about, and the version is written in one way everywhere.
+release: ## build and check the collection of a clean tree, and tag it with its version
+	@test -z "$$(git status --porcelain)" || { git status --short; \
+	    echo "make release: commit these files, or take them away."; exit 1; }
+	@grep -q '^version = "$(VERSION)"$$' pyproject.toml || { \
+	    echo "make release: pyproject.toml has another version than galaxy.yml, $(VERSION)."; exit 1; }
+	@grep -q '^  $(VERSION):$$' changelogs/changelog.yaml && test -z "$$(ls changelogs/fragments)" || { \
+	    echo "make release: the changelog does not have all of $(VERSION). Run make changelog, and commit."; exit 1; }
+	@! git rev-parse --quiet --verify refs/tags/$(VERSION) > /dev/null || { \
+	    echo "make release: $(VERSION) is tagged already."; exit 1; }
+	$(MAKE) sanity
+	git tag --annotate --message "instinct-fleet $(VERSION)" $(VERSION)
