@@ -75,14 +75,8 @@ packages: ## what unit tests hold configurations against, where it is missing: h
 	test -z "$$missing" || { export DEBIAN_FRONTEND=noninteractive; \
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install $$missing; }
 
-lint: venv-dev ## ruff, yamllint, ansible-lint (production profile), vermin (Python 3.9 on nodes), import-linter, vulture
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/yamllint --strict .
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
-	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- plugins/module_utils plugins/modules
-	PYTHONPATH=.collections $(BIN)/lint-imports --no-cache
-	$(BIN)/vulture
+lint: venv-dev ## every check of .pre-commit-config.yaml
+	PRE_COMMIT_HOME=$(CURDIR)/.cache/pre-commit PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files
 
 types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p ansible_collections.instinct.fleet.plugins
@@ -143,8 +137,43 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="s
 	    --jobs $(or $(JOBS),2) --at-least 92
 
 # What runs at night, and how long each may take; all run, whatever fails.
-NIGHTLY := 60m:test 90m:deep 60m:bench 40m:parsers 90m:mutants 20m:demo
-nightly: ## make test, and all that is too long for it: deep, bench, parsers, mutants, the demo
+NIGHTLY := 60m:test 20m:sanity 90m:deep 60m:bench 40m:parsers 90m:mutants 20m:demo
+nightly: ## make test, and all that is too long for it: sanity, deep, bench, parsers, mutants, the demo
 	@failed=; for job in $(NIGHTLY); do \
 	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
 	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }
+
+# ---- the collection --------------------------------------------------------------------------------------------------
+.PHONY: collection sanity changelog release
+VERSION = $(shell sed -n 's/^version: //p' galaxy.yml)
+COLLECTION := .cache/collection
+INSTALLED := $(COLLECTION)/ansible_collections/instinct/fleet
+
+collection: venv-dev ## build the collection, and install it in .cache/collection
+	rm -rf $(COLLECTION)
+	$(BIN)/ansible-galaxy collection build --output-path $(COLLECTION)
+	@# The path of its own, as this checkout counts as installed otherwise.
+	ANSIBLE_COLLECTIONS_PATH=$(COLLECTION) $(BIN)/ansible-galaxy collection install --offline \
+	    $(COLLECTION)/instinct-fleet-$(VERSION).tar.gz
+	@# A repository of its own, as ansible-test would otherwise ask this one, which ignores the folder.
+	test -f $(INSTALLED)/MANIFEST.json && git init --quiet $(INSTALLED)
+
+# In the collection as its users get it. Versions of Python for nodes that are not installed here are left out.
+sanity: collection ## Ansible's own checks: ansible-test sanity, in the installed collection
+	$(BIN)/python -m tests.ansible_test .cache/ansible-test $(INSTALLED) sanity --color no
+
+changelog: venv-dev ## turn changelogs/fragments into the entry of this version in CHANGELOG.md
+	$(BIN)/antsibull-changelog release --update-existing --reload-plugins
+
+# What is tagged is what is committed: nothing else may lie about, and the version is written in one way everywhere.
+release: ## build and check the collection of a clean tree, and tag it with its version
+	@test -z "$$(git status --porcelain)" || { git status --short; \
+	    echo "make release: commit these files, or take them away."; exit 1; }
+	@grep -q '^version = "$(VERSION)"$$' pyproject.toml || { \
+	    echo "make release: pyproject.toml has another version than galaxy.yml, $(VERSION)."; exit 1; }
+	@grep -q '^  $(VERSION):$$' changelogs/changelog.yaml && test -z "$$(ls changelogs/fragments)" || { \
+	    echo "make release: the changelog does not have all of $(VERSION). Run make changelog, and commit."; exit 1; }
+	@! git rev-parse --quiet --verify refs/tags/$(VERSION) > /dev/null || { \
+	    echo "make release: $(VERSION) is tagged already."; exit 1; }
+	$(MAKE) sanity
+	git tag --annotate --message "instinct-fleet $(VERSION)" $(VERSION)

@@ -57,16 +57,18 @@ options:
         not in then is a failure.
     type: int
     default: 300
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
     support: full
-    description: Says what would be set, and waits for nothing.
+    details: Says what would be set, and waits for nothing.
   diff_mode:
     support: full
-    description: The state of each server, before and after.
+    details: The state of each server, before and after.
   idempotent:
     support: full
-    description: A server that is in the state is only waited for.
+    details: A server that is in the state is only waited for.
 """
 
 EXAMPLES = r"""

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of bench_report; the work is done on the control node, by plugins/action/bench_report.py."""
 
@@ -9,10 +9,10 @@ module: bench_report
 short_description: Gather the benchmarks of all nodes into one directory of results
 version_added: "0.1.0"
 description:
-  - Reads what M(vllm_bench) returned on each node from the variables of the hosts (C(__benchmark_serve),
-    C(__benchmark_offline), or a list of benchmarks in
-    C(benchmark_results)), and what the node is from C(__benchmark_state), a M(node_state) registered just
-    before the measurement, else from C(node_state_result), which tells of the node before it was changed.
+  - Reads what M(instinct.fleet.vllm_bench) returned on each node from the variables of the hosts
+    (C(__benchmark_serve), C(__benchmark_offline), or a list of benchmarks in C(benchmark_results)), and what the node
+    is from C(__benchmark_state), a M(instinct.fleet.node_state) registered just before the measurement, else from
+    C(node_state_result), which tells of the node before it was changed.
   - Writes C(results_dir/run/) with C(summary.json), C(benchmarks.csv), vLLM's own output in C(raw/),
     C(report.html) and C(plan.json), and points the symbolic link C(results_dir/latest) at it. The directory
     appears complete or not at all, and a run that exists is never overwritten.
@@ -43,18 +43,19 @@ options:
   plan:
     description: The plan, of which a copy is kept. Default is that of C(fleet_plan_result), if there is one.
     type: dict
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Nothing is measured in check mode, so nothing is written.
     support: full
+    details: Nothing is measured in check mode, so nothing is written.
   diff_mode:
-    description: A run is always new.
     support: none
-author:
-  - instinct-fleet maintainers
+    details: A run is always new.
+author: instinct-fleet contributors (@instinct-fleet)
 seealso:
-  - module: node_state
-  - module: vllm_bench
+  - module: instinct.fleet.node_state
+  - module: instinct.fleet.vllm_bench
 """
 
 EXAMPLES = r"""

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of canary_verdict; the work is done on the control node, by plugins/action/canary_verdict.py."""
 
@@ -9,7 +9,8 @@ module: canary_verdict
 short_description: Judge a new release by what was measured and asked
 version_added: "0.1.0"
 description:
-  - Compares what M(vllm_smoke) and M(vllm_bench) returned of an instance before it was replaced and afterwards.
+  - Compares what M(instinct.fleet.vllm_smoke) and M(instinct.fleet.vllm_bench) returned of an instance before it was
+    replaced and afterwards.
   - Fails when the new release is slower than the tolerance, answers garbage, or does not work.
   - Writes C(results_dir/run/canary.txt) for people and C(canary.json) for machines, and prints the former.
   - Runs on the control node only, and connects to nothing. docs/canary.md says how it judges.
@@ -34,12 +35,13 @@ options:
     type: str
     default: ""
   smoke:
-    description: What M(vllm_smoke) returned, of the old instance asked twice, or of the new one.
+    description: What M(instinct.fleet.vllm_smoke) returned, of the old instance asked twice, or of the new one.
     type: dict
     default: {}
   benchmarks:
     description:
-      - What M(vllm_bench) returned. Before, one result. Afterwards none, one or two, as RV(more) asks for them.
+      - What M(instinct.fleet.vllm_bench) returned. Before, one result. Afterwards none, one or two, as RV(more) asks
+        for them.
     type: list
     elements: dict
     default: []
@@ -85,18 +87,19 @@ options:
     description: Where runs are kept. A relative path starts where ansible-playbook was started.
     type: path
     default: results
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Nothing is measured in check mode, so nothing is judged.
     support: full
+    details: Nothing is measured in check mode, so nothing is judged.
   diff_mode:
-    description: A report is always new.
     support: none
-author:
-  - instinct-fleet maintainers
+    details: A report is always new.
+author: instinct-fleet contributors (@instinct-fleet)
 seealso:
-  - module: vllm_bench
-  - module: vllm_smoke
+  - module: instinct.fleet.vllm_bench
+  - module: instinct.fleet.vllm_smoke
 """
 
 EXAMPLES = r"""
@@ -134,7 +137,7 @@ looks:
   elements: dict
   returned: when RV(more) is above 0
 client:
-  description: What is to measure the new instance, O(vllm_bench#module:targets)'s C(client).
+  description: What is to measure the new instance, O(instinct.fleet.vllm_bench#module:targets)'s C(client).
   type: dict
   returned: when RV(more) is above 0
 summary:

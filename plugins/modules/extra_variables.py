@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of extra_variables; the work is done on the control node, by plugins/action/extra_variables.py."""
 
@@ -12,15 +12,16 @@ description:
   - Fails when a variable given with C(-e) is none of the toolkit's and very like one of them. Such a slip would do
     nothing, and a run meant for one deployment would be for all of them.
   - Runs on the control node only, and connects to nothing. The other modules that run there look for the same.
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: It looks in any case.
     support: full
+    details: It looks in any case.
   diff_mode:
-    description: Nothing is changed.
-    support: none
-author:
-  - instinct-fleet maintainers
+    support: N/A
+    details: Nothing is changed.
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of fleet_plan; the work is done on the control node, by plugins/action/fleet_plan.py."""
 
@@ -10,18 +10,18 @@ short_description: Plan what is missing on each node of the fleet
 version_added: "0.1.0"
 description:
   - Compares what the inventory wants (C(vllm_deployments) and the variables of the roles) with what
-    M(node_state) found, and returns the ordered actions of each host, with reasons.
+    M(instinct.fleet.node_state) found, and returns the ordered actions of each host, with reasons.
   - Runs on the control node only, once for the whole fleet. Use it with C(run_once) in a play on the group
-    C(instinct), after a task that registers M(node_state) as C(node_state_result). A host without that result
-    is left out and named in the plan.
+    C(instinct), after a task that registers M(instinct.fleet.node_state) as C(node_state_result). A host without that
+    result is left out and named in the plan.
   - The whole input is checked first. All problems are reported at once, each with its key, the file and line
     of the key, the hosts, and the fix.
   - Image references and model revisions that were never resolved are asked of their registry and hub, and
     pinned in a lock file. For what is going to be fetched by older pins, registry and hub are asked whether it
     may be had; when they cannot be reached from here, that is a warning. A run with nothing to fetch asks nobody.
-  - What images answered on nodes when M(vllm_image) asked what is in them is kept in the lock file too. Of a host
-    with an image of which nobody knows it, only what comes before the answer is planned, and it is put into the
-    group C(fleet_partial), to be planned again.
+  - What images answered on nodes when M(instinct.fleet.vllm_image) asked what is in them is kept in the lock file
+    too. Of a host with an image of which nobody knows it, only what comes before the answer is planned, and it is put
+    into the group C(fleet_partial), to be planned again.
 options:
   hosts:
     description:
@@ -119,17 +119,18 @@ options:
     description: Seconds that running requests get at most; for the text.
     type: int
     default: 300
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Plans as it would otherwise; pins that are missing are resolved, and not kept.
     support: full
+    details: Plans as it would otherwise; pins that are missing are resolved, and not kept.
   diff_mode:
-    description: The plan is what a run would change.
     support: none
-author:
-  - instinct-fleet maintainers
+    details: The plan is what a run would change.
+author: instinct-fleet contributors (@instinct-fleet)
 seealso:
-  - module: node_state
+  - module: instinct.fleet.node_state
 """
 
 EXAMPLES = r"""

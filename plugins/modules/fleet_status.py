@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of fleet_status; the work is done on the control node, by plugins/action/fleet_status.py."""
 
@@ -9,8 +9,9 @@ module: fleet_status
 short_description: Tell what runs in the fleet, in one table
 version_added: "0.1.0"
 description:
-  - Judges what M(instance_status) found on each host of the play, registered as C(instance_status_result), and prints
-    a table - by deployment, trouble first with its first error and the next step, instances in equal state in one line.
+  - Judges what M(instinct.fleet.instance_status) found on each host of the play, registered as
+    C(instance_status_result), and prints a table - by deployment, trouble first with its first error and the next
+    step, instances in equal state in one line.
   - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing. Hosts that were not
     reached are told too; a load balancer knows which instances they have.
   - Does not fail by itself; RV(verdict) says what does not serve.
@@ -22,17 +23,18 @@ options:
   status_file:
     description: Write the status as JSON to this file on the control node, also in check mode.
     type: path
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Nothing is ever changed.
     support: full
+    details: Nothing is ever changed.
   diff_mode:
-    description: Nothing is ever changed.
-    support: none
-author:
-  - instinct-fleet maintainers
+    support: N/A
+    details: Nothing is ever changed.
+author: instinct-fleet contributors (@instinct-fleet)
 seealso:
-  - module: instance_status
+  - module: instinct.fleet.instance_status
 """
 
 EXAMPLES = r"""

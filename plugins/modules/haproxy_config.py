@@ -34,16 +34,18 @@ options:
   instance_key:
     description: The key that is sent to the instances. Needed where the configuration sends one.
     type: str
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
     support: full
-    description: Says what would be written and reloaded, after HAProxy has validated it where it is installed.
+    details: Says what would be written and reloaded, after HAProxy has validated it where it is installed.
   diff_mode:
     support: full
-    description: The files before and after, but for those with secrets.
+    details: The files before and after, but for those with secrets.
   idempotent:
     support: full
-    description: With equal files and the running process of that version, nothing is done.
+    details: With equal files and the running process of that version, nothing is done.
 """
 
 EXAMPLES = r"""

@@ -77,22 +77,21 @@ options:
     description: The program that downloads. The action plugin of this module's name gives it; leave it out.
     type: str
     default: ""
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description:
+    details:
       - Says what would be fetched, after the same disk check. A node without an engine counts as one on which
         nothing runs.
   diff_mode:
     support: full
-    description: How many of the files are there, and whether the marker stands, before and after.
+    details: How many of the files are there, and whether the marker stands, before and after.
   idempotent:
     support: full
-    description: Files that are there with their size are not fetched again.
+    details: Files that are there with their size are not fetched again.
 """
 
 EXAMPLES = r"""

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of host_audit; the work is done on the control node, by plugins/action/host_audit.py."""
 
@@ -9,7 +9,7 @@ module: host_audit
 short_description: Judge the fleet's hosts against what AMD asks of them
 version_added: "0.1.0"
 description:
-  - Compares what M(host_facts) found on each host, registered as C(host_facts_result), with the items of
+  - Compares what M(instinct.fleet.host_facts) found on each host, registered as C(host_facts_result), with the items of
     C(catalog/host_items.yml), and prints a table - hosts in equal state together, the worst first.
   - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing.
   - Does not fail by itself; RV(failing) names the hosts with a required item wrong.
@@ -25,17 +25,18 @@ options:
   audit_file:
     description: Write the audit as JSON to this file on the control node, also in check mode.
     type: path
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Nothing is ever changed.
     support: full
+    details: Nothing is ever changed.
   diff_mode:
-    description: Nothing is ever changed.
-    support: none
-author:
-  - instinct-fleet maintainers
+    support: N/A
+    details: Nothing is ever changed.
+author: instinct-fleet contributors (@instinct-fleet)
 seealso:
-  - module: host_facts
+  - module: instinct.fleet.host_facts
 """
 
 EXAMPLES = r"""
@@ -78,7 +79,9 @@ todo:
   type: list
   elements: dict
 spanning:
-  description: Instances of deployments over several hosts of which one takes a reboot, by host, for M(vllm_server).
+  description:
+    - Instances of deployments over several hosts of which one takes a reboot, by host, for
+      M(instinct.fleet.vllm_server).
   returned: success
   type: dict
 text:

@@ -9,38 +9,25 @@ module: host_facts
 short_description: Read all that the audit of an AMD Instinct host looks at
 version_added: "0.1.0"
 description:
-  - Reads in one call what M(node_state) reads, and beside it the kernel command line of this boot and the next, sysctls
-    with the file that sets each at boot, CPU governors and idle states, huge pages, limits, PCI links, Access Control
-    Services, RDMA ports, the state of the clock, and what amdgpu said in the kernel log.
-  - Changes nothing, and judges nothing; M(host_audit) does. Runs C(dmesg) and no other program.
+  - Reads in one call what M(instinct.fleet.node_state) reads, and beside it the kernel command line of this boot and
+    the next, sysctls with the file that sets each at boot, CPU governors and idle states, huge pages, limits, PCI
+    links, Access Control Services, RDMA ports, the state of the clock, and what amdgpu said in the kernel log.
+  - Changes nothing, and judges nothing; M(instinct.fleet.host_audit) does. Runs C(dmesg) and no other program.
   - A source that cannot be read gives null, and an entry in RV(host_facts.problems).
 options:
   cache_dirs:
-    description: Hugging Face caches (C(HF_HOME)) whose disks are looked at, as M(node_state) has them.
+    description: Hugging Face caches (C(HF_HOME)) whose disks are looked at, as M(instinct.fleet.node_state) has them.
     type: list
     elements: path
-attributes:
-  check_mode:
-    description: Can run in check mode and return the same result, as it only reads.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed. Nothing ever does.
-    support: none
-  idempotent:
-    description: Running it twice in a row changes nothing.
-    support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - instinct.fleet.attributes.read_only
 requirements:
   - Python 3.9 on the node
   - root, to see PCI configuration space and the kernel log
 seealso:
-  - module: node_state
-  - module: host_audit
-author:
-  - instinct-fleet contributors
+  - module: instinct.fleet.node_state
+  - module: instinct.fleet.host_audit
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
@@ -52,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 node_state:
-  description: As M(node_state) returns it.
+  description: As M(instinct.fleet.node_state) returns it.
   returned: success
   type: dict
 host_facts:

@@ -28,29 +28,24 @@ options:
     description: Soft and hard limits of every user, root included, by their names in C(limits.conf). For new logins.
     type: dict
     default: {}
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return what it would do, without touching anything.
     support: full
   diff_mode:
-    description: Will return values and files before and after.
     support: full
+    details: Values and files.
   idempotent:
-    description: Running it again changes nothing.
     support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
 requirements:
   - Python 3.9 on the node
   - root
   - systemd, for files of sysfs to last
 seealso:
-  - module: kernel_cmdline
-  - module: numa_balancing
-author:
-  - instinct-fleet contributors
+  - module: instinct.fleet.kernel_cmdline
+  - module: instinct.fleet.numa_balancing
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

@@ -12,26 +12,14 @@ description:
   - Reads in one call every instance of the node - its container, what its supervisor says of it and of its failures,
     C(/health), and C(/metrics) twice a second apart, all instances at the same time.
   - On a host with a load balancer it reads HAProxy's servers too.
-  - Changes nothing and judges nothing; M(fleet_status) does.
+  - Changes nothing and judges nothing; M(instinct.fleet.fleet_status) does.
 author: instinct-fleet contributors (@instinct-fleet)
-options:
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
-attributes:
-  check_mode:
-    description: Can run in check mode and return the same result, as it only reads.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed. Nothing ever does.
-    support: none
-  idempotent:
-    description: Running it twice in a row changes nothing.
-    support: full
+extends_documentation_fragment:
+  - instinct.fleet.attributes.read_only
+  - instinct.fleet.docker
 seealso:
-  - module: fleet_status
-  - module: node_state
+  - module: instinct.fleet.fleet_status
+  - module: instinct.fleet.node_state
 """
 
 EXAMPLES = r"""

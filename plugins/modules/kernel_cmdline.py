@@ -21,27 +21,22 @@ options:
     type: list
     elements: str
     required: true
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return what it would do, without touching anything.
     support: full
   diff_mode:
-    description: Will return the command line of the next boot before and after.
     support: full
+    details: The command line of the next boot.
   idempotent:
-    description: Running it again changes nothing.
     support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
 requirements:
   - Python 3.9 on the node
   - root
 seealso:
-  - module: host_settings
-author:
-  - instinct-fleet contributors
+  - module: instinct.fleet.host_settings
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

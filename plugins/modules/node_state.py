@@ -34,33 +34,17 @@ options:
     description: Hugging Face caches (C(HF_HOME)) to look for weights in. Default is C(hf) in O(data_dir).
     type: list
     elements: path
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
   sysfs_root:
     description: Prefix of C(/sys), C(/proc), C(/etc), C(/opt), C(/usr) and C(/dev), to read a captured tree.
     type: path
     default: /
-attributes:
-  check_mode:
-    description: Can run in check mode and return the same result, as it only reads.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed. Nothing ever does.
-    support: none
-  idempotent:
-    description: Running it twice in a row changes nothing the second time, nor the first.
-    support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
+extends_documentation_fragment:
+  - instinct.fleet.attributes.read_only
+  - instinct.fleet.docker
 requirements:
   - Python 3.9 on the node, standard library only
   - root, to see kernel and Docker state that other users do not see
-author:
-  - instinct-fleet contributors
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
@@ -95,11 +79,9 @@ node_state:
     cmdline: {description: Words of the kernel command line., type: list, elements: str, sample: [iommu=pt]}
     numa_balancing:
       description:
-        - Automatic NUMA balancing. RV(node_state.numa_balancing.runtime) is the kernel's value now, null when
-          the kernel has no such setting.
-        - RV(node_state.numa_balancing.persisted) is the value that the next boot gives, and
-          RV(node_state.numa_balancing.file) what decides it - the last sysctl file that sets it, or
-          C(/proc/cmdline); both null when nothing does.
+        - Automatic NUMA balancing. C(runtime) is the kernel's value now, null when the kernel has no such setting.
+        - C(persisted) is the value that the next boot gives, and C(file) what decides it - the last sysctl file that
+          sets it, or C(/proc/cmdline); both null when nothing does.
       type: dict
       sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
     cpu: {description: Processor., type: dict, sample: {model: AMD EPYC 9654, sockets: 2, threads: 384}}
@@ -170,15 +152,15 @@ node_state:
       sample: {kfd: 109, render: 109, video: 44}
     interfaces:
       description:
-        - Network interfaces with an address that other hosts may reach, neither loopback nor link-local.
-          RV(node_state.interfaces[].speed) is in Mb/s, null where the driver does not tell.
+        - Network interfaces with an address that other hosts may reach, neither loopback nor link-local. C(speed) is
+          in Mb/s, null where the driver does not tell.
       type: list
       elements: dict
       sample: [{name: eth0, addresses: [192.0.2.11], up: true, mtu: 1500, speed: 25000}]
     rdma:
       description:
-        - Ports of the RDMA devices (HCAs). RV(node_state.rdma[].rate) is in Gb/s, RV(node_state.rdma[].interface) the
-          network interface of the port, RV(node_state.rdma[].gid_index) that of its first RoCE v2 address for IPv4.
+        - Ports of the RDMA devices (HCAs). C(rate) is in Gb/s, C(interface) the network interface of the port,
+          C(gid_index) that of its first RoCE v2 address for IPv4.
       type: list
       elements: dict
       sample: [{name: mlx5_0, port: 1, state: ACTIVE, layer: Ethernet, rate: 400, interface: rdma0, gid_index: 3}]
@@ -186,18 +168,17 @@ node_state:
     verbs: {description: Whether C(/dev/infiniband) has devices for programs to use., type: bool}
     docker:
       description:
-        - The Docker engine. RV(node_state.docker.installed) says whether its program is there,
-          RV(node_state.docker.error) why it did not answer, RV(node_state.docker.community) whether it is Docker's
-          own package and not the distribution's, RV(node_state.docker.buildx) whether its client for BuildKit is
-          there.
+        - The Docker engine. C(installed) says whether its program is there, C(error) why it did not answer,
+          C(community) whether it is Docker's own package and not the distribution's, C(buildx) whether its client for
+          BuildKit is there.
       type: dict
       sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41", community: false,
                buildx: false, root_dir: /var/lib/docker, error: null}
     git: {description: Whether git is there., type: bool}
     images:
       description:
-        - Images of the engine. C(software) is what an image answered when M(vllm_image) asked what is in it, and
-          null when it was not asked.
+        - Images of the engine. C(software) is what an image answered when M(instinct.fleet.vllm_image) asked what is
+          in it, and null when it was not asked.
       type: list
       elements: dict
       sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1,
@@ -232,8 +213,8 @@ node_state:
     generations:
       description:
         - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
-          C(held) and C(trial) say how it is bound, see M(serving_generation), C(lifted) and C(ended) when it last
-          ceased to be. C(broken) says why its record cannot be read.
+          C(held) and C(trial) say how it is bound, see M(instinct.fleet.serving_generation), C(lifted) and C(ended)
+          when it last ceased to be. C(broken) says why its record cannot be read.
       type: list
       elements: dict
       sample: [{deployment: llama, held: null, trial: null, lifted: null, ended: null, broken: null,
@@ -251,9 +232,8 @@ node_state:
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
     balancer:
       description:
-        - The load balancer on this host. RV(node_state.balancer.files) are the hashes of the files in use,
-          RV(node_state.balancer.applied) that of the configuration which HAProxy was last seen with,
-          RV(node_state.balancer.config) what it serves, RV(node_state.balancer.out) which servers are out.
+        - The load balancer on this host. C(files) are the hashes of the files in use, C(applied) that of the
+          configuration which HAProxy was last seen with, C(config) what it serves, C(out) which servers are out.
       type: dict
       sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
     problems:
@@ -952,9 +932,13 @@ def read_instance_key(state_dir: str) -> str | None:
     return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
 
 
-GET_ADDRESSES, NEW_ADDRESS, DONE = 22, 20, 3  # messages of rtnetlink(7)
+# Messages of rtnetlink(7). One name a line: ansible-doc warns of others in a module.
+GET_ADDRESSES = 22
+NEW_ADDRESS = 20
+DONE = 3
 DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-IFA_ADDRESS, IFA_LOCAL = 1, 2
+IFA_ADDRESS = 1
+IFA_LOCAL = 2
 LINK_SCOPE = 253  # and above: link and host
 GIDS = 16  # entries of a port's table that are looked at; a RoCE port has two per address, and often 256
 MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address as a GID

@@ -30,30 +30,25 @@ options:
     description: The file to write, in a C(sysctl.d) directory. Other lines in it are kept.
     type: path
     default: /etc/sysctl.d/60-instinct-fleet.conf
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return what it would do, without touching anything.
     support: full
   diff_mode:
-    description: Will return the kernel's value and every file before and after.
     support: full
+    details: The kernel's value and every file.
   idempotent:
-    description: Running it again changes nothing.
     support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
 requirements:
   - Python 3.9 on the node
   - root
 seealso:
-  - module: node_state
+  - module: instinct.fleet.node_state
   - name: System optimization
     description: AMD's guide for hosts with Instinct GPUs.
     link: https://instinct.docs.amd.com/projects/amdgpu-docs/en/latest/system-optimization/mi300x.html
-author:
-  - instinct-fleet contributors
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

@@ -11,8 +11,8 @@ version_added: "0.1.0"
 description:
   - The driver forgets compute partition modes at a reboot, and Docker does not start containers whose devices are
     missing. This installs a oneshot unit, C(instinct-partition.service), which runs before C(docker.service) and sets
-    the modes again with the transaction of M(rocm_partition). It says in the journal what it did, does nothing when
-    modes are as they should be, and holds Docker up for five minutes at most.
+    the modes again with the transaction of M(instinct.fleet.rocm_partition). It says in the journal what it did, does
+    nothing when modes are as they should be, and holds Docker up for five minutes at most.
   - Where the modes are those that a boot brings anyway (V(SPX), V(NPS1)), the unit is removed.
 options:
   compute:
@@ -27,28 +27,23 @@ options:
     description: The program that sets the modes at boot. The action plugin of this name gives it; leave it out.
     type: str
     default: ""
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return what it would do, without touching anything.
     support: full
   diff_mode:
-    description: Will return the unit and the recorded modes before and after.
     support: full
+    details: The unit and the recorded modes.
   idempotent:
-    description: Running it again changes nothing.
     support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
 requirements:
   - Python 3.9 on the node
   - root
   - systemd
 seealso:
-  - module: rocm_partition
-author:
-  - instinct-fleet contributors
+  - module: instinct.fleet.rocm_partition
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

@@ -19,7 +19,7 @@ description:
     by its name. Containers and units are asked to stop; killing one strands GPU memory.
   - Refuses before touching anything when the driver does not offer the mode, is missing, or does not allow
     the change (virtual machine, GPU in reset, not root).
-  - Where M(partition_boot) has recorded modes for the next boot, the record follows the change.
+  - Where M(instinct.fleet.partition_boot) has recorded modes for the next boot, the record follows the change.
   - C(/var/lib/instinct-fleet/partition.json) says on disk which step is under way and what was stopped. The next
     run finishes a change that was cut off; without O(compute) and O(memory) it takes it back.
 options:
@@ -74,20 +74,17 @@ options:
     description: The program that sets the modes at boot. The action plugin of this name gives it; leave it out.
     type: str
     default: ""
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
-    description: Can run in check mode and return what it would do, without touching anything.
     support: full
   diff_mode:
-    description: Will return the modes of every GPU before and after.
     support: full
+    details: The modes of every GPU.
   idempotent:
-    description: Running it again changes nothing and runs no tool.
     support: full
-  platform:
-    description: Target OS that can be operated against.
-    support: full
-    platforms: linux
+    details: Runs no tool either.
 requirements:
   - Python 3.9 on the node
   - root
@@ -96,12 +93,11 @@ notes:
   - A reload of the driver also resets what was set by hand for the time being, such as power caps and clocks.
   - A Container Device Interface specification at C(/etc/cdi/amd.json) is generated anew.
 seealso:
-  - module: node_state
+  - module: instinct.fleet.node_state
   - name: GPU partitioning
     description: AMD's guide to the modes.
     link: https://instinct.docs.amd.com/projects/amdgpu-docs/en/latest/gpu-partitioning/index.html
-author:
-  - instinct-fleet contributors
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

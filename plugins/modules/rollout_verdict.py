@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
 """Documentation of rollout_verdict; the work is done on the control node, by plugins/action/rollout_verdict.py."""
 
@@ -21,15 +21,16 @@ options:
   batch:
     description: The batch that was just done. Without it, the rollout is over.
     type: dict
+extends_documentation_fragment:
+  - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
-    description: Decides as it would otherwise.
     support: full
+    details: Decides as it would otherwise.
   diff_mode:
-    description: Nothing is changed.
-    support: none
-author:
-  - instinct-fleet maintainers
+    support: N/A
+    details: Nothing is changed.
+author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""

@@ -10,7 +10,8 @@ short_description: Record what a node's deployments are about to run, and hold t
 version_added: "0.1.0"
 description:
   - A generation is a numbered record of all instances that a deployment has on a node, with their files and
-    containers. It is recorded before anything stops, so that M(vllm_server) can bring it back without a network.
+    containers. It is recorded before anything stops, so that M(instinct.fleet.vllm_server) can bring it back without
+    a network.
   - Records are files of root's in C(/etc/instinct-fleet/generations/<deployment>); each is whole and on disk before
     the module returns. They may hold API keys, as the environment files of instances do.
   - A deployment can be held at a generation, after a rollback, and be on trial, while a rollout is under way.
@@ -48,16 +49,19 @@ options:
       - Generations of a deployment to keep. Those that are held, on trial, or that instances run are kept besides.
     type: int
     default: 5
+extends_documentation_fragment:
+  - instinct.fleet.attributes
 attributes:
   check_mode:
     support: full
-    description: Says what would be written.
+    details: Says what would be written.
   diff_mode:
     support: full
-    description: The records without the instances' files.
+    details: The records without the instances' files.
   idempotent:
-    support: full
-    description: What is recorded, and how a deployment is bound, is not written again. Lines of O(journal) are.
+    support: partial
+    details:
+      - What is recorded, and how a deployment is bound, is not written again. Lines of O(journal) are.
 """
 
 EXAMPLES = r"""

@@ -85,21 +85,20 @@ options:
     description: The program that repeats a run. The action plugin of this module's name gives it; leave it out.
     type: str
     default: ""
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description: Says what would be run, after checking that the instances are in the state which the kind
-      needs.
+    details:
+      - Says what would be run, after checking that the instances are in the state which the kind needs.
   diff_mode:
-    support: none
-    description: A measurement changes nothing.
+    support: N/A
+    details: A measurement changes nothing.
   idempotent:
     support: none
-    description: Every call measures anew. It leaves nothing on the node, so it reports no change.
+    details: Every call measures anew. It leaves nothing on the node, so it reports no change.
 """
 
 EXAMPLES = r"""

@@ -17,7 +17,7 @@ description:
   - Before a pull, the free disk of Docker's directory is compared with what the image needs.
   - Then the image is asked what is in it, once in its life on a node - a container without GPU and network
     reads the versions of vLLM, PyTorch, Python and ROCm, and imports none of them. The answer is kept in
-    C(/var/lib/instinct-fleet/images), where M(node_state) reads it.
+    C(/var/lib/instinct-fleet/images), where M(instinct.fleet.node_state) reads it.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -80,22 +80,21 @@ options:
     description: The program that says what is in the image. The action plugin of this name gives it; leave it out.
     type: str
     default: ""
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description:
+    details:
       - Says what would be pulled, built and asked, after the same disk check. A node without an engine counts
         as one that has nothing.
   diff_mode:
     support: full
-    description: Whether the image is there, the image that the tag names, and its vLLM, before and after.
+    details: Whether the image is there, the image that the tag names, and its vLLM, before and after.
   idempotent:
     support: full
-    description:
+    details:
       - An image with the wanted digest, or built from the same inputs, is not touched, and not asked again.
 """
 

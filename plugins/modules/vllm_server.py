@@ -62,7 +62,7 @@ options:
         description:
           - A generation in the node's store, from which files, container and all the rest are read;
             O(servers[].deployment) and O(servers[].name) say what of it, and O(servers[].spec_hash) is what it must be.
-            See M(serving_generation).
+            See M(instinct.fleet.serving_generation).
         type: int
       spec_hash:
         description: The hash of the files; a container with another one is replaced. Needed for
@@ -122,23 +122,22 @@ options:
         them out.
     type: dict
     default: {}
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description:
+    details:
       - Says what would be stopped, written and started, and waits for nothing. A node without an engine counts
         as one on which nothing runs.
   diff_mode:
     support: full
-    description: The containers' states and the files, before and after; values of secret variables are
-      masked.
+    details:
+      - The containers' states and the files, before and after; values of secret variables are masked.
   idempotent:
     support: full
-    description: A running server with the same hash and files is only asked for tokens.
+    details: A running server with the same hash and files is only asked for tokens.
 """
 
 EXAMPLES = r"""

@@ -10,8 +10,8 @@ short_description: Ask a vLLM instance a dozen prompts
 version_added: "0.1.0"
 description:
   - Asks an instance on its own node a dozen prompts (facts, arithmetic, code, other languages, repetition), at
-    temperature 0 and for 32 tokens each, all at once, and returns the answers. It judges nothing; M(canary_verdict)
-    does.
+    temperature 0 and for 32 tokens each, all at once, and returns the answers. It judges nothing;
+    M(instinct.fleet.canary_verdict) does.
   - Text is asked for at C(/v1/completions), and at C(/v1/chat/completions) where the model has not the first one.
   - The API key is read from the instance's files on the node.
 author: instinct-fleet contributors (@instinct-fleet)
@@ -36,20 +36,19 @@ options:
     description: Seconds for one answer. The first one may have to wait for a kernel to be compiled.
     type: int
     default: 120
-  docker_socket:
-    description: The Docker engine's socket; the container's log is read when answers are missing.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description: Says what would be asked.
+    details: Says what would be asked.
   diff_mode:
-    support: none
-    description: A question changes nothing.
+    support: N/A
+    details: A question changes nothing.
   idempotent:
     support: full
-    description: It changes nothing.
+    details: It changes nothing.
 """
 
 EXAMPLES = r"""

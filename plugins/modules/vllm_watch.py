@@ -24,17 +24,18 @@ options:
     description: How long to watch; 0 looks once.
     type: int
     default: 30
-  docker_socket:
-    description: The Docker engine's socket.
-    type: path
-    default: /var/run/docker.sock
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.docker
 attributes:
   check_mode:
     support: full
-    description: Looks once.
+    details: Looks once.
   diff_mode:
-    support: none
-    description: Nothing is changed.
+    support: N/A
+    details: Nothing is changed.
+  idempotent:
+    support: full
 """
 
 EXAMPLES = r"""

@@ -1,20 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree also builds as a collection, whose modules find their Python."""
+"""The collection, built in a checkout in use: whole, without anything private, and its modules find their Python."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.unit.some import some
+
 from .plan_world import deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+OWN = {"MANIFEST.json", "FILES.json"}
+"""What ansible-galaxy adds."""
+CANARY = "canary-9c41-nobody-else-may-read-this"
+# What a checkout gathers while it is used, tracked by nobody.
+PRIVATE = (
+    ".ansible/tmp/facts.json",
+    ".cache/collection/instinct-fleet-0.0.9.tar.gz",
+    ".env",
+    ".git/config",
+    ".lab/id_ed25519",
+    ".mypy_cache/3.11/cache.json",
+    ".venv/lib/python3.11/site-packages/ansible/config/base.yml",
+    ".venv/lib/python3.11/site-packages/plugin.py",
+    ".vscode/settings.json",
+    "ansible.log",
+    "build/notes.md",
+    "docs/.secrets/api-keys.yml",
+    "group_vars/all.yml",
+    "host_vars/mi300x-01.yml",
+    "instinct-fleet-0.0.9.tar.gz",
+    "inventory/example/.secrets/api-keys.yml",
+    "inventory/example/.secrets/endpoint.pem",
+    "inventory/example/fleet.lock.json",
+    "inventory/example/group_vars/instinct/ours.yml",
+    "inventory/example/host_vars/mi300x-01.yml",
+    "inventory/lab/hosts.yml",
+    "inventory/mine/.secrets/api-keys.yml",
+    "inventory/mine/.secrets/endpoint.pem",
+    "inventory/mine/.secrets/instance-key",
+    "inventory/mine/fleet.lock.json",
+    "inventory/mine/group_vars/instinct/secrets.yml",
+    "inventory/mine/hosts.yml",
+    "plan.json",
+    "playbooks/.site.yml.swp",
+    "playbooks/group_vars/all.yml",
+    "playbooks/host_vars/mi300x-01.yml",
+    "playbooks/site.retry",
+    "plugins/modules/__pycache__/vllm_image.cpython-311.pyc",
+    "results/latest/summary.json",
+    "roles/vllm_image/defaults/main.yml.orig",
+    "tests/output/junit/sanity.xml",
+    "vault-password.txt",
+)
+# Folders that users of the collection need as they are. Of the catalogue, the tools that write it stay in the checkout.
+WHOLE = ("meta/", "playbooks/", "plugins/", "roles/", "templates/")
+ALSO = (
+    "LICENSE",
+    "README.md",
+    "CHANGELOG.md",
+    "requirements.txt",
+    "inventory/example/hosts.yml",
+    "tests/config.yml",
+)
 
 
 def run(*command: str, cwd: Path, **env: str) -> str:
@@ -26,30 +82,75 @@ def run(*command: str, cwd: Path, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+def tracked() -> list[str]:
+    """The files of this checkout, links included."""
+    return run("git", "ls-files", "-z", cwd=ROOT).rstrip("\0").split("\0")
+
+
 @pytest.fixture(scope="module")
-def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The collection, installed from what git tracks."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The collection as it is built in a used checkout: what git tracks, and PRIVATE beside it."""
     tmp = tmp_path_factory.mktemp("collection")
-    source = tmp / "source"
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    source.mkdir()
+    used = tmp / "used"
+    used.mkdir()
     tar = subprocess.run(
-        ["tar", "-c", "--null", "-T", "-"], input=files, cwd=ROOT, capture_output=True, check=True
-    )
-    subprocess.run(["tar", "-x", "-C", str(source)], input=tar.stdout, check=True)
-    run(str(BIN / "ansible-galaxy"), "collection", "build", "--output-path", str(tmp), cwd=source)
-    (archive,) = tmp.glob("instinct-fleet-*.tar.gz")
+        ["tar", "-c", "--null", "-T", "-"], input="\0".join(tracked()).encode(), cwd=ROOT, capture_output=True,
+        check=True,
+    )  # fmt: skip
+    subprocess.run(["tar", "-x", "-C", str(used)], input=tar.stdout, check=True)
+    for name in PRIVATE:
+        path = used / name
+        assert not path.exists(), f"{name} is tracked, so it is nothing private"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(CANARY)
+    with (used / "README.md").open("a") as readme:
+        readme.write(CANARY)  # the search finds it where it is
+    run(str(BIN / "ansible-galaxy"), "collection", "build", "--output-path", str(tmp), cwd=used)
+    (found,) = tmp.glob("instinct-fleet-*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def contents(archive: Path) -> dict[str, bytes]:
+    """The archive's files by name."""
+    with tarfile.open(archive) as opened:
+        return {
+            member.name: stream.read()
+            for member in opened.getmembers()
+            if (stream := opened.extractfile(member)) is not None
+        }
+
+
+@pytest.fixture(scope="module")
+def collections(archive: Path) -> Path:
+    """The collection, installed."""
+    installed = archive.parent / "installed"
     run(
-        str(BIN / "ansible-galaxy"),
-        "collection",
-        "install",
-        "--offline",
-        "-p",
-        str(tmp / "installed"),
-        str(archive),
-        cwd=tmp,
-    )
-    return tmp / "installed"
+        str(BIN / "ansible-galaxy"), "collection", "install", "--offline", "-p", str(installed), str(archive),
+        cwd=archive.parent,
+    )  # fmt: skip
+    return installed
+
+
+def test_nothing_private_is_published(contents: dict[str, bytes]) -> None:
+    assert [name for name, data in contents.items() if CANARY.encode() in data] == ["README.md"]
+    assert set(contents) - OWN <= set(tracked())
+
+
+def test_it_is_whole(contents: dict[str, bytes]) -> None:
+    needed = [name for name in tracked() if name.startswith(WHOLE)]
+    needed += [
+        name for name in tracked() if name.startswith(("catalog/", "docs/")) and not name.endswith(".py")
+    ]
+    assert set(some(needed, 300)) | set(ALSO) <= set(contents)
+
+
+def test_tests_lab_and_links_stay_in_the_checkout(contents: dict[str, bytes]) -> None:
+    assert not [name for name in contents if name.startswith(("lab/", "library/", ".", "inventory/lab/"))]
+    assert {name for name in contents if name.startswith("tests/")} == {
+        "tests/config.yml",
+        "tests/sanity/ignore-2.19.txt",
+    }
 
 
 def test_modules_run_from_the_collection(collections: Path) -> None:
@@ -67,6 +168,7 @@ def test_documentation_of_the_collection(collections: Path) -> None:
         ANSIBLE_COLLECTIONS_PATH=str(collections),
     )  # fmt: skip
     assert "ready" in out
+    assert "docker_socket" in out  # of the fragment
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common import files as files_on_node
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
@@ -21,6 +20,7 @@ from ansible_collections.instinct.fleet.plugins.modules import hf_model
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
+from tests.unit.module_docs import documented_by
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 IMAGE = "registry.example/vllm@sha256:" + "a" * 64
@@ -601,7 +601,7 @@ def test_files_are_replaced_at_once(tmp_path: Path) -> None:
 
 
 def test_documentation_is_the_argument_spec() -> None:
-    documented = yaml.safe_load(hf_model.DOCUMENTATION)
+    documented = documented_by(hf_model)
     spec = hf_model.argument_spec()
     assert set(documented["options"]) == set(spec)
     for name, option in spec.items():

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-(LINE,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "/vermin " in line]
+(LINE,) = [line for line in (ROOT / ".pre-commit-config.yaml").read_text().splitlines() if "/vermin " in line]
 WORDS = shlex.split(LINE.partition("vermin ")[2])
 OPTIONS = [word for word in WORDS if word.startswith("-")]
 PLACES = [word for word in WORDS if not word.startswith("-")]

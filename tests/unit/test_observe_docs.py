@@ -14,13 +14,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state 
 from ansible_collections.instinct.fleet.plugins.modules import node_state as script
 
 from tests.unit.gpu_tree import Tree
+from tests.unit.module_docs import documented_by
 
 MODULES = ("rocm_partition", "numa_balancing", "serving_generation")
 KEYS = ("type", "elements", "required", "default", "choices")
 
 
-def documented(text: str) -> dict[str, dict[str, Any]]:
-    options: dict[str, dict[str, Any]] = yaml.safe_load(text)["options"]
+def documented(module: Any) -> dict[str, dict[str, Any]]:
+    options: dict[str, dict[str, Any]] = documented_by(module)["options"]
     return {name: {key: option[key] for key in KEYS if key in option} for name, option in options.items()}
 
 
@@ -28,21 +29,21 @@ def documented(text: str) -> dict[str, dict[str, Any]]:
 def test_options(name: str) -> None:
     module = importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
     spec = {option: {**fields} for option, fields in module.argument_spec().items()}
-    assert documented(module.DOCUMENTATION) == spec
+    assert documented(module) == spec
 
 
 def test_options_of_node_state() -> None:
-    options = documented(script.DOCUMENTATION)
+    options = documented(script)
     assert {name: option.get("default") for name, option in options.items()} == DEFAULTS
 
 
 @pytest.mark.parametrize("name", [*MODULES, "node_state"])
 def test_attributes_and_examples(name: str) -> None:
     module = importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
-    attributes = yaml.safe_load(module.DOCUMENTATION)["attributes"]
+    attributes = documented_by(module)["attributes"]
     assert set(attributes) >= {"check_mode", "diff_mode", "idempotent"}
     for task in yaml.safe_load(module.EXAMPLES):
-        assert set(task[f"instinct.fleet.{name}"] or {}) <= set(documented(module.DOCUMENTATION)), task
+        assert set(task[f"instinct.fleet.{name}"] or {}) <= set(documented(module)), task
 
 
 def described(value: Any, returned: dict[str, Any], path: str) -> list[str]:

@@ -40,6 +40,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
 from tests.unit.catalogue import knowledge
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
+from tests.unit.module_docs import documented_by
 
 IMAGE = "registry.example/vllm@sha256:" + "a" * 64
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -690,7 +691,7 @@ def test_the_api_key_is_in_no_message(
 
 
 def test_documentation_is_the_argument_spec() -> None:
-    documented = yaml.safe_load(vllm_bench.DOCUMENTATION)["options"]
+    documented = documented_by(vllm_bench)["options"]
     spec = vllm_bench.argument_spec()
     assert set(documented) == set(spec)
     for name, option in spec.items():

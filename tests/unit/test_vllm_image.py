@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
@@ -28,6 +27,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_imag
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
 from tests.unit.fake_docker import ANSWER, CUT, STALLED, FakeContainer, FakeDocker
+from tests.unit.module_docs import documented_by
 
 DIGEST = "sha256:" + "a" * 64
 PULL = f"registry.example:5000/rocm/vllm@{DIGEST}"
@@ -618,7 +618,7 @@ def test_a_password_in_the_repository_is_refused_without_saying_it() -> None:
 
 
 def test_documentation_is_the_argument_spec() -> None:
-    documented = yaml.safe_load(vllm_image.DOCUMENTATION)
+    documented = documented_by(vllm_image)
     spec = vllm_image.argument_spec()
     assert set(documented["options"]) == set(spec)
     for name, option in spec.items():

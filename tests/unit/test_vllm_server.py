@@ -33,6 +33,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose i
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, crash_loop, free_port, vllm
+from tests.unit.module_docs import documented_by
 
 SUPERVISOR = bundle("supervisor")
 
@@ -1021,6 +1022,6 @@ def test_documentation_is_the_argument_spec() -> None:
             if "options" in option:
                 compare(documented[name]["suboptions"], option["options"])
 
-    compare(yaml.safe_load(vllm_server.DOCUMENTATION)["options"], vllm_server.argument_spec())
+    compare(documented_by(vllm_server)["options"], vllm_server.argument_spec())
     returned = yaml.safe_load(vllm_server.RETURN)
     assert {"servers", "actions", "seconds"} == set(returned)

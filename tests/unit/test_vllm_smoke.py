@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import smoke_run
 from ansible_collections.instinct.fleet.plugins.module_utils.common import instance_key, paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS
 from ansible_collections.instinct.fleet.plugins.modules import vllm_smoke
+
+from tests.unit.module_docs import documented_by
 
 KEY = "sk-canary-Zq81-secret-of-the-instance"
 Respond = Callable[[str, dict[str, Any]], tuple[int, Any]]
@@ -171,7 +172,7 @@ def test_an_incomplete_target(run_module: Any) -> None:
 
 
 def test_the_documentation_is_the_argument_spec() -> None:
-    options = yaml.safe_load(vllm_smoke.DOCUMENTATION)["options"]
+    options = documented_by(vllm_smoke)["options"]
     told = {
         name: {key: value for key, value in item.items() if key != "description"}
         for name, item in options.items()

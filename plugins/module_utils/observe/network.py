@@ -10,9 +10,13 @@ from .source import Source, integer
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
-GET_ADDRESSES, NEW_ADDRESS, DONE = 22, 20, 3  # messages of rtnetlink(7)
+# Messages of rtnetlink(7). One name a line: ansible-doc warns of others in a module.
+GET_ADDRESSES = 22
+NEW_ADDRESS = 20
+DONE = 3
 DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-IFA_ADDRESS, IFA_LOCAL = 1, 2
+IFA_ADDRESS = 1
+IFA_LOCAL = 2
 LINK_SCOPE = 253  # and above: link and host
 GIDS = 16  # entries of a port's table that are looked at; a RoCE port has two per address, and often 256
 MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address as a GID
