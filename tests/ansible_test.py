@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,11 +67,27 @@ def prepare(home: Path) -> None:
     script.write_text(GET_PIP)
 
 
+def without_broken_pythons(path: str) -> str:
+    """PATH without the folders of which a Python does not run: ansible-test gives up there, rather than look on.
+
+    pyenv has one for every version that is installed, and only some are switched on.
+    """
+
+    def runs(python: Path) -> bool:
+        return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+
+    folders = {
+        folder: [file for file in Path(folder).glob("python3.*") if re.fullmatch(r"python3\.\d+", file.name)]
+        for folder in path.split(os.pathsep)
+    }
+    return os.pathsep.join(folder for folder, pythons in folders.items() if all(map(runs, pythons)))
+
+
 def main(home: Path, folder: Path, *words: str) -> int:
     """Run it in the collection's folder; its exit code, and 1 where it found nothing to test and thinks that right."""
     prepare(home)
     program = Path(sys.executable).parent
-    path = f"{program}{os.pathsep}{os.environ['PATH']}"
+    path = f"{program}{os.pathsep}{without_broken_pythons(os.environ['PATH'])}"
     env = {**os.environ, "HOME": str(home), "PATH": path}
     run = subprocess.Popen(
         [program / "ansible-test", *words], cwd=folder, env=env, stderr=subprocess.PIPE, text=True

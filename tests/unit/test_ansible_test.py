@@ -28,6 +28,16 @@ def test_pip_reaches_packages_as_it_does_here() -> None:
     }
 
 
+def test_a_python_that_is_not_switched_on_is_not_found(tmp_path: Path) -> None:
+    for folder, code in (("shims", 127), ("bin", 0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "python3.9").write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / folder / "python3.9").chmod(0o755)
+    (tmp_path / "bin/python3.9-config").write_text("not asked")
+    path = f"{tmp_path}/shims:{tmp_path}/bin:{tmp_path}/none"
+    assert ansible_test.without_broken_pythons(path) == f"{tmp_path}/bin:{tmp_path}/none"
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [
