@@ -5,8 +5,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-# A Python that is 3.11 or later and can make virtual environments; 3.11 first, which the lab's images have too.
-PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+# A Python that is 3.11 or later and can make virtual environments; 3.11 first, which the lab's images have too. The
+# system's before one that pyenv built: distributions optimise theirs by profile, and it takes a quarter less time.
+PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 /usr/bin/python3 python3 python3.12 python3.13; do \
     $$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && { echo $$p; break; }; done)
 # Some container images set it for all; here thousands of processes would compile the same files again and again.
 unexport PYTHONDONTWRITEBYTECODE
