@@ -121,12 +121,13 @@ def test_weights_are_those_of_the_files_that_are_fetched() -> None:
     assert found["fit"]["weights_bytes_per_gpu"] == pytest.approx(WEIGHTS, rel=0.01)
 
 
-def test_the_documents_that_reasons_name_are_in_the_plan() -> None:
+def test_the_documents_that_reasons_and_hints_name_are_in_the_plan() -> None:
     data = made(LOCK, state(), objective="throughput").to_json()
+    found = data["hosts"]["n1"]["instances"][0]
     named = {
-        reason["source"].partition("#")[0]
-        for reason in data["hosts"]["n1"]["instances"][0]["reasons"]
-        if not reason["source"].startswith(("deployment ", "fleet.lock.json"))
+        item["source"].partition("#")[0]
+        for item in (*found["reasons"], *found["hints"])
+        if not item["source"].startswith(("deployment ", "fleet.lock.json"))
     }
     assert named == set(data["sources"])
 
