@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.real_parsers import judge
+
 if TYPE_CHECKING:
     from .conftest import Lab
 
@@ -37,6 +39,30 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = 120) -> 
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
         time.sleep(0.3)
+
+
+def assert_agrees(node: str, version: str, *image: str) -> None:
+    """AssertionError unless the parser of an image, with options of `docker run` before it, takes what is rendered for
+    that vLLM, and judges made-up command lines as the planner does.
+    """
+    inside = (
+        "docker",
+        "exec",
+        "--interactive",
+        node,
+        "docker",
+        "run",
+        "--rm",
+        "--interactive",
+        "--network",
+        "none",
+    )
+    judged = judge([*inside, *image, "python3"], version)
+    print(judged.text())
+    assert sum(judged.rendered.values()) > 500
+    assert 0 < judged.accepted < judged.made_up
+    assert not judged.refused, judged.text()
+    assert not judged.differing, judged.text()
 
 
 # Where a thing is not there, its line is empty; but without Docker's answer this fails.

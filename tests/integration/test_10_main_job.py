@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Lab
-from .helpers import completion
+from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
+
+from .conftest import Lab, container
+from .helpers import assert_agrees, completion
 
 EPYC = {"model": "AMD EPYC 9654 96-Core Processor"}
 CONTROLLER_ONLY = {"fleet_plan", "bench_report", "ansible.builtin.add_host"}
@@ -42,10 +44,10 @@ def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> Non
     for host in fresh_lab.hosts:
         assert summary["hosts"][host]["cpu"] == {**EPYC, "sockets": 2, "threads": 192}
         assert completion(fresh_lab, host, 8000)["usage"]["completion_tokens"] == 4
-        container = json.loads(
+        found = json.loads(
             fresh_lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)")
         )[0]
-        host_config = container["HostConfig"]
+        host_config = found["HostConfig"]
         # Of the GPU's NUMA node, which the machine below need not have: the real engine ran on it all the same.
         assert host_config["CpusetCpus"] == "0-95"
         assert host_config["Privileged"] is False
@@ -62,6 +64,10 @@ def test_second_run_makes_one_call_per_host_and_changes_nothing(lab: Lab) -> Non
     assert run.changed() == []
     for host in lab.hosts:
         assert [m for m in run.modules(host) if m not in CONTROLLER_ONLY] == ["node_state"], run.out
+
+
+def test_its_parser_refuses_nothing_that_is_rendered(lab: Lab) -> None:
+    assert_agrees(container(lab.hosts[0]), VLLM_VERSION, f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}")
 
 
 def test_numa_balancing_stays_off_after_a_reboot(lab: Lab) -> None:

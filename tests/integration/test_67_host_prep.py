@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,46 +232,55 @@ def audited(lab: Lab) -> tuple[dict[str, set[str]], dict[str, Any], dict[str, An
     return {host: ids & OF_PROCESSORS for host, ids in found.items()}, audit, read
 
 
-def test_an_intel_server_gets_what_it_needs_and_amds_does_not(lab: Lab) -> None:
+@pytest.fixture
+def intel(lab: Lab) -> Iterator[str]:
+    """The first host, with Intel's processors for one test."""
     lab.write_vars(vllm_deployments=[])
-    n1, n2 = lab.hosts[:2]
-    booted = lab.on(n1, "cat /proc/sys/kernel/random/boot_id")
-    lab.on(n1, "gpusim config cpu=xeon")
-    try:
-        # Nothing of the machine below shows in what was read, whatever that is.
-        found, _, read = audited(lab)
-        for host, vendor, model, cpus in (
-            (n1, "GenuineIntel", "INTEL(R) XEON(R) PLATINUM 8592+", 128),
-            (n2, "AuthenticAMD", "AMD EPYC 9654 96-Core Processor", 192),
-        ):
-            state, facts = read[host]["node_state"], read[host]["host_facts"]
-            assert state["cpu"] == {"model": model, "sockets": 2, "threads": cpus}
-            numa = [(node["cpus"], node["memory_bytes"]) for node in state["numa_nodes"]]
-            assert numa == [
-                (f"0-{cpus // 2 - 1}", 1082331758592), (f"{cpus // 2}-{cpus - 1}", 1082331758592)
-            ]  # fmt: skip
-            assert (state["memory_bytes"], state["virtual_machine"]) == (2164663517184, False)
-            assert (facts["cpu"]["vendor"], facts["cpu"]["smt"]) == (vendor, "0")
-            assert facts["cpu"]["governors"] == {"performance": cpus}
-            assert facts["acs"] == {"able": 0, "on": []}
-        assert [read[host]["host_facts"]["iommus"] for host in (n1, n2)] == [0, 8]
-        assert found == {n1: {"intel-iommu", "bios-iommu"}, n2: set()}
+    lab.on(lab.hosts[0], "gpusim config cpu=xeon")
+    yield lab.hosts[0]
+    lab.on(lab.hosts[0], "gpusim config cpu=epyc")
 
+
+def test_an_intel_server_is_read_and_judged_as_one(lab: Lab, intel: str) -> None:
+    """Nothing of the machine below shows in what was read, whatever that is."""
+    other = lab.hosts[1]
+    found, _, read = audited(lab)
+    for host, vendor, model, cpus in (
+        (intel, "GenuineIntel", "INTEL(R) XEON(R) PLATINUM 8592+", 128),
+        (other, "AuthenticAMD", "AMD EPYC 9654 96-Core Processor", 192),
+    ):
+        state, facts = read[host]["node_state"], read[host]["host_facts"]
+        assert state["cpu"] == {"model": model, "sockets": 2, "threads": cpus}
+        numa = [(node["cpus"], node["memory_bytes"]) for node in state["numa_nodes"]]
+        assert numa == [(f"0-{cpus // 2 - 1}", 1082331758592), (f"{cpus // 2}-{cpus - 1}", 1082331758592)]
+        assert (state["memory_bytes"], state["virtual_machine"]) == (2164663517184, False)
+        assert (facts["cpu"]["vendor"], facts["cpu"]["smt"]) == (vendor, "0")
+        assert facts["cpu"]["governors"] == {"performance": cpus}
+        assert facts["acs"] == {"able": 0, "on": []}
+    assert [read[host]["host_facts"]["iommus"] for host in (intel, other)] == [0, 8]
+    assert found == {intel: {"intel-iommu", "bios-iommu"}, other: set()}
+
+
+@pytest.mark.deep
+def test_an_intel_server_gets_what_it_needs_and_amds_does_not(lab: Lab, intel: str) -> None:
+    other = lab.hosts[1]
+    booted = lab.on(intel, "cat /proc/sys/kernel/random/boot_id")
+    try:
         # Prepared, without a reboot, as none was asked for.
         assert lab.play("prepare").rc == 2
         found, audit, _ = audited(lab)
-        assert note(audit, n1, "intel-iommu") == "/boot/grub/grub.cfg has it"
-        assert found == {n1: {"intel-iommu", "bios-iommu"}, n2: set()}
-        for host, times in ((n1, "1"), (n2, "0")):
+        assert note(audit, intel, "intel-iommu") == "/boot/grub/grub.cfg has it"
+        assert found == {intel: {"intel-iommu", "bios-iommu"}, other: set()}
+        for host, times in ((intel, "1"), (other, "0")):
             assert lab.on(host, "grep -c intel_iommu=on /boot/grub/grub.cfg; true").strip() == times
-        assert lab.on(n1, "cat /proc/sys/kernel/random/boot_id") == booted
+        assert lab.on(intel, "cat /proc/sys/kernel/random/boot_id") == booted
 
-        lab.reboot(n1)
+        lab.reboot(intel)
         found, _, read = audited(lab)
-        assert (found, read[n1]["host_facts"]["iommus"]) == ({n1: set(), n2: set()}, 16)
+        assert (found, read[intel]["host_facts"]["iommus"]) == ({intel: set(), other: set()}, 16)
     finally:
-        lab.on(n1, "gpusim config cpu=epyc")
-        for host in (n1, n2):
+        lab.on(intel, "gpusim config cpu=epyc")
+        for host in (intel, other):
             for command in ON_HOST:
                 lab.on(host, command, check=False)  # some of it was not needed here
             lab.reboot(host)
