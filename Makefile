@@ -64,7 +64,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 test: packages venv ## lint, types, unit tests, lab tests; what it leaves to make nightly is marked deep
 	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
-	    $(MAKE) venv-dev lint types || { wait $$labs; exit 1; }; \
+	    $(MAKE) venv-dev && $(MAKE) --jobs=2 --output-sync lint types || { wait $$labs; exit 1; }; \
 	    nice $(MAKE) unit UNIT_ARGS=--timeout=1500 > $(UNIT_LOG) 2>&1 & unit=$$!; \
 	    wait $$labs && $(MAKE) lab-test; lab=$$?; \
 	    wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
