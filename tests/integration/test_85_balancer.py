@@ -21,7 +21,7 @@ from .conftest import ROOT, Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_on, search_works
 
-RATE = 60  # requests per second
+RATE = 30  # requests per second
 HOST = "lab-n1"  # the balancer's, and a GPU host too
 URL = f"https://{node_address(1)}:8443"
 AGENT = "instinct-balancer-agent"
@@ -260,7 +260,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         replaced = lab.play("site", "--skip-tags", "benchmark")
         assert replaced.rc == 0, replaced.out
         assert {item.split(":")[0] for item in replaced.changed()} == {"lab-n2"}
-    print(load.assert_nothing_lost(at_least=1000))
+    print(load.assert_nothing_lost(at_least=500))
 
 
 def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:

@@ -24,7 +24,7 @@ HOST, OTHER = "lab-n1", "lab-n2"  # the first one has the load balancer too
 # The only files that hold a secret: the key that instances ask for, and what HAProxy sends and shows.
 KEY_FILE = "/etc/instinct-fleet/keys/instances"
 BALANCER_FILES = [f"/etc/instinct-fleet/balancer/VERSION/{name}" for name in ("endpoint.pem", "instance.map")]
-RATE = 50  # requests per second
+RATE = 30  # requests per second
 
 
 def play(lab: Lab, command: str, *more: str) -> Run:

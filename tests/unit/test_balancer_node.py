@@ -165,9 +165,10 @@ class Host:
         Engine.may_go_on.set()
         for engine in self.engines:
             engine.shutdown()
-        if self.process:
-            self.process.terminate()
-            self.process.wait(GENEROUS)
+        if (
+            self.process
+        ):  # asked again, for it may be starting itself anew just now, and then does not hear it
+            eventually("HAProxy's end", lambda: self.process.terminate() or self.process.poll() is not None)
 
 
 @pytest.fixture

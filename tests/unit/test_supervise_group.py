@@ -160,10 +160,12 @@ CONNECTION = "echo 'RuntimeError: NCCL error: remote process exited or there was
 def test_the_cause_is_told_and_not_what_followed_from_it(ranks: Ranks, cause: int) -> None:
     """Rank `cause` runs out of memory, and says so after the other one has lost its connection."""
     items = ranks(2)
-    scripts = [f"sleep 0.1; {CONNECTION}", f"sleep 0.1; {CONNECTION}"]
-    scripts[cause] = "sleep 0.2; echo 'torch.OutOfMemoryError: HIP out of memory'; sleep 60"
+    lost = items[0].directory.with_name("lost")
+    scripts = [f"sleep 0.1; touch {lost}; {CONNECTION}"] * 2
+    out_of_memory = "echo 'torch.OutOfMemoryError: HIP out of memory'; sleep 60"
+    scripts[cause] = f"until [ -e {lost} ]; do sleep 0.1; done; {out_of_memory}"
     for item in items:
-        item.times["settle"] = 3  # what a busy machine may take for 0.1 seconds
+        item.times["settle"] = 6  # what a busy machine may take from one to the other
     start(items, *scripts)
     assert [item.end() for item in items] == [1, 1]
     assert [failure["kind"] for failure in items[cause].state["failures"]] == ["out_of_memory"]
