@@ -908,9 +908,9 @@ def test_an_end_that_another_rank_caused(
     }
 
     def program(container: FakeContainer) -> int:
-        container.restarts += 1
         place.mkdir(parents=True, exist_ok=True)
         (place / "state.json").write_text(json.dumps(said))
+        container.restarts += 1  # the supervisor has said why before Docker starts it again
         return vllm(server["port"], delay=0.3)(container)
 
     docker.programs["instinct-"] = program
