@@ -9,7 +9,8 @@ too which the server closes before it answers: nobody can know whether the serve
 was closed while it was idle is not used, so nothing is lost with it.
 
 Every request that began has one Outcome, with the kind of its problem if it has one: tests/stream.py says what a whole
-answer is. Too late is a problem as well: an answer over its limit, or a silence over the stall limit.
+answer is. Too late is a problem as well: an answer over its limit, or a silence over the stall limit. And an answer
+that two requests have is none of the second's: a server may send one twice on a connection that is kept.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ from tests.stream import NotWhole, Stream
 KEEP_SECONDS = 60  # an idle connection; HAProxy keeps it for 120
 # Of what was due until a second before the end so much has begun, or the machine was too slow for a proof.
 BEGUN_SHARE, GRACE_SECONDS = 0.9, 1.0
+# Nor is it a proof of a time in which no request began, although they were all begun at once later.
+LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of one request; problem "": its answer came whole, and in time.
 
-    begun: seconds since the load began. stall: the longest time without an event, also before the first one.
+    begun: seconds since the load began. stall: the longest time without an event, also before the first one. id: the
+    answer's own.
     """
 
     begun: float
@@ -54,6 +58,7 @@ class Outcome:
     problem: str
     detail: str = ""
     stall: float = 0.0
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,9 @@ class Load:
         needed = max(1, math.floor(BEGUN_SHARE * self.due(GRACE_SECONDS)))
         assert found.begun >= needed, f"{self.due()} requests were due; the machine is too slow: {found}"
         assert found.begun >= at_least, f"{at_least} requests are needed: {found}"
+        assert found.late <= LATE_SECONDS, (
+            f"no request began for {found.late:.1f} s; the machine is too slow: {found}"
+        )
         return found
 
     def assert_nothing_lost(self, at_least: int = 0) -> Summary:
@@ -204,6 +212,8 @@ class Load:
         failed = [item for item in self.outcomes if item.problem]
         told = "".join(f"\n  {item}" for item in failed[:10])
         assert not failed, f"{len(failed)} of {found.begun} requests are lost: {found}{told}"
+        answers = len({item.id for item in self.outcomes})
+        assert answers == found.begun, f"{found.begun} requests have {answers} answers: {found}"
         return found
 
     def _work(self) -> None:
@@ -248,7 +258,10 @@ class Load:
             begun, now = answer.begun, self.now
             stall = answer.silence(now)
             tokens = answer.stream.usage or 0
-            self.outcomes.append(Outcome(begun, now - begun, answer.status, tokens, problem, detail, stall))
+            outcome = Outcome(
+                begun, now - begun, answer.status, tokens, problem, detail, stall, answer.stream.id
+            )
+            self.outcomes.append(outcome)
 
     async def _ask(self, session: aiohttp.ClientSession, answer: _Answer) -> tuple[str, str]:
         """Kind and details of the problem, if there is one."""
@@ -285,7 +298,7 @@ class _Answer:
         self.begun = self.last = now
         self.longest = 0.0
         self.status = 0
-        self.stream = Stream(chat=target.chat)
+        self.stream = Stream(target.model, chat=target.chat)
         self.connection = SimpleNamespace(kept=False)
 
     def heard(self, now: float) -> None:

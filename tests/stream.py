@@ -3,7 +3,8 @@
 
 It is judged by what its server says of it, not by its pieces: vLLM merges tokens that come together into one event, and
 has events without text. Whole is: events of the expected form; one finish reason, "length", after which no more comes
-but usage; as many tokens by usage as were asked for; [DONE], and nothing after it.
+but usage; as many tokens by usage as were asked for; [DONE], and nothing after it; all of one answer, and of the model
+that was asked.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ class NotWhole(Exception):
 
 
 class Stream:
-    """The server-sent events of one answer, taken line by line; NotWhole at the first that is not right."""
+    """The server-sent events of one answer, taken line by line; NotWhole at the first that is not right.
 
-    def __init__(self, *, chat: bool = False) -> None:
+    model: which must have answered. id: of the answer, as its events say.
+    """
+
+    def __init__(self, model: str, *, chat: bool = False) -> None:
+        self.model, self.id = model, ""
         self.piece = "delta" if chat else "text"
         self.form: type = dict if chat else str
         self.events = 0
@@ -41,6 +46,8 @@ class Stream:
             field, _, value = text.partition(":")
             if field not in FIELDS:
                 raise NotWhole("line that is no event", text)
+            if field == "event" and value.strip() == "error":
+                raise NotWhole("error in the stream", text)
             if field == "data":
                 if self.done:
                     raise NotWhole("data after the end", text)
@@ -69,7 +76,14 @@ class Stream:
             raise NotWhole("event of another form", f"{error!r}: {text}") from error
 
     def _read(self, data: dict[str, Any]) -> None:
+        if data["model"] != self.model:
+            raise NotWhole("answer of another model", str(data["model"]))
+        if self.id not in ("", data["id"]):
+            raise NotWhole("events of another answer", f"{data['id']} in {self.id}")
+        self.id = _of(str, data["id"])
         for choice in data["choices"]:
+            if choice["index"] != 0:
+                raise NotWhole("a choice that nobody asked for", json.dumps(data))
             if self.reasons:
                 raise NotWhole("more after the finish reason", json.dumps(data))
             _of(self.form, choice[self.piece])

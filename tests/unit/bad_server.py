@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import struct
@@ -14,16 +15,23 @@ from contextlib import contextmanager
 from typing import Any
 
 TOKENS = 3  # that are asked for
+MODEL = "m"
+ID = "cmpl-00000000"  # stands for the id of each answer in what is sent
+OF = {"id": ID, "model": MODEL}  # what is the same in all events of an answer
 SSE = "text/event-stream; charset=utf-8"
 USAGE = {"prompt_tokens": 4, "total_tokens": 4 + TOKENS, "completion_tokens": TOKENS}
 DONE = "data: [DONE]\n\n"
 
 
 class Client:
-    """A request that the server has, and the way back to who sent it. number: of the request on its connection."""
+    """A request that the server has, and the way back to who sent it.
+
+    number: of the request on its connection. id: of its answer, put where ID stands in what is sent.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter, asked: dict[str, Any], number: int) -> None:
         self.writer, self.asked, self.number = writer, asked, number
+        self.id = "cmpl-" + os.urandom(4).hex()
 
     async def head(self, status: str = "200 OK", **headers: str) -> None:
         """Status line and headers; names have _ for -."""
@@ -34,7 +42,7 @@ class Client:
         await self.raw("\r\n".join([*lines, "", ""]))
 
     async def raw(self, text: str) -> None:
-        self.writer.write(text.encode())
+        self.writer.write(self.named(text).encode())
         await self.writer.drain()
 
     async def chunks(self, *texts: str, end: bool = True) -> None:
@@ -54,6 +62,10 @@ class Client:
         await self.head(status, content_type="application/json", content_length=str(len(text)))
         await self.raw(text)
 
+    def named(self, text: str) -> str:
+        """The text with this answer's id."""
+        return text.replace(ID, self.id)
+
     def close(self) -> None:
         """The end of what is sent, in order (FIN)."""
         self.writer.write_eof()
@@ -72,19 +84,17 @@ Way = Callable[[Client], Awaitable[None]]
 def event(text: str = "x", reason: str | None = None, **more: Any) -> str:
     """An event of /v1/completions, as vLLM has it."""
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": None}
-    return (
-        f"data: {json.dumps({'id': 'cmpl-1', 'object': 'text_completion', 'choices': [choice], **more})}\n\n"
-    )
+    return f"data: {json.dumps({**OF, 'object': 'text_completion', 'choices': [choice], **more})}\n\n"
 
 
 def delta(content: dict[str, str], reason: str | None = None) -> str:
     """An event of /v1/chat/completions."""
     choice = {"index": 0, "delta": content, "logprobs": None, "finish_reason": reason}
-    return f"data: {json.dumps({'id': 'chatcmpl-1', 'choices': [choice]})}\n\n"
+    return f"data: {json.dumps({**OF, 'choices': [choice]})}\n\n"
 
 
 def usage(tokens: int = TOKENS) -> str:
-    return f"data: {json.dumps({'id': 'cmpl-1', 'choices': [], 'usage': {**USAGE, 'completion_tokens': tokens}})}\n\n"
+    return f"data: {json.dumps({**OF, 'choices': [], 'usage': {**USAGE, 'completion_tokens': tokens}})}\n\n"
 
 
 WHOLE = [event(), event(), event(reason="length"), usage(), DONE]
