@@ -60,23 +60,25 @@ class Judge:
 
     targets: dict[str, float]
     missed: list[str] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
 
     def holds(self, name: str, value: float, where: str = "") -> float:
         """Note whether a figure is within its target, which is returned."""
         target = self.targets[name]
+        self.held.add(name)
         if not value <= target:  # so that NaN misses, too
             self.missed.append(f"{name}{where}: {value:.3f}, at most {target:g}")
         return target
 
 
-def timed(command: list[str], env: dict[str, str]) -> float:
-    """Wall seconds of a command that must succeed."""
+def timed(command: list[str], env: dict[str, str]) -> tuple[float, str]:
+    """Wall seconds of a command that must succeed, and what it printed."""
     start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - start
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return seconds
+    return seconds, done.stdout
 
 
 def measure(nodes: int, judge: Judge) -> None:
@@ -94,7 +96,7 @@ def measure(nodes: int, judge: Judge) -> None:
         commands = [ping, *(lab.command(playbook, *args) for playbook, args in PLAYBOOKS)]
         for command in reversed(commands):  # the first run of site.yml deploys
             timed(command, env)
-        rounds = [[timed(command, env) for command in commands] for _ in range(ROUNDS)]
+        rounds = [[timed(command, env)[0] for command in commands] for _ in range(ROUNDS)]
     ping_s = statistics.median(row[0] for row in rounds)
     for column, (playbook, _) in enumerate(PLAYBOOKS, 1):
         seconds = statistics.median(row[column] for row in rounds)
@@ -124,8 +126,12 @@ def upgrading(judge: Judge) -> None:
             )
             lab.write_vars(vllm_deployments=[wanted], gpu_partition_compute="CPX", upgrade_soak=SOAK)
             skip = ("--skip-tags", "benchmark") if playbook == "site" else ("-e", "canary=false")
-            seconds = timed(lab.command(playbook, *skip), env)
+            seconds, said = timed(lab.command(playbook, *skip), env)
     units = UPGRADED * len(hosts)
+    if f"Upgrade: {units} units of {units} done." not in said:
+        sys.exit(
+            f"upgrade.yml did not change all {units} instances, so its time says nothing:\n{said[-3000:]}"
+        )
     # Without a canary [1, "20%"] is: one unit, then a fifth of all at a time.
     batches = 1 + -(-(units - 1) // (units // 5))
     waits = batches * (START + SOAK)
@@ -244,6 +250,8 @@ def main() -> None:
     judge = Judge({**TARGETS, **dict(given.target)})
     for name in given.only or PARTS:
         PARTS[name](judge)
+    if not given.only and judge.held != set(TARGETS):
+        sys.exit(f"never measured: {', '.join(sorted(set(TARGETS) - judge.held))}")
     if judge.missed:
         sys.exit("\nTargets missed:\n  " + "\n  ".join(judge.missed))
 

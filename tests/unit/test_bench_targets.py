@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from tests import bench
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """Its exit code or message, with figures that just hold."""
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **parts: Callable[[bench.Judge], None]) -> object:
+    """Its exit code or message, with figures that just hold; other parts in place of its own."""
 
-    def planning(judge: bench.Judge) -> None:
-        judge.holds("planning", 3.0)
-        judge.holds("fit", 2.0)
+    def part(**figures: float) -> Callable[[bench.Judge], None]:
+        def measure(judge: bench.Judge) -> None:
+            for name, value in figures.items():
+                judge.holds(name.replace("_", "-"), value, " of 2 nodes" * (name == "site"))
 
-    monkeypatch.setitem(bench.PARTS, "planning", planning)
-    monkeypatch.setitem(bench.PARTS, "noop", lambda judge: judge.holds("site", 1.2, " of 2 nodes"))
-    monkeypatch.setitem(bench.PARTS, "upgrade", lambda judge: judge.holds("upgrade", 1.5))
+        return measure
+
+    monkeypatch.setitem(bench.PARTS, "planning", part(planning=3.0, planning_growth=1.0, fit=2.0))
+    monkeypatch.setitem(bench.PARTS, "noop", part(audit=1.9, status=2.9, site=1.2))
+    monkeypatch.setitem(bench.PARTS, "upgrade", part(upgrade=1.5))
+    for name, measure in parts.items():
+        monkeypatch.setitem(bench.PARTS, name, measure)
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     try:
         bench.main()
@@ -35,6 +41,11 @@ def test_what_holds_its_target_is_no_failure(monkeypatch: pytest.MonkeyPatch) ->
 def test_all_that_missed_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     told = run(monkeypatch, "--target", "site=1.1", "--target", "fit=1.9")
     assert told == "\nTargets missed:\n  fit: 2.000, at most 1.9\n  site of 2 nodes: 1.200, at most 1.1"
+
+
+def test_a_target_that_nothing_was_held_against_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, upgrade=lambda judge: None) == "never measured: upgrade"
+    assert run(monkeypatch, "--only", "upgrade", upgrade=lambda judge: None) == 0
 
 
 def test_a_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
