@@ -3,9 +3,9 @@
 
 python -m tests.mutants MODULE... [--count 15] [--seed 1] [--jobs 1] [--at-least 90] [--tests FILE...]
 
-A mutant is killed when a test fails or its time is over (five times that of the unchanged code). A survivor is
-behaviour that no test pins, or a change that makes no difference: such a one is named in
-data/mutants_equivalent.txt, as it is printed without file and line, below a comment with the reason.
+A mutant is killed when a test fails, which is named, or its time is over (five times that of the unchanged code). A
+survivor is behaviour that no test pins, or a change that makes no difference: such a one is named in
+data/mutants_equivalent.txt, as it is printed without file and line, below a comment with the reason, and is not drawn.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ COLLECTION = "ansible_collections.instinct.fleet."
 TREES = ("plugins/module_utils", "plugins/plugin_utils")
 MARGIN = 20.0
 MEMORY = 8 << 30  # a mutant may ask for memory without end
+# Whatever a mutant leaves behind ends with it: it would take the time of those after it. The first process of a
+# namespace hears no signals, so it is a shell.
+CONTAINED = (
+    ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
+    if os.geteuid() == 0
+    else ()
+)
+# pytest's exit codes for a test that failed, and for files that cannot be imported.
+FAILED = (1, 2, 4)
 # For other modules the imports tell.
 TESTS = {
     "canary.statistics": ["test_canary"],
@@ -240,31 +249,43 @@ def private_copy(place: Path) -> Path:
     return place
 
 
-def passes(tree: Path, tests: Sequence[str], seconds: float | None) -> bool:
-    """Whether the tests pass in a tree, and in time."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *tests], cwd=tree, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        return process.wait(seconds) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # with whatever it left behind
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def failure(tree: Path, tests: Sequence[str], seconds: float | None) -> str:
+    """The first test that fails in a tree, or "over time"; "" when all pass.
+
+    RuntimeError when pytest itself ends in another way, which says nothing of the tests.
+    """
+    options = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [*CONTAINED, sys.executable, "-m", "pytest", *options, *tests], cwd=tree, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+        )  # fmt: skip
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return "over time"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        text = said.read()
+    if code == 0:
+        return ""
+    if code not in FAILED:
+        raise RuntimeError(f"pytest ended with {code}:\n{text[-2000:]}")
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    return named[1].removeprefix("tests/unit/") if named else "the import of its tests"
 
 
-def survives(tree: Path, mutant: Mutant, tests: Sequence[str], seconds: float, stamp: int) -> bool:
-    """Whether the tests pass with a mutant. stamp: the file's time, by which Python knows what it has compiled."""
+def killer(tree: Path, mutant: Mutant, tests: Sequence[str], seconds: float, stamp: int) -> str:
+    """What fails with a mutant. stamp: the file's time, by which Python knows what it has compiled."""
     path = tree / mutant.path
     was = path.read_bytes()
     try:
         path.write_bytes(mutant.text)
         os.utime(path, (stamp, stamp))
-        return passes(tree, tests, seconds)
+        return failure(tree, tests, seconds)
     finally:
         path.write_bytes(was)
 
@@ -294,26 +315,31 @@ def main() -> int:
             tests = given.tests or tests_of(module)
             tree = trees.get()
             begun = time.monotonic()
-            if not passes(tree, tests, None):
-                sys.exit(f"{' '.join(tests)}: they fail without a mutant")
+            if failed := failure(tree, tests, None):
+                sys.exit(f"{failed} fails without a mutant")
             limit = 5 * (time.monotonic() - begun) + MARGIN
             trees.put(tree)
 
             def outcome(mutant: Mutant, tests: Sequence[str] = tests, limit: float = limit) -> str:
-                if mutant.name in equivalent:
-                    return "equivalent"
                 tree = trees.get()
-                alive = survives(tree, mutant, tests, limit, next(stamps))
-                trees.put(tree)
-                return "SURVIVED" if alive else "killed"
+                try:
+                    return killer(tree, mutant, tests, limit, next(stamps))
+                finally:
+                    trees.put(tree)
 
             every = list(mutants(path.relative_to(ROOT), path.read_bytes()))
-            sample = random.Random(f"{given.seed} {module}").sample(every, min(given.count, len(every)))
+            open_ = [one for one in every if one.name not in equivalent]
+            sample = random.Random(f"{given.seed} {module}").sample(open_, min(given.count, len(open_)))
             counts = Counter[str]()
-            for mutant, word in zip(sample, pool.map(outcome, sample), strict=True):
-                print(f"{word:10} {mutant.path}:{mutant.line} {mutant.name}", flush=True)
+            for mutant, failed in zip(sample, pool.map(outcome, sample), strict=True):
+                word, by = ("killed", f"  by {failed}") if failed else ("SURVIVED", "")
+                print(f"{word:8} {mutant.path}:{mutant.line} {mutant.name}{by}", flush=True)
                 counts[word] += 1
-            print(f"{module}: {dict(counts)} of {len(every)}, by {' '.join(tests)}", flush=True)
+            print(
+                f"{module}: {dict(counts)} of {len(open_)}, and {len(every) - len(open_)} equivalent;"
+                f" by {' '.join(tests)}",
+                flush=True,
+            )
             killed, run = killed + counts["killed"], run + counts["killed"] + counts["SURVIVED"]
             listed = {line for line in equivalent if line.startswith(f"{module}.")}
             if stale := listed - {one.name for one in every}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,39 @@ def module_file(name: str) -> Path:
             return mutants.path_of(name)
         except StopIteration:
             name = name.rpartition(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def test_it(): assert True\n", ""),
+        ("def test_it(): assert True\n\ndef test_that(): assert False\n", "test_m.py::test_that"),
+        ("import nothing_of_this_name\n", "test_m.py"),
+        ("import time\ndef test_it(): time.sleep(60)\n", "over time"),
+    ],
+)
+def test_what_fails_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "test_m.py").write_text(text)
+    assert mutants.failure(tmp_path, ["test_m.py"], 3 if expected == "over time" else None) == expected
+
+
+@pytest.mark.parametrize("text", ["", "import os\ndef test_it(): os.kill(os.getpid(), 9)\n"])
+def test_an_end_of_another_kind_is_no_failure_of_a_test(tmp_path: Path, text: str) -> None:
+    (tmp_path / "test_m.py").write_text(text)
+    with pytest.raises(RuntimeError, match="pytest ended with"):
+        mutants.failure(tmp_path, ["test_m.py"], None)
+
+
+def test_what_a_test_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    alone = "setsid " * bool(mutants.CONTAINED)
+    left = f"{alone}sh -c 'while :; do date > still; sleep 0.05; done'"
+    work = f'subprocess.Popen("{left}", shell=True); time.sleep(0.5)'
+    (tmp_path / "test_m.py").write_text(f"import subprocess, time\ndef test_it(): {work}\n")
+    assert mutants.failure(tmp_path, ["test_m.py"], None) == ""
+    assert (tmp_path / "still").exists()
+    (tmp_path / "still").unlink()
+    time.sleep(0.3)
+    assert not (tmp_path / "still").exists()
 
 
 def test_a_module_is_tested_by_what_is_listed_or_imports_it() -> None:
