@@ -102,8 +102,7 @@ lab-test: venv-dev ## tests on the lab, two labs side by side (starts them)
 	$(LAB_PYTEST)
 
 deep: packages venv-dev ## the rest of the unit and lab tests
-	$(BIN)/pytest tests/unit -q -n auto -m deep
-	$(LAB_PYTEST) -m deep
+	$(BIN)/pytest tests/unit -q -n auto -m deep; unit=$$?; $(LAB_PYTEST) -m deep; exit $$((unit | $$?))
 
 # The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.
 PARSERS := .cache/parsers
