@@ -191,7 +191,7 @@ def _drop_stores(config: Config) -> None:
 
 
 def ready(client: docker.DockerClient, config: Config, name: str) -> None:
-    """Wait until a node's SSH, GPUs and Docker engine answer."""
+    """Wait until a node's GPUs, Docker engine and SSH answer."""
     container = client.containers.get(config.container(name))
 
     # One process that looks again and again: starting one in the container costs more than the look.
@@ -201,8 +201,8 @@ def ready(client: docker.DockerClient, config: Config, name: str) -> None:
         return bool(container.exec_run(["timeout", "30", "sh", "-c", look]).exit_code == 0)
 
     address = config.address(name_number(name))
-    wait_for(f"SSH on {name}", lambda: _answers(address, 22))
     wait_for(f"{name}'s GPUs and Docker engine (docker exec {container.name} cat /var/log/gpusim.log)", check)
+    wait_for(f"SSH on {name}", lambda: _answers(address, 22))
 
 
 def reboot(client: docker.DockerClient, config: Config, name: str) -> None:

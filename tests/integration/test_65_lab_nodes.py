@@ -44,7 +44,7 @@ def test_a_container_with_gpus_holds_them(lab: Lab, node: str) -> None:
     assert "Device is currently busy" in lab.on(node, "rocm-smi --setcomputepartition CPX")
     assert "Module amdgpu is in use" in lab.on(node, "modprobe -r amdgpu 2>&1; true")
     lab.on(node, "docker stop -t 5 user")
-    wait_for("no holder", lambda: not lab.on(node, "ls /sys/class/kfd/kfd/proc").strip(), 5)
+    wait_for("no holder", lambda: not lab.on(node, "ls /sys/class/kfd/kfd/proc").strip())
     assert "Successfully set" in lab.on(node, "rocm-smi --setcomputepartition SPX")
 
 
@@ -83,7 +83,7 @@ def test_settings_of_the_host_and_services_after_a_reboot(lab: Lab, node: str) -
         assert "[madvise]" in lab.on(node, "cat /sys/kernel/mm/transparent_hugepage/enabled")
         assert lab.on(node, f"cat {governor}").strip() == "performance"
         wait_for(
-            "the service", lambda: "active" in lab.on(node, "systemctl is-active gpuagent; true").split(), 10
+            "the service", lambda: "active" in lab.on(node, "systemctl is-active gpuagent; true").split()
         )
         assert lab.on(node, "ls /sys/class/kfd/kfd/proc").strip() != ""
     finally:
