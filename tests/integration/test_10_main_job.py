@@ -5,31 +5,48 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
 
-from .conftest import Lab, container
+from .conftest import Lab, Run, container, copy_inventory, reset_lab
 from .helpers import assert_agrees, completion
 
 EPYC = {"model": "AMD EPYC 9654 96-Core Processor"}
 CONTROLLER_ONLY = {"fleet_plan", "bench_report", "ansible.builtin.add_host"}
 
 
+@dataclass(frozen=True)
+class Served:
+    """The lab after the main job."""
+
+    lab: Lab
+    run: Run
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("results")
+def served(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Served:
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("main"))
+    return Served(lab, lab.play("site", timeout=1500))
 
 
-def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> None:
-    run = fresh_lab.play("site", "-e", f"benchmark_results_dir={results}", timeout=1500)
+@pytest.fixture
+def serving(served: Served) -> Lab:
+    """The lab, which serves."""
+    assert served.run.rc == 0, served.run.out[-3000:]
+    return served.lab
+
+
+def test_bare_nodes_serve_and_are_measured(served: Served) -> None:
+    lab, run = served.lab, served.run
     assert run.rc == 0, run.out
 
-    latest = results / "latest"
+    latest = lab.tmp / "results/latest"
     summary = json.loads((latest / "summary.json").read_text())
-    assert sorted(b["host"] for b in summary["benchmarks"]) == fresh_lab.hosts == sorted(summary["hosts"])
+    assert sorted(b["host"] for b in summary["benchmarks"]) == lab.hosts == sorted(summary["hosts"])
     for bench in summary["benchmarks"]:
         assert bench["completed"] > 0
         assert bench["failed"] == 0
@@ -37,15 +54,15 @@ def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> Non
         assert bench["median_ttft_ms"] > 0
         assert bench["median_tpot_ms"] > 0
     assert (latest / "report.html").stat().st_size > 10_000
-    assert len(list((latest / "raw").iterdir())) == len(fresh_lab.hosts)
+    assert len(list((latest / "raw").iterdir())) == len(lab.hosts)
     with (latest / "benchmarks.csv").open(newline="") as stream:
-        assert len(list(csv.DictReader(stream))) == len(fresh_lab.hosts)
+        assert len(list(csv.DictReader(stream))) == len(lab.hosts)
 
-    for host in fresh_lab.hosts:
+    for host in lab.hosts:
         assert summary["hosts"][host]["cpu"] == {**EPYC, "sockets": 2, "threads": 192}
-        assert completion(fresh_lab, host, 8000)["usage"]["completion_tokens"] == 4
+        assert completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
         found = json.loads(
-            fresh_lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)")
+            lab.on(host, "docker inspect $(docker ps -q --filter label=instinct-fleet.instance)")
         )[0]
         host_config = found["HostConfig"]
         # Of the GPU's NUMA node, which the machine below need not have: the real engine ran on it all the same.
@@ -55,22 +72,22 @@ def test_bare_nodes_serve_and_are_measured(fresh_lab: Lab, results: Path) -> Non
         assert host_config["CapAdd"] == ["CAP_SYS_PTRACE"] or host_config["CapAdd"] == ["SYS_PTRACE"]
         assert [d["PathOnHost"] for d in host_config["Devices"]] == ["/dev/kfd", "/dev/dri/renderD128"]
         assert all(group.isdigit() for group in host_config["GroupAdd"])
-        assert fresh_lab.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"
+        assert lab.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"
 
 
-def test_second_run_makes_one_call_per_host_and_changes_nothing(lab: Lab) -> None:
-    run = lab.play("site", "--skip-tags", "benchmark")
+def test_second_run_makes_one_call_per_host_and_changes_nothing(serving: Lab) -> None:
+    run = serving.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
     assert run.changed() == []
-    for host in lab.hosts:
+    for host in serving.hosts:
         assert [m for m in run.modules(host) if m not in CONTROLLER_ONLY] == ["node_state"], run.out
 
 
-def test_its_parser_refuses_nothing_that_is_rendered(lab: Lab) -> None:
-    assert_agrees(container(lab.hosts[0]), VLLM_VERSION, f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}")
+def test_its_parser_refuses_nothing_that_is_rendered(serving: Lab) -> None:
+    assert_agrees(container(serving.hosts[0]), VLLM_VERSION, f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}")
 
 
-def test_numa_balancing_stays_off_after_a_reboot(lab: Lab) -> None:
-    host = lab.hosts[-1]
-    lab.reboot(host)
-    assert lab.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"
+def test_numa_balancing_stays_off_after_a_reboot(serving: Lab) -> None:
+    host = serving.hosts[-1]
+    serving.reboot(host)
+    assert serving.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"

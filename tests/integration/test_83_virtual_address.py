@@ -12,7 +12,7 @@ import pytest
 
 from tests.load import Load, Target
 
-from .conftest import Lab, copy_inventory, node_address, reset_lab
+from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import Endpoint
 
@@ -63,6 +63,7 @@ def shared(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert f"Load balancer lab-n2, {URL}" in run.out
     endpoint = Endpoint(lab)
     endpoint.trust()
+    wait_for("the address", lambda: answers(endpoint))
     yield endpoint
     reset_lab()
 
@@ -78,7 +79,6 @@ def answers(endpoint: Endpoint) -> bool:
 
 
 def test_one_has_it_and_a_second_run_changes_nothing(shared: Endpoint) -> None:
-    wait_for("the address", lambda: answers(shared))
     assert len(holders(shared.lab)) == 1  # whose HAProxy was found to work first
     again = shared.lab.play("site", "--skip-tags", "benchmark")
     assert again.rc == 0, again.out
@@ -128,10 +128,19 @@ def test_it_leaves_a_host_that_is_gone(shared: Endpoint) -> None:
     stays(lab, other)
 
 
-def test_it_is_given_up(shared: Endpoint) -> None:
-    lab = shared.lab
-    deploy(lab, "")
-    run = lab.play("site", "--skip-tags", "benchmark")
+@pytest.fixture
+def given_up(shared: Endpoint) -> Iterator[Run]:
+    """A run without the address, which is there again afterwards."""
+    deploy(shared.lab, "")
+    yield shared.lab.play("site", "--skip-tags", "benchmark")
+    deploy(shared.lab)
+    back = shared.lab.play("site", "--skip-tags", "benchmark")
+    assert back.rc == 0, back.out
+    wait_for("the address", lambda: answers(shared))
+
+
+def test_it_is_given_up(shared: Endpoint, given_up: Run) -> None:
+    lab, run = shared.lab, given_up
     assert run.rc == 0, run.out
     assert holders(lab) == []
     for host in HOSTS:

@@ -66,7 +66,8 @@ def load(lab: Lab, rate: float) -> Load:
 def test_what_runs_is_told(fleet: Lab) -> None:
     with load(fleet, 20) as requests:
         run = play(fleet, "status.yml -e status_file=status.json")
-    requests.assert_nothing_lost()
+        requests.wait_for(50)
+    requests.assert_nothing_lost(at_least=50)
     assert run.rc == 0, run.out
     assert run.modules(OTHER) == ["instance_status"]
     data = json.loads((fleet.tmp / "status.json").read_text())
@@ -208,16 +209,19 @@ def test_no_secret_where_it_does_not_belong(fleet: Lab) -> None:
 
 def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> None:
     path = fleet.inventory / "hosts.yml"
-    inventory = yaml.safe_load(path.read_text())
-    inventory["instinct"]["hosts"][OTHER]["host_prep_also"] = [
-        "pcie-aspm"
-    ]  # a word of the kernel's command line
+    before = path.read_text()
+    inventory = yaml.safe_load(before)
+    # A word of the kernel's command line.
+    inventory["instinct"]["hosts"][OTHER]["host_prep_also"] = ["pcie-aspm"]
     path.write_text(yaml.safe_dump(inventory))
     booted = fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id")
-    with load(fleet, RATE) as requests:
-        run = fleet.play("prepare", "-e", "reboot=true")
-        assert run.rc == 0, run.out[-3000:]
-        assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
-        back = fleet.play("status", "-e", "strict=true")
-        assert back.rc == 0, back.out
+    try:
+        with load(fleet, RATE) as requests:
+            run = fleet.play("prepare", "-e", "reboot=true")
+            assert run.rc == 0, run.out[-3000:]
+            assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
+            back = fleet.play("status", "-e", "strict=true")
+            assert back.rc == 0, back.out
+    finally:
+        path.write_text(before)
     print(requests.assert_nothing_lost(at_least=500))

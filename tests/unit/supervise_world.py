@@ -21,6 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundl
 SUPERVISOR = bundle("supervisor")
 
 SERVES = "echo 'INFO:     Application startup complete.'; exec sleep 60"
+# What nobody waits for is long: on a busy machine, a rank that got no turn would be taken for lost.
 QUICK = {
     "poll": 0.05,
     "grace": 1,
@@ -28,8 +29,8 @@ QUICK = {
     "stop": 1,
     "ray": 5,
     "beat": 0.1,
-    "silent": 2,
-    "hello": 0.5,
+    "silent": 10,
+    "hello": 10,
     "retry": 0.1,
 }
 

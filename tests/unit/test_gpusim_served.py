@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulation as a process: mounted in a scratch directory, written to, and changed by the tools.
 
-Where nothing can be mounted these are skipped; the same logic is tested without a mount elsewhere.
+The same logic is tested without a mount elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -90,19 +91,27 @@ class Served:
         return sorted(int(path.name.removeprefix("renderD")) for path in self.dev.glob("dri/renderD*"))
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+@contextlib.contextmanager
+def simulation() -> Iterator[Served]:
     # Others must get through, as in a node; pytest closes its own directory to them whenever a session starts.
     root = Path(tempfile.mkdtemp(prefix="gpusim-"))
     root.chmod(0o755)
     served = Served(root)
     served.dev.mkdir(mode=0o755)
     served.start()
-    yield served
-    assert served.process is not None
-    if served.process.poll() is None:
-        served.stop()
-    shutil.rmtree(root)
+    try:
+        yield served
+    finally:
+        assert served.process is not None
+        if served.process.poll() is None:
+            served.stop()
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    with simulation() as served:
+        yield served
 
 
 @pytest.fixture
@@ -306,8 +315,9 @@ def test_other_gpus_and_a_reboot(node: Served) -> None:
     assert node.read("current_compute_partition") == "SPX"
 
 
-def test_stopping_leaves_nothing_mounted(running: Served) -> None:
-    """Last in this file: it ends the simulation."""
-    assert running.stop() == 0
-    assert str(running.root) not in Path("/proc/self/mounts").read_text()
-    assert not (running.root / "run/gpusim/ready").exists()
+def test_stopping_leaves_nothing_mounted() -> None:
+    with simulation() as served:
+        assert str(served.root) in Path("/proc/self/mounts").read_text()
+        assert served.stop() == 0
+        assert str(served.root) not in Path("/proc/self/mounts").read_text()
+        assert not (served.root / "run/gpusim/ready").exists()

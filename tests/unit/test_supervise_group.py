@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor
 from tests.unit.fake_vllm import free_port
 from tests.unit.supervise_world import SERVES, Supervised, wait_for, write_lib
 
-SILENT = 2.0  # seconds, in these tests
+SILENT = 2.0  # seconds
 HEADLESS = "exec sleep 60"
 Ranks = Callable[..., list[Supervised]]
 
@@ -127,6 +127,7 @@ def test_when_one_supervisor_is_killed_the_others_end_their_vllm(ranks: Ranks, k
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_silent_peer_is_given_up(ranks: Ranks, frozen: int) -> None:
     items = ranks(2)
+    items[1 - frozen].times["silent"] = SILENT
     start(items)
     all_running(items)
     process = items[frozen].process
@@ -223,6 +224,7 @@ NONSENSE = [
 
 def test_strangers_change_nothing(ranks: Ranks) -> None:
     items = ranks(2)
+    items[0].times["hello"] = 0.5
     host, port = items[0].options[0].partition("=")[2].split(":")
 
     def talk(text: bytes) -> None:
