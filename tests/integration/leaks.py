@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 PATTERNS = "/dev/shm/instinct-patterns"  # so that no command line has them
 PLACES = ("/etc", "/var", "/run", "/tmp", "/opt", "/srv", "/home", "/root", "/dev/shm")
-# Files; what processes were started with; what Docker keeps and what containers said.
+# Files; what processes were started with; what Docker keeps, what containers said and what was written inside them. Not
+# the layers of images, which are far larger; of an engine that does not tell where a container's own layer is, all.
 SEARCH = f"""
 cd / && docker ps > /dev/null || exit 1
 grep -rlsF -f {PATTERNS} {" ".join(PLACES)} --exclude-dir=overlay2 --exclude={Path(PATTERNS).name} | sed 's/^/file /'
@@ -33,6 +34,9 @@ for id in $(docker ps -aq); do
     name=$(docker inspect -f '{{{{.Name}}}}' $id)
     docker inspect $id | grep -qF -f {PATTERNS} && echo "inspect $name"
     docker logs $id 2>&1 | grep -qF -f {PATTERNS} && echo "log $name"
+    layer=$(docker inspect -f '{{{{.GraphDriver.Data.UpperDir}}}}' $id)
+    if [ -d "$layer" ]; then grep -rqsF -f {PATTERNS} "$layer"; else docker export $id | grep -qaF -f {PATTERNS}; fi \
+        && echo "layer $name"
 done
 true
 """
@@ -46,7 +50,7 @@ CANARY="$canary" setsid sleep 901 > /dev/null 2>&1 < /dev/null &
 """
 PLANT = f"""
 for place in {" ".join(PLACES)}; do echo "$canary" > $place/canary; done
-said='echo "$CANARY"; exec sleep 902'
+said='echo "$CANARY"; echo "$CANARY" > /tmp/canary; exec sleep 902'
 docker run -d --name canary -e CANARY="$canary" --entrypoint sh {STANDIN} -c "$said" > /dev/null
 """
 UPROOT = f"""
@@ -59,11 +63,12 @@ PLANTED = {
     "environ sleep",
     "inspect /canary",
     "log /canary",
+    "layer /canary",
 }
 
 
 def found_on(lab: Lab, host: str, patterns: Sequence[str]) -> set[str]:
-    """Where a node has one of these: "file /etc/x", "cmdline vllm", "inspect /name", "log /name"."""
+    """Where a node has one of these: "file /etc/x", "cmdline vllm", "inspect /name", "log /name", "layer /name"."""
     text = base64.b64encode("\n".join(patterns).encode()).decode()
     lab.on(host, f"umask 077; echo {text} | base64 -d > {PATTERNS}")
     try:
