@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upgrades without a lost request, also after a controller that died; what the runbook of upgrades says."""
+"""Upgrades and rollbacks without a lost request, also after a controller that died; what their runbooks say."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,20 +18,25 @@ import pytest
 from tests.load import Summary
 
 from .conftest import ROOT, Lab, Run, copy_inventory, reset_lab
-from .helpers import deployment
+from .helpers import MODEL, deployment
 from .test_85_balancer import Endpoint
 
 HOST = "lab-n1"  # the balancer's, and a GPU host too
 RATE = 30  # requests per second: two cores run a second lab and the unit tests as well
-BOOK = ROOT / "docs/runbooks/upgrade.md"
-COMMANDS = [
-    line
-    for block in re.findall(
-        r"^```console\n(.*?)^```", BOOK.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    for line in block.splitlines()
-]
+NIGHTLY_RATE = 50  # what is promised
+
+
+def commands(book: str) -> list[str]:
+    """The commands of a runbook, in its order."""
+    blocks = re.findall(r"```console\n(.+?)```", (ROOT / book).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(r"^[$#] .+$", "".join(blocks), re.MULTILINE)
+
+
+UPGRADE, ROLLBACK = commands("docs/runbooks/upgrade.md"), commands("docs/runbooks/rollback.md")
+ENDPOINT = commands("docs/runbooks/endpoint.md")
 RAN: set[str] = set()
+# Requests at once: a definition that no generation has, so that nothing comes again that was turned back.
+FRESH = itertools.count(101)
 CANARY: dict[str, Any] = {
     "canary_runs": 4,
     "canary_max_runs": 6,
@@ -56,19 +63,36 @@ def serve(lab: Lab, requests: int, compute: str = "SPX", **keys: Any) -> None:
     )
 
 
-def book(lab: Lab, command: str, *more: str) -> Run:
-    """Run a command of the runbook, on the lab's hosts."""
-    assert command in COMMANDS, command
+def book(lab: Lab, command: str, *more: str, generation: int = 2) -> Run:
+    """Run a command of the runbooks, on the lab's hosts; generation: the one that is meant by its 2."""
+    assert command in (*UPGRADE, *ROLLBACK, *ENDPOINT), command
     RAN.add(command)
-    text = command.removeprefix("$ ").replace("-i inventory/mine ", "")
-    words = shlex.split(text.replace("mi300x-01,lb-01", "lab-n2,lab-n1").replace("mi300x-01", "lab-n2"))
-    return lab.play(words[1].removeprefix("playbooks/").removesuffix(".yml"), *words[2:], *more)
+    text = command[2:].replace("generation=2", f"generation={generation}")
+    text = text.replace("/2.json", f"/{generation}.json")
+    if command.startswith("# "):
+        return Run(0, lab.on("lab-n2", text), [])
+    text = text.replace("mi300x-01,lb-01", "lab-n2,lab-n1").replace("mi300x-01", "lab-n2")
+    playbook, _, pipe = text.replace("-i inventory/mine ", "").partition(" | ")
+    words = shlex.split(playbook)
+    run = lab.play(words[1].removeprefix("playbooks/").removesuffix(".yml"), *words[2:], *more)
+    if not pipe or run.rc:
+        return run
+    done = subprocess.run(["bash", "-c", pipe], input=run.out, capture_output=True, text=True, check=False)
+    return Run(done.returncode, done.stdout, run.records)
 
 
 def runs(lab: Lab) -> set[str]:
     """How many requests at once the instances take, over all nodes."""
     show = "grep -ho 'max-num-seqs [0-9]*' /etc/instinct-fleet/instances/llama-*/serve.sh"
     return {line.split()[1] for host in lab.hosts for line in lab.on(host, show).splitlines()}
+
+
+def let_go(lab: Lab) -> None:
+    """The inventory says what runs, so that it is held no longer."""
+    serve(lab, int(next(iter(runs(lab)))))
+    run = lab.play("deploy")
+    assert run.rc == 0, run.out[-3000:]
+    assert "held at generation" not in lab.play("deploy").out
 
 
 def settled(lab: Lab) -> None:
@@ -96,7 +120,7 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("rollout"))
     (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    serve(lab, 101)
+    serve(lab, next(FRESH))
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-3000:]
     made = Endpoint(lab)
@@ -105,21 +129,23 @@ def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     reset_lab()
 
 
-def test_an_upgrade_loses_no_request(endpoint: Endpoint) -> None:
+def test_an_upgrade_and_a_rollback_lose_no_request(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     before = runs(lab)
-    serve(lab, int(next(iter(before))) + 1)
+    serve(lab, next(FRESH))
     check = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml --check --diff")
     assert check.rc == 0, check.out[-3000:]
     assert "Upgrade of llama: 4 units in 4 batches" in check.out
     assert runs(lab) == before
-    under_load(endpoint, "upgrade", requests=1000)
+    under_load(endpoint, "upgrade", "rollback", requests=1000)
+    assert runs(lab) == before
+    let_go(lab)
 
 
-def under_load(endpoint: Endpoint, *steps: str, requests: int) -> Summary:
+def under_load(endpoint: Endpoint, *steps: str, requests: int, rate: float = RATE) -> Summary:
     """A streaming load during these steps, and until there were so many requests: none of them may be lost."""
     lab = endpoint.lab
-    with endpoint.load(RATE) as load:
+    with endpoint.load(rate) as load:
         time.sleep(1)
         for step in steps:
             begun = time.monotonic()
@@ -128,7 +154,7 @@ def under_load(endpoint: Endpoint, *steps: str, requests: int) -> Summary:
             assert load.problems() == {}
         load.wait_for(requests)
     found = load.assert_nothing_lost(at_least=requests)
-    print(f"{found} at {RATE}/s")
+    print(f"{found} at {rate}/s")
     return found
 
 
@@ -148,10 +174,8 @@ def during(lab: Lab, step: str) -> None:
         assert again.changed() == []
         assert "held at generation" in again.out
     elif step == "partition":
-        number = int(next(iter(before)))
-        serve(lab, number)
-        assert lab.play("deploy").rc == 0  # the inventory says what runs: it is held no longer
-        serve(lab, number, "CPX")
+        let_go(lab)
+        serve(lab, int(next(iter(before))), "CPX")
         run = lab.play("partition")
         assert run.rc == 0, run.out[-4000:]
     else:
@@ -205,12 +229,12 @@ def killed_at(lab: Lab, task: str, times: int = 1) -> bool:
 
 def goes_on(lab: Lab, task: str, canary: bool) -> None:
     """A run that is killed at a task, and the next one, which ends what it began."""
-    now = int(next(iter(runs(lab))))
-    serve(lab, now + 1)
+    new = next(FRESH)
+    serve(lab, new)
     assert killed_at(lab, task), task
     run = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml")
     assert run.rc == 0, run.out[-4000:]
-    assert runs(lab) == {str(now + 1)}
+    assert runs(lab) == {str(new)}
     judged = [r for r in run.records if r["module"] == "canary_verdict"]
     assert bool(judged) == canary
     settled(lab)
@@ -250,18 +274,63 @@ def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.deep
-def test_the_rest_of_the_runbook(endpoint: Endpoint) -> None:
+def test_every_command_of_the_rollback_runbook(endpoint: Endpoint) -> None:
     lab = endpoint.lab
-    number = int(next(iter(runs(lab))))
-    serve(lab, number)
-    for command in COMMANDS:
-        if command in RAN or not command.startswith("$ ansible-playbook"):
+    check, back, chosen, kept, *on_host = ROLLBACK
+    old, new = next(FRESH), next(FRESH)
+    # Other weights, which only the older generation needs.
+    for number, keys in ((old, {"revision": "v1"}), (new, {})):
+        serve(lab, number, **keys)
+        run = lab.play("upgrade", "-e", "canary=false")
+        assert run.rc == 0, run.out[-4000:]
+    generations = [
+        int(name.removesuffix(".json"))
+        for name in lab.on("lab-n2", "cd /etc/instinct-fleet/generations/llama; ls [0-9]*.json").split()
+    ]
+    *_, before, newest = sorted(generations)
+
+    foreseen = book(lab, check)
+    assert foreseen.rc == 0, foreseen.out[-3000:]
+    assert "Rollback of llama: 4 units" in foreseen.out
+    assert runs(lab) == {str(new)}
+    run = book(lab, back)
+    assert run.rc == 0, run.out[-4000:]
+    assert runs(lab) == {str(old)}
+    run = book(lab, chosen, generation=newest)
+    assert run.rc == 0, run.out[-4000:]
+    assert runs(lab) == {str(new)}
+    run = book(lab, kept)
+    assert run.rc == 0, run.out
+    assert re.search(rf"weights {MODEL}@[0-9a-f]+: generation {before} of llama", run.out), run.out
+
+    journal, names, record, state, spec, which = (
+        book(lab, command, generation=newest).out for command in on_host
+    )
+    assert f"llama is held at generation {newest} (answers got worse)" in journal
+    assert {f"{before}.json", f"{newest}.json", "state.json"} <= set(names.split())
+    shown = set(re.findall(r'^ *"(\w+)":', record, re.MULTILINE))
+    assert {"made", "why", "image_ref", "vllm", "commit", "command"} <= shown
+    assert "answers got worse" in state
+    assert spec.strip()
+    assert which.split()[-1].endswith(f"/{newest}.json")
+    let_go(lab)
+    settled(lab)
+    assert set(ROLLBACK) <= RAN
+
+
+@pytest.mark.deep
+def test_every_other_command_of_the_runbooks(endpoint: Endpoint) -> None:
+    """Those of upgrades and of the endpoint."""
+    lab = endpoint.lab
+    serve(lab, int(next(iter(runs(lab)))))
+    for command in dict.fromkeys((*UPGRADE, *ENDPOINT)):
+        if command in RAN:
             continue
         run = book(lab, command, *(("--check",) if "again=true" in command else ()))
         assert run.rc == 0, f"{command}\n{run.out[-3000:]}"
     assert lab.play("deploy").rc == 0
     settled(lab)
-    assert {line for line in COMMANDS if line.startswith("$ ")} <= RAN
+    assert {*UPGRADE, *ENDPOINT} <= RAN
 
 
 SERIAL = "upgrade_serial: [3] lets 3 units change at a time, which leaves 1 of 4 engines of llama in"
@@ -269,8 +338,7 @@ SERIAL = "upgrade_serial: [3] lets 3 units change at a time, which leaves 1 of 4
 
 def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
     lab = endpoint.lab
-    number = int(next(iter(runs(lab))))
-    serve(lab, number + 10)
+    serve(lab, next(FRESH))
     for args, text in (
         (("upgrade", "-e", "upgrade_serial=3"), SERIAL),
         (("upgrade", "--limit", "lab-n2"), "cannot leave load balancer lab-n1"),
@@ -286,7 +354,7 @@ def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
 @pytest.mark.deep
 def test_ten_thousand_requests_and_none_is_lost(endpoint: Endpoint) -> None:
     """The last one: a node's GPUs are in another mode afterwards."""
-    number = int(next(iter(runs(endpoint.lab))))
-    serve(endpoint.lab, number + 20)
-    under_load(endpoint, "upgrade", "rollback", "partition", "reboot", requests=10_000)
+    serve(endpoint.lab, next(FRESH))
+    steps = ("upgrade", "rollback", "partition", "reboot")
+    under_load(endpoint, *steps, requests=10_000, rate=NIGHTLY_RATE)
     settled(endpoint.lab)

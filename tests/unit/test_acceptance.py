@@ -59,6 +59,17 @@ def test_a_proof_is_there_and_runs_where_the_page_says(proof: str, where: str) -
     assert where in {runs_in(TESTS / file, name), "nightly"}
 
 
+@pytest.mark.parametrize("book", sorted((ROOT / "docs/runbooks").glob("*.md")), ids=lambda book: book.name)
+def test_a_lab_test_opens_each_runbook(book: Path) -> None:
+    """What it does with the commands there is the lab tests' own matter; a new runbook is not to be left out."""
+    name = book.relative_to(ROOT).as_posix()
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8")) for path in (TESTS / "integration").glob("test_*.py")
+    ]
+    texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    assert name in texts
+
+
 def test_every_row_has_a_proof() -> None:
     assert len(ROWS) > 40
     assert [

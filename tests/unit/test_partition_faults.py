@@ -105,18 +105,30 @@ CASES = {
     "tool hangs": Case(("tool-hang=all",), {**CPX4, "timeout": 40}, NEW4, warns="was killed. Using sysfs", speed=5),
     "tool missing": Case(("tool-missing=all",), CPX4, NEW4, warns="not installed; using sysfs"),
     "warning before the output": Case(("warning-first",), CPX4, NEW4),
+    # It holds because modes are read from sysfs, and from no tool's JSON.
+    "several JSON documents": Case(("split-json",), CPX4, NEW4),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+every_tool = pytest.mark.parametrize(
     ("tool", "release"),
     [pytest.param(*way, marks=() if way in EVERY_RUN else pytest.mark.deep) for way in TOOLS],
 )
+
+
+def host_with(tool: str, release: str) -> list[str]:
+    """Settings and faults of a host with this release, on which the tool is the first that would be taken."""
+    return [
+        f"release={release}",
+        *(["tool-missing=rocm-smi"] if tool == "amd-smi" and release != "10.0.0" else []),
+    ]
+
+
+@every_tool
 @pytest.mark.parametrize("name", CASES)
 def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
     case = CASES[name]
-    first = ["tool-missing=rocm-smi"] if tool == "amd-smi" and release != "10.0.0" else []
-    bench.reset(f"release={release}", *first, *case.faults)
+    bench.reset(*host_with(tool, release), *case.faults)
     result = bench.change(case.request, speed=case.speed)
     assert bench.state() == [case.end, "active"], result
     if case.end == OLD:
@@ -157,10 +169,11 @@ REFUSED = {
 }  # fmt: skip
 
 
+@every_tool
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_anything_is_touched(bench: Bench, name: str) -> None:
+def test_refused_before_anything_is_touched(bench: Bench, tool: str, release: str, name: str) -> None:
     case = REFUSED[name]
-    bench.reset(*case.faults)
+    bench.reset(*host_with(tool, release), *case.faults)
     before = bench.sh("gpusim show; systemctl show -p MainPID --value gpuagent")
     assert '"gpus": [' in before
     result = bench.change(case.request)
@@ -171,8 +184,9 @@ def test_refused_before_anything_is_touched(bench: Bench, name: str) -> None:
     assert bench.sh("test -e /var/lib/instinct-fleet/partition.json && echo journal") == ""
 
 
-def test_not_root(bench: Bench) -> None:
-    bench.reset(exporter=False)
+@every_tool
+def test_not_root(bench: Bench, tool: str, release: str) -> None:
+    bench.reset(*host_with(tool, release), exporter=False)
     assert "needs root: use become" in bench.change(CPX, user=65534)["error"]
 
 
