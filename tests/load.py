@@ -39,8 +39,6 @@ from tests.stream import NotWhole, Stream
 KEEP_SECONDS = 60  # an idle connection; HAProxy keeps it for 120
 # Of what was due until a second before the end so much has begun, or the machine was too slow for a proof.
 BEGUN_SHARE, GRACE_SECONDS = 0.9, 1.0
-# Nor is it a proof of a time in which no request began, although they were all begun at once later.
-LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,11 @@ class Target:
     def headers(self) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return {"Content-Type": "application/json", **key}
+
+
+# Nor is it a proof of a time in which no request began, although they were all begun at once later: for longer than an
+# answer may be silent.
+LATE_SECONDS = Target.stall
 
 
 @dataclass(frozen=True)
