@@ -30,6 +30,8 @@ from huggingface_hub.errors import (
 from lab.hub import make, server
 from lab.hub.faults import Fault
 
+from .eventually import eventually
+
 TOKENS: dict[str | None, str | bool] = {None: False, "stranger": make.STRANGER_TOKEN, "nobody": "hf_wrong"}
 SHARD = "model-00001-of-00002.safetensors"
 
@@ -310,7 +312,12 @@ class TestControl:
         assert self.call(hub, "GET", "/_lab/faults")[1][0]["count"] == 1
         self.call(hub, "DELETE", "/_lab/faults")
         assert self.call(hub, "GET", "/api/models/lab/tiny-llama")[0] == 200
-        assert [r["status"] for r in self.call(hub, "GET", "/_lab/requests")[1]] == [500, 200]
+
+        def noted() -> list[int]:
+            return [entry["status"] for entry in self.call(hub, "GET", "/_lab/requests")[1]]
+
+        # A request is noted after its answer.
+        eventually("both requests", lambda: noted() == [500, 200])
 
     def test_one_fault_and_none(self, hub: server.Hub) -> None:
         self.call(hub, "PUT", "/_lab/faults", {"status": 429})

@@ -44,8 +44,8 @@ class Bench:
         self.host.ask("reset", settings=settings, faults=faults, exporter=exporter)
 
     def change(self, request: dict[str, Any], **order: Any) -> dict[str, Any]:
-        """One change of modes; its result."""
-        return self.host.ask("change", request={"timeout": 300, **request}, **order)
+        """One change of modes; its result. It may take minutes, also with a clock that is ten times as fast."""
+        return self.host.ask("change", request={"timeout": 3000, **request}, **order)
 
     def state(self) -> list[str]:
         """Modes and number of logical GPUs, an open journal, the exporter."""
