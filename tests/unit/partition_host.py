@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import signal
@@ -49,7 +48,6 @@ UNIT = '[Service]\nExecStart=/bin/sh -c "exec sleep infinity < /dev/kfd"\n'
 READY_SECONDS = 60
 MNT_DETACH = 2
 JOURNAL = Path("/var/lib/instinct-fleet/partition.json")
-_numbers = itertools.count()
 
 
 # ---------------------------------------------------------------- outside: the test
@@ -89,8 +87,8 @@ class Host:
         for old in parent.glob(f"{CGROUP}*"):  # of tests that were killed
             if not os.path.exists(f"/proc/{old.name.removeprefix(CGROUP).partition('-')[0]}"):
                 _remove_cgroup(old)
-        self.cgroup = parent / f"{CGROUP}{os.getpid()}-{next(_numbers)}"
-        self.cgroup.mkdir()
+        # Processes of other PID namespaces have the same numbers.
+        self.cgroup = Path(tempfile.mkdtemp(prefix=f"{CGROUP}{os.getpid()}-", dir=parent))
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         root = tempfile.mkdtemp()  # where the host's root directory is put together
         self.process = subprocess.Popen(

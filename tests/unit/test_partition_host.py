@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,10 +23,12 @@ time.sleep(600)
 
 
 def _processes(cgroup: Path) -> list[str]:
-    """Processes of a host, by the cgroup that all of them are in."""
-    return [
-        pid for path in (cgroup, *cgroup.glob("**/")) for pid in (path / "cgroup.procs").read_text().split()
-    ]
+    """Processes of a host, by the cgroup that all of them are in; none when another host has removed it."""
+    found = []
+    for path in (cgroup, *cgroup.glob("**/")):
+        with contextlib.suppress(OSError):
+            found += (path / "cgroup.procs").read_text().split()
+    return found
 
 
 def _shown() -> tuple[bool, list[str]]:
