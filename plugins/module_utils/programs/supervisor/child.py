@@ -22,6 +22,8 @@ LINE_BYTES = 4096
 """Bytes that are kept of one line."""
 SERVING = b"Application startup complete"
 """What uvicorn says when vLLM's server answers requests."""
+SLICE_SECONDS = 1.0
+"""The longest that a signal which another thread got waits for its handler."""
 _SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
 
 
@@ -44,11 +46,19 @@ class Events:
         self._queue.put(Event(kind, value))
 
     def get(self, seconds: float | None = None) -> Event | None:
-        """The next event; None when nothing happened in time."""
-        try:
-            return self._queue.get(timeout=None if seconds is None else max(0.0, seconds))
-        except queue.Empty:
-            return None
+        """The next event; None when nothing happened in time.
+
+        Never waits long at once: the kernel may give a signal to another thread, and Python runs its handler only when
+        the main thread, which waits here, goes on.
+        """
+        end = None if seconds is None else time.monotonic() + max(0.0, seconds)
+        while True:
+            left = SLICE_SECONDS if end is None else min(SLICE_SECONDS, max(0.0, end - time.monotonic()))
+            try:
+                return self._queue.get(timeout=left)
+            except queue.Empty:
+                if end is not None and time.monotonic() >= end:
+                    return None
 
     def take_signals(self) -> None:
         """Signals become events from now on."""

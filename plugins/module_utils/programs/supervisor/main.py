@@ -239,7 +239,8 @@ class Supervisor:
         self._note(STOPPING, _of_peer(peer))
         self._output.say(f"{_of_peer(peer)}; stops vLLM")
         if peer["kind"] in SECONDARY:
-            child.wait(times.settle)
+            if child.wait(times.settle):
+                child.settle()
             finding = self._classify(self._output.kept(), child.code)
             if finding.kind not in SECONDARY:
                 self._tell_end(finding.kind, finding.line, finding.next_step)
