@@ -149,7 +149,7 @@ def hub(config: Config, faults: str) -> None:
         data=json.dumps(json.loads(faults)).encode(),
         method="PUT",
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         answer.read()
 
 

@@ -80,11 +80,11 @@ def _start(config: Config) -> docker.DockerClient:
             ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
         (config.state / "dockerd.pid").write_text(f"{process.pid}\n")
-    for _ in range(120):
+    for _ in range(600):
         if client := connect():
             return client
         time.sleep(0.5)
-    raise LabError(f"dockerd did not answer within 60 s: see {config.state / 'dockerd.log'}")
+    raise LabError(f"dockerd did not answer within five minutes: see {config.state / 'dockerd.log'}")
 
 
 def _forget(pid_file: Path) -> None:

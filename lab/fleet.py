@@ -37,6 +37,7 @@ from .config import (
 SERVICE_NAMES = ("registry.lab", "hub.lab")
 # A file system in memory takes half of what unpacking an image on disk takes. Two nodes with the real vLLM store 4 GB.
 STORES_IN_MEMORY = 16 << 30  # of a machine's memory; with less, nodes store on disk
+WAIT_SECONDS = 300.0  # for what takes seconds, on a machine that has other things to do
 NUMBER = f"{LABEL}.number"  # label: whose lab a node is
 
 
@@ -170,7 +171,7 @@ def reset(client: docker.DockerClient, config: Config) -> None:
 def _discard(container: Container) -> None:
     """Remove a container, and what a node's engine has stored."""
     stores = [bind.partition(":")[0] for bind in container.attrs["HostConfig"]["Binds"] or []]
-    container.remove(force=True, v=True)
+    _insist(f"{container.name} to be removed", partial(container.remove, force=True, v=True))
     for store in stores:
         if store.endswith(f"/stores/{container.name}"):
             shutil.rmtree(store)
@@ -191,11 +192,13 @@ def _drop_stores(config: Config) -> None:
 
 
 def ready(client: docker.DockerClient, config: Config, name: str) -> None:
-    """Wait until a node's GPUs, Docker engine and SSH answer."""
+    """Wait until a node's GPUs, Docker engine and SSH answer, and what starts with it has been started."""
     container = client.containers.get(config.container(name))
 
     # One process that looks again and again: starting one in the container costs more than the look.
-    look = "until test -e /run/gpusim/ready && docker version > /dev/null 2>&1; do sleep 0.3; done"
+    # Docker comes first: what an earlier boot left of the other marks is gone when its engine runs.
+    marks = "test -e /run/gpusim/ready && test -e /run/lab/booted"
+    look = f"until docker version > /dev/null 2>&1 && {marks}; do sleep 0.3; done"
 
     def check() -> bool:
         return bool(container.exec_run(["timeout", "30", "sh", "-c", look]).exit_code == 0)
@@ -208,11 +211,25 @@ def ready(client: docker.DockerClient, config: Config, name: str) -> None:
 def reboot(client: docker.DockerClient, config: Config, name: str) -> None:
     """Stop a node and start it again; the processes on it get no warning beyond SIGTERM."""
     container = client.containers.get(config.container(name))
-    container.restart(timeout=20)
+    _insist(f"{name} to restart", partial(container.restart, timeout=20))
     ready(client, config, name)
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
+def _insist(what: str, do: Callable[[], None], seconds: float = WAIT_SECONDS) -> None:
+    """Let the engine do it, and again if it cannot: what it kills gets ten seconds to end, on a busy machine too."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return do()
+        except NotFound:
+            return None
+        except APIError as error:
+            if time.monotonic() > end:
+                raise LabError(f"waited {seconds:.0f} s for {what}: {error.explanation}") from error
+            time.sleep(1)
+
+
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -244,7 +261,9 @@ def write_known_hosts(config: Config) -> None:
     for index in range(1, config.nodes + 1):
         with paramiko.Transport((config.address(index), 22)) as transport:
             transport.get_security_options().key_types = ("ssh-ed25519",)
-            transport.start_client(timeout=20)
+            # For each of its steps there are fifteen seconds else.
+            transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = WAIT_SECONDS
+            transport.start_client(timeout=WAIT_SECONDS)
             key = transport.get_remote_server_key()
         lines.append(f"{config.address(index)} {key.get_name()} {key.get_base64()}")
     config.known_hosts.write_text("\n".join(lines) + "\n")
@@ -307,7 +326,7 @@ def remove(client: docker.DockerClient, config: Config) -> None:
         for found in gone:
             found.disconnect(SERVICES, force=True)
     for found in gone:
-        wait_for(f"network {found.name} to be free of containers", partial(_removed, found), 15)
+        wait_for(f"network {found.name} to be free of containers", partial(_removed, found))
 
 
 def _removed(network: Network) -> bool:

@@ -49,10 +49,22 @@ class Hub(ThreadingHTTPServer):
         self.quiet = quiet
         self.faults = Faults()
         self.requests: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self._answering = 0  # requests that were taken, and are not in the list yet
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def answering(self) -> int:
+        """How many requests are being answered, and will be noted: each is noted after its answer."""
+        return self._answering
+
+    def take(self, more: int) -> None:
+        """So many more (1), or fewer (-1), are being answered."""
+        with self._lock:
+            self._answering += more
 
     def tokens(self) -> dict[str, Any]:
         tokens: dict[str, Any] = read_json(self.root / "hub.json", {}).get("tokens", {})
@@ -103,6 +115,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         """Answer one request of any method."""
+        self.server.take(1)
+        try:
+            self.answer_request()
+        finally:
+            self.server.take(-1)
+
+    def answer_request(self) -> None:
+        """The answer; it is noted afterwards."""
         target = urlsplit(self.path)
         self.query = parse_qs(target.query)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

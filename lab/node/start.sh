@@ -49,4 +49,5 @@ until test -e /run/gpusim/ready; do sleep 0.1; done
 systemctl boot-early
 dockerd > /var/log/dockerd.log 2>&1 &
 systemctl boot
+touch /run/lab/booted
 wait

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A lab test may take longer than a unit test, its fixtures' time included. Long files come first."""
     for item in items:
         if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(2400))
+            item.add_marker(pytest.mark.timeout(3600))
     number = {item: item.path.name.split("_")[1] for item in items}
     items.sort(key=lambda item: LONG.index(number[item]) if number[item] in LONG else len(LONG))
 
@@ -101,19 +101,20 @@ class Lab:
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/integration/callback"),
             "ANSIBLE_CALLBACKS_ENABLED": "recorder",
             "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_TIMEOUT": "40",  # a node, and sudo on it, may be starved for longer than a server's
             "FLEET_RECORD": str(record),
             **self.env,
         }, record
 
-    def start(self, playbook: str, *args: str) -> subprocess.Popen[str]:
+    def start(self, playbook: str, *args: str, **env: str) -> subprocess.Popen[str]:
         """Start a playbook and do not wait; its process group is its own, so that it can be killed whole."""
-        env, _ = self.environment()
+        usual, _ = self.environment()
         return subprocess.Popen(
-            self.command(playbook, *args), cwd=ROOT, env=env, text=True, start_new_session=True,
+            self.command(playbook, *args), cwd=ROOT, env={**usual, **env}, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def play(self, playbook: str, *args: str, timeout: float = 900) -> Run:
+    def play(self, playbook: str, *args: str, timeout: float = 1800) -> Run:
         env, record = self.environment()
         done = subprocess.run(
             self.command(playbook, *args), cwd=ROOT, env=env, text=True, timeout=timeout, check=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import secrets
 import shlex
 import threading
@@ -47,11 +48,14 @@ canary=$(cat {PATTERNS})
 PLANT_PROCESSES = """
 setsid bash -c 'sleep 900; true' "$canary" > /dev/null 2>&1 < /dev/null &
 CANARY="$canary" setsid sleep 901 > /dev/null 2>&1 < /dev/null &
+# They are what they are to be once both sleep; before, they are this shell.
+until pgrep -x -f 'sleep 900' && pgrep -x -f 'sleep 901'; do sleep 0.1; done > /dev/null
 """
 PLANT = f"""
 for place in {" ".join(PLACES)}; do echo "$canary" > $place/canary; done
-said='echo "$CANARY"; echo "$CANARY" > /tmp/canary; exec sleep 902'
+said='echo "$CANARY" > /tmp/canary; echo "$CANARY"; exec sleep 902'
 docker run -d --name canary -e CANARY="$canary" --entrypoint sh {STANDIN} -c "$said" > /dev/null
+until docker logs canary 2>&1 | grep -qF "$canary"; do sleep 0.1; done
 """
 UPROOT = f"""
 docker rm -f canary > /dev/null 2>&1; pkill -x -f 'sleep 90[012]'
@@ -105,6 +109,7 @@ grep -rlsaF -f - {" ".join(PLACES)} /proc/[0-9]*/cmdline /proc/[0-9]*/environ | 
 PLANT_READABLE = """
 install -m 644 <(echo "$canary") /tmp/canary
 su -s /bin/bash nobody -c 'CANARY=$(cat) setsid sleep 901 > /dev/null 2>&1 < /dev/null &' <<< "$canary"
+until pgrep -u nobody -x -f 'sleep 901' > /dev/null; do sleep 0.1; done
 """
 OURS = ("/etc/instinct-fleet", "/var/lib/instinct-fleet")
 
@@ -169,7 +174,7 @@ class Sampler(threading.Thread):
             with planted(lab, host, PLANT_PROCESSES) as canary:
                 seen = self.found.setdefault(canary, set())
                 self.patterns.append(canary)
-                wait_for(f"the canary of {host}", lambda seen=seen: seen == {"cmdline", "environ"}, 60)  # type: ignore[misc]
+                wait_for(f"the canary of {host}", lambda seen=seen: seen == {"cmdline", "environ"})  # type: ignore[misc]
                 self.patterns.remove(canary)
 
     def end(self) -> set[str]:
@@ -195,9 +200,12 @@ def files_with(secret: str, *places: Path) -> list[str]:
 
 
 def _files_with(secret: str, *places: Path) -> list[str]:
-    return [
-        str(path)
-        for place in places
-        for path in place.rglob("*")
-        if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes()
-    ]
+    found = []
+    for place in places:
+        # Not rglob(), which fails when what others have there goes meanwhile, as what Ansible of the other lab does.
+        for directory, _, names in os.walk(place):
+            for path in (Path(directory, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes():
+                        found.append(str(path))
+    return found

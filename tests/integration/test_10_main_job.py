@@ -30,7 +30,7 @@ class Served:
 def served(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Served:
     reset_lab()
     lab = copy_inventory(lab_up, tmp_path_factory.mktemp("main"))
-    return Served(lab, lab.play("site", timeout=1500))
+    return Served(lab, lab.play("site"))
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_the_next_run_finishes_the_job(
 ) -> None:
     fresh_lab.write_vars(**VARIABLES)
     if moment == "fetch":
-        fresh_lab.hub_faults(bytes_per_second=600_000)
+        fresh_lab.hub_faults(bytes_per_second=150_000)  # half a minute, so that its middle is found
     victim = fresh_lab.start("site", "--skip-tags", "benchmark")
     try:
         wait_for(

@@ -107,7 +107,7 @@ def ask(model: str, port: int) -> str:
     body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1})
     program = (
         f"import urllib.request as u; u.urlopen(u.Request('http://127.0.0.1:{port}/v1/completions', {body!r}.encode(), "
-        "{'Content-Type': 'application/json'}), timeout=20)"
+        "{'Content-Type': 'application/json'}), timeout=120)"
     )
     return f"python3 -c {shlex.quote(program)}"
 

@@ -69,7 +69,7 @@ def test_refused_before_anything_is_touched(lab: Lab, case: str) -> None:
     variables, fragments = CASES[case]
     lab.write_vars(**variables)
     before = node_state(lab)
-    run = lab.play("site", "--skip-tags", "benchmark", timeout=120)
+    run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc != 0
     for fragment in fragments:
         assert fragment in run.out, run.out
@@ -87,7 +87,7 @@ def test_not_enough_disk_for_the_weights(fresh_lab: Lab) -> None:
     try:
         run = fresh_lab.play("site", "--skip-tags", "benchmark")
     finally:
-        fresh_lab.on(host, f"umount {place}")
+        fresh_lab.on(host, f"umount --lazy {place}")
     assert run.rc != 0
     assert place in run.out
     assert host in run.out

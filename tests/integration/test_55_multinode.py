@@ -107,14 +107,15 @@ def kill(lab: Lab, host: str, what: str) -> None:
     lab.on(host, f"kill -9 {pid}")
 
 
-def comes_back(endpoint: Endpoint, host: str, what: str, seconds: float) -> None:
+def comes_back(endpoint: Endpoint, host: str, what: str) -> None:
     """A rank is killed: both ranks end, start again, and answer."""
     lab = endpoint.lab
     before = {name: restarts(lab, name) for name in lab.hosts}
     kill(lab, host, what)
     wait_for("both ranks to be started again", lambda: all(restarts(lab, h) > before[h] for h in lab.hosts))
-    wait_for("tokens", lambda: answers(endpoint), seconds)
-    assert all(supervisor(lab, name)["state"] == "running" for name in lab.hosts)
+    wait_for("tokens", lambda: answers(endpoint))
+    # An engine answers before its supervisor has read that it does, and has told the other one.
+    wait_for("both supervisors", lambda: all(supervisor(lab, h).get("state") == "running" for h in lab.hosts))
 
 
 # ---- the group -----------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_a_group_starts_on_all_hosts_before_one_waits(endpoint: Endpoint) -> Non
     run = lab.play("deploy", "--forks", "1")
     assert run.rc == 0, run.out[-4000:]
     endpoint.trust()
-    assert answers(endpoint)
+    wait_for("tokens", lambda: answers(endpoint))  # HAProxy looks for itself whether it is up
     again = lab.play("deploy")
     assert (again.rc, again.changed()) == (0, [])
     shown = again.plan()["hosts"][OTHER]["instances"][0]["env"]
@@ -156,7 +157,7 @@ def test_a_group_starts_on_all_hosts_before_one_waits(endpoint: Endpoint) -> Non
 def test_a_rank_that_is_killed_takes_its_group_along_and_back(
     standin: Endpoint, host: str, what: str
 ) -> None:
-    comes_back(standin, host, what, 150)
+    comes_back(standin, host, what)
 
 
 @pytest.mark.deep
@@ -169,7 +170,7 @@ def test_a_rank_that_is_stopped_is_waited_for_by_name(standin: Endpoint) -> None
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-4000:]
     assert "the servers of an engine start together" in json.dumps(run.plan()["hosts"][HEAD]["actions"])
-    assert answers(endpoint)
+    wait_for("tokens", lambda: answers(endpoint))
 
 
 @pytest.mark.deep
@@ -197,6 +198,11 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(standin: Endpoint) -
     wait_for("tokens", lambda: answers(endpoint))
 
 
+def both_nodes(status: str) -> bool:
+    """Ray's status has two nodes, and the GPU of each."""
+    return status.count("1 node_") == 2 and "0.0/2.0 GPU" in status
+
+
 # ---- Ray ------------------------------------------------------------------------------------------------
 
 
@@ -214,11 +220,9 @@ def test_a_cluster_of_ray_around_an_engine(endpoint: Endpoint) -> None:
     found = lab.on(HEAD, f"{nodes} 2> /dev/null")
     assert all(f"('{address}', 1.0)" in found for address in map(node_address, (1, 2))), found
     for host in lab.hosts:
-        wait_for("Ray's monitor", lambda host=host: "GPU" in lab.on(host, RAY_STATUS, check=False))  # type: ignore[misc]
-        status = lab.on(host, RAY_STATUS)
-        assert status.count("1 node_") == 2, status
-        assert "0.0/2.0 GPU" in status
-    comes_back(endpoint, OTHER, "container", 120)
+        # Ray's monitor hears of one node after the other.
+        wait_for("Ray's monitor", lambda host=host: both_nodes(lab.on(host, RAY_STATUS, check=False)))  # type: ignore[misc]
+    comes_back(endpoint, OTHER, "container")
 
 
 # ---- the real vLLM --------------------------------------------------------------------------------------
@@ -240,7 +244,7 @@ def test_tensor_parallel_over_two_hosts(standin: Endpoint) -> None:
 )
 def test_tensor_parallel_comes_back(endpoint: Endpoint, host: str, what: str) -> None:
     deploy(endpoint, real())
-    comes_back(endpoint, host, what, 150)
+    comes_back(endpoint, host, what)
 
 
 @pytest.mark.deep
@@ -248,4 +252,4 @@ def test_pipeline_parallel_over_two_hosts(endpoint: Endpoint) -> None:
     deploy(endpoint, real(eager=False, tensor_parallel_size=1, pipeline_parallel_size=2))
     wait_for("tokens", lambda: answers(endpoint))
     for host, what in ((OTHER, "vllm"), (HEAD, "container")):
-        comes_back(endpoint, host, what, 200)
+        comes_back(endpoint, host, what)

@@ -69,7 +69,9 @@ class Bench:
             "docker ps -q | xargs -r docker stop -t 5; docker rm -f instinct-llama-0;"
             "systemctl disable --now gpuagent; gpusim fault clear; rm -f /var/lib/instinct-fleet/partition.json;"
             "gpusim config model=MI300X release=7.0.0 driver=dkms ast=0 platform=baremetal busy=node;"
-            "systemctl start gpuagent"
+            "systemctl start gpuagent;"
+            # It opens the device by itself, and is to hold it before anything is done.
+            "timeout 120 sh -c 'until ls /sys/class/kfd/kfd/proc | grep -q .; do sleep 0.1; done'"
         )
 
     def state(self) -> list[str]:
@@ -79,7 +81,7 @@ class Bench:
     def close(self) -> None:
         if self.driver is not None and self.driver.stdin is not None:
             self.driver.stdin.close()
-            self.driver.wait(30)
+            self.driver.wait(600)
             self.driver = None
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -42,11 +43,46 @@ def listens(lab: Lab, host: str) -> bool:
 
 
 def stays(lab: Lab, host: str) -> None:
-    """The address stays where it is, looked at again and again for long enough that it would have moved."""
-    end = time.monotonic() + STAYS_SECONDS
-    while time.monotonic() < end:
-        assert holders(lab) == [host]
-        time.sleep(0.5)
+    """The address stays where it is, looked at again and again for long enough that it would have moved.
+
+    A machine that stands still proves nothing: neither hears the other meanwhile, and both may have the address for a
+    moment. Then it begins again, wherever the address is.
+    """
+    with Stills() as stills:
+        begun, seen = time.monotonic(), 0
+        while time.monotonic() < begun + STAYS_SECONDS:
+            found = holders(lab)
+            time.sleep(0.5)
+            if stills.count > seen:
+                wait_for("one holder", lambda: len(holders(lab)) == 1)
+                (host,) = holders(lab)
+                begun, seen = time.monotonic(), stills.count
+            else:
+                assert found == [host]
+
+
+class Stills:
+    """Counts how often this machine stood still for longer than keepalived, which sends every second, may be silent."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Stills:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while not self._end.wait(0.1):
+            now = time.monotonic()
+            self.count += now - last > 2
+            last = now
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +108,14 @@ def answers(endpoint: Endpoint) -> bool:
     """The address is answered, under a certificate that is for it."""
     context = ssl.create_default_context(cafile=str(endpoint.ca))
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=1, context=context) as answer:
+        with urllib.request.urlopen(f"{URL}/health", timeout=5, context=context) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
 def test_one_has_it_and_a_second_run_changes_nothing(shared: Endpoint) -> None:
-    assert len(holders(shared.lab)) == 1  # whose HAProxy was found to work first
+    wait_for("one holder", lambda: len(holders(shared.lab)) == 1)  # whose HAProxy was found to work first
     again = shared.lab.play("site", "--skip-tags", "benchmark")
     assert again.rc == 0, again.out
     assert again.changed() == []
@@ -99,8 +135,9 @@ def test_it_leaves_a_dead_haproxy_and_stays_where_it_went(shared: Endpoint) -> N
         killed = time.monotonic()
         wait_for("the address at the other one", lambda: answers(shared))
         seconds = time.monotonic() - killed
+        # The one that had it lets go when it hears the other.
+        wait_for("its only holder", lambda: holders(lab) == [other])
         back = load.now
-        assert holders(lab) == [other]
         wait_for("requests through it", lambda: any(i.begun > back and not i.problem for i in load.outcomes))
         lab.on(had, "systemctl start instinct-balancer")
         wait_for("HAProxy", lambda: listens(lab, had))
@@ -119,10 +156,10 @@ def test_it_leaves_a_host_that_is_gone(shared: Endpoint) -> None:
     (other,) = set(HOSTS) - {had}
     lab.on(had, f"pkill -9 -x keepalived; pkill -9 -x haproxy; ip address del {ADDRESS}/24 dev eth0")
     wait_for("the address at the other one", lambda: answers(shared))
-    assert holders(lab) == [other]
+    wait_for("its only holder", lambda: holders(lab) == [other])
     repaired = lab.play("site", "--skip-tags", "benchmark")
     assert repaired.rc == 0, repaired.out
-    assert repaired.changed() == [f"{had}: load_balancer : Balance"]
+    assert repaired.changed() == [f"{had}: instinct.fleet.load_balancer : Balance"]
     assert f"start {SERVICE}.service" in repaired.actions()[had]
     wait_for("HAProxy", lambda: listens(lab, had))
     stays(lab, other)
@@ -145,7 +182,8 @@ def test_it_is_given_up(shared: Endpoint, given_up: Run) -> None:
     assert holders(lab) == []
     for host in HOSTS:
         assert f"remove {SERVICE}.service" in run.actions()[host]
-        left = lab.on(host, f"pgrep -x keepalived; ls /etc/systemd/system | grep {SERVICE}", check=False)
-        assert left.strip() == ""
+        assert SERVICE not in lab.on(host, "ls /etc/systemd/system")
+        # Its own processes end after it.
+        wait_for("its end", lambda host=host: lab.on(host, "pgrep -x keepalived; true").strip() == "")  # type: ignore[misc]
     again = lab.play("site", "--skip-tags", "benchmark")
     assert (again.rc, again.changed()) == (0, []), again.out

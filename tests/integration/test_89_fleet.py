@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,38 +64,61 @@ def load(lab: Lab, rate: float) -> Load:
     )
 
 
+def look_until(right: Callable[[Run], bool], look: Callable[[], Run]) -> Run:
+    """The first look that is right. While the machine stands still instances are silent, which is told as well."""
+    runs: list[Run] = []
+
+    def looked() -> bool:
+        runs.append(look())
+        if right(runs[-1]):
+            return True
+        print(runs[-1].out[-3000:])
+        return False
+
+    wait_for("what the status is to tell", looked)
+    return runs[-1]
+
+
 def test_what_runs_is_told(fleet: Lab) -> None:
+    def told(run: Run) -> bool:
+        if run.rc != 0:
+            return False
+        data = json.loads((fleet.tmp / "status.json").read_text())
+        tokens = sum(sums["tokens"] for sums in data["deployments"].values())
+        return bool(data["verdict"] == "" and 50 < tokens < 2000)
+
     with load(fleet, 20) as requests:
-        run = play(fleet, "status.yml -e status_file=status.json")
+        run = look_until(told, lambda: play(fleet, "status.yml -e status_file=status.json"))
         requests.wait_for(50)
     requests.assert_nothing_lost(at_least=50)
-    assert run.rc == 0, run.out
     assert run.modules(OTHER) == ["instance_status"]
     data = json.loads((fleet.tmp / "status.json").read_text())
-    assert data["verdict"] == ""
     (sums,) = data["deployments"].values()
     assert (sums["total"], sums["serving"], sums["balanced"], sums["inside"]) == (4, 4, 4, 4)
-    assert 50 < sums["tokens"] < 2000
     assert {(row["state"], row["version"], row["generation"]) for row in data["instances"]} == {
         ("serving", "0.32.0", 1)
     }
     lines = table(run)
     assert max(map(len, lines)) <= 100
     assert re.match(r"  lab-n1,lab-n2  2 each    serving  0.32.0     1 ", lines[-1]), lines
-    detailed = table(play(fleet, "status.yml -e detail=true"))
-    assert len(detailed) == len(lines) + 3
+    look_until(
+        lambda run: len(table(run)) == len(lines) + 3, lambda: play(fleet, "status.yml -e detail=true")
+    )
+
+
+TROUBLE = "2 of 4 instances do not serve: llama-0 on lab-n1 (paused), llama-1 on lab-n2 (stopped)."
 
 
 def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     path = fleet.inventory / "hosts.yml"
     before = path.read_text()
     inventory = yaml.safe_load(before)
-    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": node_address(239)}
+    inventory["instinct"]["hosts"]["lab-gone"] = {"ansible_host": node_address(239), "ansible_ssh_timeout": 3}
     path.write_text(yaml.safe_dump(inventory))
     fleet.on(OTHER, "docker stop instinct-llama-1")
     fleet.on(HOST, "docker pause instinct-llama-0")
     try:
-        run = play(fleet, "status.yml -e strict=true", "-e", "ansible_timeout=3")
+        run = look_until(lambda run: TROUBLE in run.out, lambda: play(fleet, "status.yml -e strict=true"))
     finally:
         fleet.on(HOST, "docker unpause instinct-llama-0")
         fleet.on(OTHER, "docker start instinct-llama-1")
@@ -108,9 +132,6 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
         < lines.index("serving")
     )
     assert "→ docker unpause instinct-llama-0 on lab-n1" in lines
-    assert (
-        "2 of 4 instances do not serve: llama-0 on lab-n1 (paused), llama-1 on lab-n2 (stopped)." in run.out
-    )
 
     def well() -> bool:
         return play(fleet, "status.yml").rc == 0 and play(fleet, "status.yml -e strict=true").rc == 0
@@ -134,8 +155,9 @@ def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
     good = deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})
     fleet.write_vars(vllm_deployments=[good, bad])
     assert fleet.play("site", "--skip-tags", "benchmark").rc == 2
-    fleet.on(OTHER, "docker start instinct-bad-0")
     state = "/var/lib/instinct-fleet/cache/bad-0/supervise/state.json"
+    # It may have given up already while the run above looked on, which its file would go on saying until it starts.
+    fleet.on(OTHER, f"docker stop instinct-bad-0; rm -f {state}; docker start instinct-bad-0")
     wait_for("it to give up", lambda: '"gave_up"' in fleet.on(OTHER, f"cat {state}", check=False))
     lines = table(fleet.play("status"))
     fleet.write_vars(vllm_deployments=[good])
@@ -144,7 +166,8 @@ def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
     assert (
         "3 failures, the first: out_of_memory: torch.OutOfMemoryError: HIP out of memory." in lines[place + 1]
     )
-    assert any(line.strip().startswith("→ ") for line in lines[place + 2 : place + 5])
+    below = list(itertools.takewhile(lambda line: line.startswith(" " * 6), lines[place + 1 :]))
+    assert any(line.strip().startswith("→ ") for line in below), lines
 
 
 # ---- as somebody finds it who should not see anything ------------------------------------------------
@@ -220,8 +243,8 @@ def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> 
             run = fleet.play("prepare", "-e", "reboot=true")
             assert run.rc == 0, run.out[-3000:]
             assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
-            back = fleet.play("status", "-e", "strict=true")
-            assert back.rc == 0, back.out
+            look_until(lambda run: run.rc == 0, lambda: fleet.play("status", "-e", "strict=true"))
+            requests.wait_for(500)
     finally:
         path.write_text(before)
     print(requests.assert_nothing_lost(at_least=500))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callback plugin of the lab tests: one JSON line per task result, into the file named by FLEET_RECORD."""
+"""Callback plugin of the lab tests: one JSON line per task result, into the file named by FLEET_RECORD.
+
+And the name of each task when it begins, into the one named by FLEET_STARTED: on the terminal it comes with the first
+result.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,11 @@ class CallbackModule(CallbackBase):
         }
         with open(path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record, default=str) + "\n")
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        if path := os.environ.get("FLEET_STARTED"):
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.write(f"{task.get_name().rpartition(' : ')[2]}\n")
 
     def v2_runner_on_ok(self, result: Any) -> None:
         self._write("ok", result)
