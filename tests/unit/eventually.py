@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 GENEROUS = 60.0
 """Seconds that only something that never comes takes, however busy the machine is."""
@@ -16,3 +19,12 @@ def eventually(what: str, condition: Callable[[], bool], seconds: float = GENERO
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
         time.sleep(0.02)
+
+
+def patient_socket() -> Any:
+    """The module socket, for code that takes a connection that is not made in a second for one that nobody accepts."""
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        return socket.create_connection(address, max(timeout, GENEROUS))
+
+    return SimpleNamespace(**{**vars(socket), "create_connection": connect})

@@ -9,9 +9,11 @@ comes.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import socketserver
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ class FakeContainer:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def inspect(self) -> dict[str, Any]:
+        status = self.status  # once: its program may end meanwhile
         return {
             "Id": self.id,
             "Name": f"/{self.name}",
@@ -52,9 +55,9 @@ class FakeContainer:
             },
             "HostConfig": self.body.get("HostConfig") or {},
             "State": {
-                "Status": self.status,
-                "Running": self.status in ("running", "restarting", "paused"),
-                "Restarting": self.status == "restarting",
+                "Status": status,
+                "Running": status in ("running", "restarting", "paused"),
+                "Restarting": status == "restarting",
                 "ExitCode": self.exit_code,
                 "OOMKilled": self.oom_killed,
                 "StartedAt": "2026-01-01T00:00:00Z",
@@ -68,7 +71,7 @@ Program = Callable[[FakeContainer], int]
 
 def serve_until_stopped(container: FakeContainer) -> int:
     """A program that runs until it is asked to stop."""
-    container.stopping.wait(30)
+    container.stopping.wait()
     return 143
 
 
@@ -107,6 +110,7 @@ class FakeDocker:
         self.errors: dict[str, tuple[int, str]] = {}
         self.faults: dict[str, str] = {}  # by the start of "METHOD /path"
         self.over = threading.Event()
+        self.stalled = threading.Event()
         self.requests: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.before_stop: Callable[[], object] = bool
@@ -140,7 +144,7 @@ class FakeDocker:
 
     def __exit__(self, *_exc: object) -> None:
         self.over.set()
-        for container in self.containers.values():
+        for container in list(self.containers.values()):
             container.stopping.set()
         self.server.shutdown()
         self.server.server_close()
@@ -169,6 +173,27 @@ class FakeDocker:
             self._run(container)
         return container
 
+    def hasty(self) -> type[socket.socket]:
+        """Sockets for a client whose time is over once an answer has STALLED and what was sent of it is read.
+
+        A limit in seconds, short enough to be waited for, would be over on a busy machine before anything is sent.
+        """
+        engine = self
+
+        class Hasty(socket.socket):
+            def recv_into(self, *args: Any) -> int:
+                end = time.monotonic() + (self.gettimeout() or 0)
+                while not select.select([self], [], [], 0.01)[0]:
+                    if engine.stalled.is_set() and not select.select([self], [], [], 0)[0]:
+                        engine.stalled.clear()
+                        assert self.gettimeout(), "nobody would ever stop waiting"
+                        raise TimeoutError
+                    if self.gettimeout() and time.monotonic() > end:
+                        raise TimeoutError
+                return super().recv_into(*args)
+
+        return Hasty
+
     def changes(self) -> list[str]:
         """Requests that change something, without the version prefix."""
         return [
@@ -187,7 +212,7 @@ class FakeDocker:
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         self.requests.append(f"{http.command} {path}" + (f"?{unquote(parts.query)}" if parts.query else ""))
         self.headers.append(dict(http.headers))
-        for start, (status, message) in self.errors.items():
+        for start, (status, message) in list(self.errors.items()):
             if f"{http.command} {path}".startswith(start):
                 return self.send(http, status, {"message": message})
         handler = getattr(self, f"_{http.command.lower()}_{path.strip('/').split('/')[0].strip('_')}")
@@ -221,13 +246,14 @@ class FakeDocker:
     def fault_of(self, http: BaseHTTPRequestHandler) -> str:
         """What is to go wrong with the answer of a request; "" for nothing."""
         asked = f"{http.command} {unquote(urlsplit(http.path).path).removeprefix(f'/v{self.api}')}"
-        return next((fault for start, fault in self.faults.items() if asked.startswith(start)), "")
+        return next((fault for start, fault in list(self.faults.items()) if asked.startswith(start)), "")
 
     def break_off(self, http: BaseHTTPRequestHandler, fault: str) -> None:
         """Send nothing more."""
         http.wfile.flush()
         if fault == STALLED:
-            self.over.wait(30)
+            self.stalled.set()
+            self.over.wait()
         http.close_connection = True
         http.connection.shutdown(socket.SHUT_RDWR)
 
@@ -242,7 +268,7 @@ class FakeDocker:
             label, _, value = json.loads(query["filters"])["label"][0].partition("=")
             found = {
                 image["Id"]: image
-                for image in self.images.values()
+                for image in list(self.images.values())
                 if image["Config"]["Labels"].get(label) == value
             }
             return self.send(http, 200, list(found.values()))
@@ -271,7 +297,7 @@ class FakeDocker:
 
     def _find(self, http: Any, path: str) -> FakeContainer | None:
         name = path.split("/")[2]
-        for container in self.containers.values():
+        for container in list(self.containers.values()):  # a test may change them meanwhile
             if name in (container.name, container.id):
                 return container
         self.send(http, 404, {"message": f"No such container: {name}"})
@@ -282,7 +308,7 @@ class FakeDocker:
             label = json.loads(query["filters"])["label"][0]
             running = [
                 {**container.inspect(), "Names": [f"/{container.name}"]}
-                for container in self.containers.values()
+                for container in list(self.containers.values())
                 if (container.status == "running" or query.get("all") == "true")
                 and label in (container.body.get("Labels") or {})
             ]
@@ -323,14 +349,19 @@ class FakeDocker:
                 return self.send(http, 304)
             self.before_stop()
             container.stopping.set()
-            container.ended.wait(60)
+            self._until_ended(container)
         elif verb == "rename":
             self.containers[query["name"]] = self.containers.pop(container.name)
             container.name = query["name"]
         elif verb == "wait":
-            container.ended.wait(30)
+            self._until_ended(container)
             return self.send(http, 200, {"StatusCode": container.exit_code})
         return self.send(http, 204)
+
+    def _until_ended(self, container: FakeContainer) -> None:
+        """For as long as it takes: how long is waited is the client's affair."""
+        while not container.ended.wait(1) and not self.over.is_set():
+            pass
 
     def _delete_containers(self, http: Any, path: str, _query: Any, _body: Any) -> None:
         container = self._find(http, path)

@@ -132,7 +132,7 @@ class Host:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(30)
+            self.process.wait(READY_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -18,19 +18,21 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_sign
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import SIGNATURES_FILE, to_text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 
+from tests.unit.eventually import GENEROUS
+
 SUPERVISOR = bundle("supervisor")
 
-SERVES = "echo 'INFO:     Application startup complete.'; exec sleep 60"
+SERVES = "echo 'INFO:     Application startup complete.'; exec sleep 3600"
 # What nobody waits for is long: on a busy machine, a rank that got no turn would be taken for lost.
 QUICK = {
     "poll": 0.05,
-    "grace": 1,
+    "grace": 20,
     "settle": 0.3,
-    "stop": 1,
-    "ray": 5,
+    "stop": 20,
+    "ray": GENEROUS,
     "beat": 0.1,
-    "silent": 10,
-    "hello": 10,
+    "silent": GENEROUS,
+    "hello": GENEROUS,
     "retry": 0.1,
 }
 
@@ -107,7 +109,7 @@ class Supervised:
         """Wait for a state."""
         wait_for(
             f"{state} {why}: {self.state}",
-            lambda: self.state.get("state") == state and why in self.state["why"],
+            lambda: (found := self.state).get("state") == state and why in found["why"],
         )
 
     def children(self) -> list[int]:

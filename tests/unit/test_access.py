@@ -18,17 +18,24 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     ModelPin,
     model_key,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import registry as asking
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.access import REFRESH, check_access
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_images, absent_models
 
 from lab.hub import make, server
 
 from . import fake_registry
-from .eventually import eventually
+from .eventually import GENEROUS, eventually
 from .fake_registry import IMAGE, digest, running_registry
 from .plan_world import LOCK, PULL, deployment, fleet, state
 
 GONE = "sha256:" + "9" * 64
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is late would be a place that cannot be reached."""
+    monkeypatch.setattr(asking, "TIMEOUT", GENEROUS)
 
 
 @pytest.fixture(scope="module")

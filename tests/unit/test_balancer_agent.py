@@ -14,6 +14,9 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import Agent, Instance
 
+from tests.unit.eventually import GENEROUS
+from tests.unit.ports import free_port
+
 
 class Engine:
     """A server that answers /health and completions as told."""
@@ -23,11 +26,10 @@ class Engine:
         self.asked: list[str] = []
         self.sent = ""
         self.server: asyncio.Server | None = None
-        self.port = 0
+        self.port = free_port()  # nobody else is there between a stop and a start
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self.answer, "127.0.0.1", self.port)
-        self.port = int(self.server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         assert self.server
@@ -59,6 +61,13 @@ async def engine() -> AsyncIterator[tuple[Engine, Instance]]:
         yield made, Instance("127.0.0.1", made.port, "m")
     finally:
         await made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody here is slow but by the machine."""
+    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", GENEROUS)
+    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", GENEROUS)
 
 
 def test_tokens_once_and_again_after_it_was_gone() -> None:
@@ -109,11 +118,11 @@ def test_an_engine_that_says_it_is_dead() -> None:
 
 
 def test_a_busy_engine_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.1)
-
     async def scenario() -> None:
         async with engine() as (server, instance):
             await instance.look()
+            assert instance.proven is True
+            monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.1)
             server.slow = 0.3
             await instance.look()
             assert instance.proven is True
@@ -142,7 +151,7 @@ def test_answers_by_name_and_a_configuration_that_changes(
         return answer
 
     async def until(agent: Agent, name: str, answer: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GENEROUS):
             while await ask(agent, name) != answer:
                 await asyncio.sleep(0.02)
 

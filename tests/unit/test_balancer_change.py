@@ -26,8 +26,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge i
     converge,
     running,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
-from .fake_vllm import free_port
+from .eventually import GENEROUS, patient_socket
+from .ports import free_port
 from .test_haproxy import HEAD, ROW, Socket
 
 
@@ -115,6 +118,9 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     monkeypatch.setattr(balancer_node, "busy", lambda port: False)
+    monkeypatch.setattr(health, "socket", patient_socket())
+    monkeypatch.setattr(Haproxy.__init__, "__defaults__", (GENEROUS,))
+    monkeypatch.setattr(balancer_node, "READ_BACK_SECONDS", GENEROUS)
     made = Node(tmp_path)
     monkeypatch.setattr(
         balancer_node, "running", lambda path, word: made.running.get(os.path.basename(path), False)
@@ -279,8 +285,8 @@ def test_what_haproxy_refuses_changes_nothing(node: Node, said: str, told: str) 
 
 @pytest.mark.parametrize("case", ["reload", "read back"])
 def test_a_change_that_fails_is_taken_back(node: Node, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    monkeypatch.setattr(balancer_node, "READ_BACK_SECONDS", 0.3)
     node.apply(node.texts())
+    monkeypatch.setattr(balancer_node, "READ_BACK_SECONDS", 0.3)
     node.calls.clear()
     if case == "reload":
         node.failing["reload"] = "first\nJob failed.\n"

@@ -27,7 +27,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render im
 
 from tests.unit.defaults import balancer_settings
 from tests.unit.eventually import GENEROUS
-from tests.unit.fake_vllm import free_port
+from tests.unit.ports import free_port
 from tests.unit.programs import program
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates/haproxy.cfg.j2"
@@ -71,7 +71,7 @@ class Chooser(BaseHTTPRequestHandler):
         Chooser.asked += 1
         body = self.rfile.read(int(self.headers["Content-Length"]))
         request = urllib.request.Request(Chooser.worker + self.path, body)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
             text = answer.read()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
@@ -81,10 +81,10 @@ class Chooser(BaseHTTPRequestHandler):
 
 class World:
     def __init__(self, tmp: Path) -> None:
-        self.engines = [serve(Engine, 0) for _ in range(2)]
+        self.engines = [serve(Engine, free_port()) for _ in range(2)]
         ports = [engine.server_port for engine in self.engines]
         self.names = [f"n1.llama-{port}:{port}" for port in ports]
-        self.router = serve(Chooser, 0)
+        self.router = serve(Chooser, free_port())
         self.port, inner = free_port(), free_port()
         self.inner = f"http://127.0.0.1:{inner}"
         Chooser.worker, Chooser.asked = f"{self.inner}/llama/{self.names[0]}", 0
@@ -98,6 +98,11 @@ class World:
         text = drawer(TEMPLATE.read_text(encoding="utf-8"))({**data, "router_port": inner})
         for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
             text = text.replace(line, "")
+        # Who is here is slow by the machine only, and is not to be taken for ill; who is gone refuses at once.
+        for line in ("    timeout check 5s\n", "    timeout connect 3s\n"):
+            assert line in text
+            text = text.replace(line, f"{line.rpartition(' ')[0]} {GENEROUS:.0f}s\n")
+        text = text.replace(" check inter 1s ", " check inter 3s ")  # which also limits connections
         (tmp / "haproxy.cfg").write_text(text.replace("/var/lib/instinct-fleet/balancer", str(tmp)))
         (tmp / "instance.map").write_text(header_map(KEY))
         (tmp / "servers").write_text("1\n")
@@ -108,12 +113,12 @@ class World:
 
     def ask(self, path: str = "/v1/completions") -> dict[str, Any]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", b'{"model": "m"}')
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
             return json.loads(answer.read())  # type: ignore[no-any-return]
 
     def health(self, name: str) -> int:
         try:
-            return int(urllib.request.urlopen(f"{self.inner}/llama/{name}/health", timeout=10).status)
+            return int(urllib.request.urlopen(f"{self.inner}/llama/{name}/health", timeout=GENEROUS).status)
         except urllib.error.HTTPError as error:
             return error.code
 

@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs import rou
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.router import Routers, wanted_routers
 
 from tests.unit.eventually import GENEROUS
-from tests.unit.fake_vllm import free_port
+from tests.unit.ports import free_port
 
 # Answers /list_workers, /add_worker and /remove_worker; refuses to add a worker that is called bad.
 FAKE = """#!/usr/bin/env python3
@@ -64,7 +64,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    # What a router is not told in time, it is told at the next look only.
+    monkeypatch.setattr(router, "ASK_SECONDS", GENEROUS)
     made = World(tmp_path)
     yield made
     made.routers.stop()

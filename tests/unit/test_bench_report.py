@@ -73,11 +73,13 @@ def test_writes_every_file_and_says_where(report: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_without_report_no_plot_is_drawn(report: Run, tmp_path: Path) -> None:
+def test_without_report_no_plot_is_drawn(
+    report: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [
         name for name in sys.modules if name.startswith(f"{REPORT}.report") or name == f"{REPORT}.plots"
     ]:
-        sys.modules.pop(name)
+        monkeypatch.delitem(sys.modules, name)  # the tests after this one have them as before
     report(small_fleet(), run="r1", report=False)
     assert not (tmp_path / "results/r1/report.html").exists()
     assert (tmp_path / "results/r1/summary.json").exists()

@@ -10,10 +10,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import image_api
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import client, image_api
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import (
     Conflict,
     Engine,
@@ -25,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.client impor
     demultiplex,
 )
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
 
 
@@ -36,7 +38,13 @@ def docker(tmp_path: Path) -> Iterator[FakeDocker]:
 
 @pytest.fixture
 def engine(docker: FakeDocker) -> Engine:
-    return Engine(docker.path, timeout=5)
+    return Engine(docker.path, timeout=GENEROUS)
+
+
+@pytest.fixture
+def hasty(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what has stalled until the time is over."""
+    monkeypatch.setattr(client, "socket", SimpleNamespace(**{**vars(socket), "socket": docker.hasty()}))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
 
     def program(container: FakeContainer) -> int:
         container.log = "line\n" * 1000
-        container.stopping.wait(5)
+        container.stopping.wait(GENEROUS)
         return 3
 
     docker.programs["c"] = program
@@ -93,7 +101,7 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
     assert found["Id"] == identity
     assert found["State"]["Status"] == "running"
     engine.stop("c", 5)
-    assert engine.wait("c", 5) == 3
+    assert engine.wait("c", GENEROUS) == 3
     assert engine.logs("c") == "line\n" * 1000
     engine.rename("c", "d")
     engine.remove("d")
@@ -198,14 +206,14 @@ def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
 def test_a_daemon_that_restarts_between_requests_is_asked_again(tmp_path: Path) -> None:
     # Every connection is closed after one answer, without saying so.
     Script(tmp_path / "d.sock", [answer(b"OK"), answer(b'{"a": 1}'), answer(b'{"a": 2}')])
-    engine = Engine(str(tmp_path / "d.sock"), timeout=2)
+    engine = Engine(str(tmp_path / "d.sock"), timeout=GENEROUS)
     assert engine.info() == {"a": 1}
     assert engine.info() == {"a": 2}
 
 
 def test_a_change_is_never_sent_twice(tmp_path: Path) -> None:
     Script(tmp_path / "d.sock", [answer(b"OK"), None, answer(b"")])
-    engine = Engine(str(tmp_path / "d.sock"), timeout=2)
+    engine = Engine(str(tmp_path / "d.sock"), timeout=GENEROUS)
     with pytest.raises(EngineUnavailable, match="closed the connection during POST"):
         engine.start("c")
 
@@ -237,12 +245,12 @@ REQUESTS: dict[str, tuple[str, Callable[[Engine], Any]]] = {
 @pytest.mark.parametrize(
     ("case", "fault"), [*((case, CUT) for case in REQUESTS), ("a read", STALLED), ("a change", STALLED)]
 )
-def test_an_answer_that_breaks_off(docker: FakeDocker, case: str, fault: str) -> None:
+def test_an_answer_that_breaks_off(docker: FakeDocker, hasty: None, case: str, fault: str) -> None:
     request, ask = REQUESTS[case]
     kind, text = BROKEN[fault]
     docker.add_image("x:1")
     docker.add_container("c", {"Image": "x:1"}, "exited").log = "line\n"
-    engine = Engine(docker.path, timeout=1 if fault == STALLED else 5)
+    engine = Engine(docker.path, timeout=GENEROUS)
     assert engine.container("c") is not None  # the connection is there, and is broken by this
     docker.faults[request] = fault
     with pytest.raises(kind) as caught:
@@ -264,13 +272,12 @@ PULLS: dict[str, tuple[str, bytes, type[EngineError], str]] = {
 
 
 @pytest.mark.parametrize("case", PULLS)
-def test_a_pull_that_breaks_off(docker: FakeDocker, case: str) -> None:
+def test_a_pull_that_breaks_off(docker: FakeDocker, hasty: None, engine: Engine, case: str) -> None:
     fault, docker.pull_rest, kind, text = PULLS[case]
     docker.faults["POST /images/create"] = fault
-    engine = Engine(docker.path, timeout=5)
     seen = []
     with pytest.raises(kind, match=text):
-        seen += list(image_api.pull(engine, "r/x", "sha256:1", timeout=1 if fault == STALLED else 5))
+        seen += list(image_api.pull(engine, "r/x", "sha256:1", timeout=GENEROUS))
     assert docker.images == {}
     assert engine.info()["DockerRootDir"] == docker.root_dir
 
@@ -303,7 +310,7 @@ def test_a_connection_that_was_idle_is_not_used_again(
         "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._IDLE_SECONDS", -1.0
     )
     Script(tmp_path / "d.sock", [answer(b"OK") + b"KEEP", answer(b"")])
-    Engine(str(tmp_path / "d.sock"), timeout=2).start("c")
+    Engine(str(tmp_path / "d.sock"), timeout=GENEROUS).start("c")
 
 
 def frame(stream: int, text: bytes) -> bytes:

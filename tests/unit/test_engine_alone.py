@@ -107,8 +107,9 @@ def test_an_abandoned_deploy_leaves_its_servers_starting(
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as docker:
         docker.add_image(test_vllm_server.IMAGE)
-        server = test_vllm_server.spec()
-        docker.programs["instinct-"] = vllm(server["port"], delay=0.5)
+        server = test_vllm_server.spec(ready_timeout=GENEROUS)
+        go_on = threading.Event()
+        docker.programs["instinct-"] = vllm(server["port"], begin=lambda: go_on.wait(GENEROUS))
         args = test_vllm_server.args(docker, server)
         with monkeypatch.context() as patch:
             patch.setattr(test_vllm_server.readiness, "leave_if_abandoned", abandoned)
@@ -116,6 +117,7 @@ def test_an_abandoned_deploy_leaves_its_servers_starting(
         assert failed
         assert result["msg"] == "gone"
         assert docker.containers["instinct-llama-0"].status == "running"
+        go_on.set()
         result, failed = run_module(vllm_server.main, args)
         assert not failed
         assert result["servers"][0]["tokens"] == 4
@@ -127,7 +129,14 @@ def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
 ) -> None:
     monkeypatch.setattr(test_vllm_bench.paths, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(test_vllm_bench.benches, "_LEAVE_SECONDS", 0.3)
+    leave = 0.3
+    monkeypatch.setattr(test_vllm_bench.benches, "_LEAVE_SECONDS", leave)
+    # Whoever held the lock gives it back in its own time.
+    monkeypatch.setattr(
+        test_vllm_bench.benches,
+        "alone",
+        lambda name, seconds: on_node.alone(name, leave if seconds == leave else GENEROUS),
+    )
     with FakeDocker(tmp_path) as docker:
         docker.add_image(test_vllm_bench.IMAGE)
         docker.add_container("instinct-llama-0", {"Image": test_vllm_bench.IMAGE})

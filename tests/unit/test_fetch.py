@@ -6,15 +6,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
 from tests.unit.test_hf_model import (
     CANARY,
@@ -126,7 +130,7 @@ def test_a_download_that_is_under_way_needs_no_room_of_its_own(
     go_on = threading.Event()
 
     def slow(container: FakeContainer) -> int:
-        go_on.wait(30)
+        go_on.wait(GENEROUS)
         return download()(container)
 
     docker.programs["instinct-fetch-"] = slow
@@ -180,7 +184,7 @@ def test_an_ended_download_that_was_left_is_removed(docker: FakeDocker, args: Ar
     docker.programs["instinct-fetch-"] = download()
     assert run_module(hf_model.main, {**args, "timeout": 0})[1]
     (left,) = docker.containers.values()
-    assert left.ended.wait(10)
+    assert left.ended.wait(GENEROUS)
     predicted, _ = run_module(hf_model.main, args, check=True)
     docker.requests.clear()
     result, failed = run_module(hf_model.main, args)
@@ -210,8 +214,7 @@ def test_a_docker_that_breaks_off_while_it_is_waited_for(
 
     docker.programs["instinct-fetch-"] = program
     with monkeypatch.context() as patch:
-        if fault == STALLED:
-            patch.setattr(fetch_on_node.Engine.__init__, "__defaults__", ("", 1.0))
+        patch.setattr(client, "socket", SimpleNamespace(**{**vars(socket), "socket": docker.hasty()}))
         result, failed = run_module(hf_model.main, args)
     assert (failed, result["msg"]) == (True, text)
     docker.faults.clear()
@@ -234,7 +237,7 @@ def test_it_is_waited_for_in_slices(
             go_on.set()
 
     monkeypatch.setattr(fetch_on_node, "leave_if_abandoned", look)
-    docker.programs["instinct-fetch-"] = lambda container: (go_on.wait(30), download()(container))[1]
+    docker.programs["instinct-fetch-"] = lambda container: (go_on.wait(GENEROUS), download()(container))[1]
     result, failed = run_module(hf_model.main, args)
     assert not failed, result
     assert len(looks) >= 4

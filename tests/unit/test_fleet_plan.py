@@ -137,7 +137,6 @@ class Fleet:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
         )
 
     def result(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,13 +282,20 @@ def test_processes_show_in_sysfs_and_are_read_back(tmp_path: Path) -> None:
     assert holders.exported(tmp_path / "none", parts) == []
 
 
-def test_scanner_looks_again_for_a_write() -> None:
+def test_scanner_looks_again_for_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(holders, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found: list[Holder] = []
     scanner = Scanner(lambda: list(found), make_node)
     assert list(scanner()) == []
     found.append(Holder(7, "rdc"))
     assert list(scanner()) == []  # too soon
     assert list(scanner.fresh()) == [Holder(7, "rdc")]
+    found.clear()
+    now[0] += 0.9 * Scanner.AGE
+    assert list(scanner()) == [Holder(7, "rdc")]
+    now[0] += 0.2 * Scanner.AGE
+    assert list(scanner()) == []
 
 
 # ---------------------------------------------------------------- mirror

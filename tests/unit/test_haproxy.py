@@ -29,6 +29,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import Node, read_node
 
+from tests.unit.eventually import GENEROUS
+
 HEAD = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state …\n"
 ROW = "3 llama 1 {name} 10.0.0.1 {up} {admin} 1 1 0 15 3 2 6 22 0 0 - 8000 - 0 0 - 127.0.0.1 8406"
 STAT = (
@@ -38,6 +40,12 @@ STAT = (
 )
 SERVERS = {"name": "n1.llama-0:8000", "host": "n1", "instance": "llama-0", "address": "127.0.0.1", "port": 1}
 NAME = "llama/n1.llama-0:8000"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers may take as long as a busy machine makes it."""
+    monkeypatch.setattr(Haproxy.__init__, "__defaults__", (GENEROUS,))
 
 
 class Socket:
@@ -65,7 +73,7 @@ class Socket:
             self.asked.append(command)
             text = next((text for start, text in self.answers.items() if command.startswith(start)), None)
             if text == "":
-                self.over.wait(30)
+                self.over.wait(GENEROUS)
             for part in (text or "")[:20], (text or "")[20:]:  # it need not come at once
                 link.sendall(part.encode())
 
@@ -73,7 +81,7 @@ class Socket:
         self.over.set()
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.thread.join(5)
+        self.thread.join(GENEROUS)
 
 
 @contextlib.contextmanager
@@ -93,7 +101,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     with admin(
         tmp_path / "s", show_info="Name: HAProxy\ndescription: v7: x\n", show_servers=text, show_stat=STAT
     ):
-        haproxy = Haproxy(str(tmp_path / "s"), 5)
+        haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
         assert haproxy.version() == "v7: x"
         assert list(haproxy.servers().values()) == [
             ServerState("llama/s0", "ready", True),
@@ -115,7 +123,7 @@ def test_rows_that_are_none() -> None:
 
 def test_states_are_set_or_refused_in_its_words(tmp_path: Path) -> None:
     with admin(tmp_path / "s", set_server_a="\n", set_server_b="No such server.\n") as told:
-        haproxy = Haproxy(str(tmp_path / "s"), 5)
+        haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
         haproxy.set_state("a/b", "drain")
         with pytest.raises(NodeError, match=r"HAProxy refuses to set b/c to maint: No such server\."):
             haproxy.set_state("b/c", "maint")
@@ -152,7 +160,7 @@ def test_nobody_answers(tmp_path: Path, moment: str, text: str) -> None:
 
 def test_one_that_hangs_up(tmp_path: Path) -> None:
     with admin(tmp_path / "s", show=None):
-        haproxy = Haproxy(str(tmp_path / "s"), 5)
+        haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
         assert haproxy.version() == ""
         for ask in (haproxy.servers, haproxy.loads):
             with pytest.raises(NoHaproxy, match=r"HAProxy hung up at .* without an answer to 'show s"):

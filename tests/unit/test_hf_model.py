@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.weights import down
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 
+from tests.unit.eventually import GENEROUS, eventually
 from tests.unit.fake_docker import FakeContainer, FakeDocker, Program
 from tests.unit.module_docs import documented_by
 
@@ -264,11 +266,25 @@ def test_a_cut_off_file_is_fetched_anew(args: dict[str, Any], docker: FakeDocker
 def test_waits_for_a_download_that_an_earlier_run_started(
     docker: FakeDocker, args: dict[str, Any], run_module: Any
 ) -> None:
-    docker.programs["instinct-fetch-"] = download(seconds=1.0)
+    go_on = threading.Event()
+
+    def program(container: FakeContainer) -> int:
+        assert go_on.wait(GENEROUS)
+        return download()(container)
+
+    docker.programs["instinct-fetch-"] = program
     first, failed = run_module(hf_model.main, {**args, "timeout": 0})
     assert failed
     assert "It goes on in container instinct-fetch-" in first["msg"]
     predicted, _ = run_module(hf_model.main, args, check=True)
+    before = len(docker.requests)
+
+    def let_it_go_on() -> None:
+        """It is over once the second run waits for it, and not before."""
+        eventually("the second run", lambda: any("/wait" in text for text in docker.requests[before:]))
+        go_on.set()
+
+    threading.Thread(target=let_it_go_on, daemon=True).start()
     second, failed = run_module(hf_model.main, args)
     assert not failed, second
     assert second["actions"] == predicted["actions"]
@@ -279,7 +295,7 @@ def test_waits_for_a_download_that_an_earlier_run_started(
 def test_a_running_download_of_other_files_is_replaced(
     docker: FakeDocker, args: dict[str, Any], run_module: Any
 ) -> None:
-    docker.programs["instinct-fetch-"] = download(seconds=30)
+    docker.programs["instinct-fetch-"] = download(seconds=GENEROUS)
     run_module(hf_model.main, {**args, "exclude": ["else/*"], "timeout": 0})
     docker.programs["instinct-fetch-"] = download()
     result, failed = run_module(hf_model.main, args)
@@ -328,7 +344,7 @@ def test_what_a_killed_download_left_is_removed_unless_another_one_runs(
     other = docker.add_container("other", {"Image": IMAGE, "Labels": {"instinct-fleet.fetch": "x"}})
     assert "incomplete" not in json.dumps(run_module(hf_model.main, args, check=True)[0]["actions"])
     other.stopping.set()
-    other.ended.wait(5)
+    assert other.ended.wait(GENEROUS)
     predicted, _ = run_module(hf_model.main, args, check=True)
     result, failed = run_module(hf_model.main, args)
     assert not failed

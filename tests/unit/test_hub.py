@@ -30,7 +30,7 @@ from huggingface_hub.errors import (
 from lab.hub import make, server
 from lab.hub.faults import Fault
 
-from .eventually import eventually
+from .eventually import GENEROUS, eventually
 
 TOKENS: dict[str | None, str | bool] = {None: False, "stranger": make.STRANGER_TOKEN, "nobody": "hf_wrong"}
 SHARD = "model-00001-of-00002.safetensors"
@@ -54,6 +54,8 @@ def hub(
     # The client asks its home for a list of harnesses otherwise, and waits a second before each retry.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    for limit in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.setattr(huggingface_hub.constants, limit, GENEROUS)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time, monotonic=time.monotonic)
@@ -76,8 +78,14 @@ def source(hub: server.Hub, commit: str, repo: str = make.OPEN) -> Path:
     return hub.root / repo / "commits" / commit / "files"
 
 
+def noted(hub: server.Hub) -> list[dict[str, Any]]:
+    """All requests so far. The hub notes each of them after its answer."""
+    eventually("the last note", lambda: hub.answering == 0)
+    return list(hub.requests)
+
+
 def fetched(hub: server.Hub) -> list[str]:
-    return [Path(r["path"]).name for r in hub.requests if r["method"] == "GET" and "/resolve/" in r["path"]]
+    return [Path(r["path"]).name for r in noted(hub) if r["method"] == "GET" and "/resolve/" in r["path"]]
 
 
 class TestDownload:
@@ -103,6 +111,7 @@ class TestDownload:
         self, hub: server.Hub, commits: list[str], tmp_path: Path
     ) -> None:
         for commit in commits:
+            noted(hub)
             hub.requests.clear()
             snapshot_download(make.OPEN, revision=commit, endpoint=hub.url, cache_dir=tmp_path, token=False)
         assert sorted(fetched(hub)) == ["README.md", "model-00002-of-00002.safetensors"]
@@ -113,12 +122,13 @@ class TestDownload:
         options: dict[str, Any] = {"endpoint": hub.url, "cache_dir": tmp_path, "token": False}
         online = snapshot_download(make.OPEN, revision="v1", **options)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        noted(hub)
         hub.requests.clear()
         assert snapshot_download(make.OPEN, revision="v1", **options) == online
         assert snapshot_download(make.OPEN, revision=commits[0], **options) == online
         with pytest.raises(LocalEntryNotFoundError):
             snapshot_download(make.OPEN, revision="v2", **options)
-        assert not hub.requests
+        assert not noted(hub)
 
     def test_a_dropped_connection_is_resumed(
         self, hub: server.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,10 +137,10 @@ class TestDownload:
         monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
         hub.faults.set(Fault(match=f"*/{SHARD}", method="GET", drop_after=1_000_000, count=2))
         path = hf_hub_download(make.OPEN, SHARD, endpoint=hub.url, cache_dir=tmp_path, token=False)
-        ranges = [r["range"] for r in hub.requests if r["method"] == "GET" and r["path"].endswith(SHARD)]
+        ranges = [r["range"] for r in noted(hub) if r["method"] == "GET" and r["path"].endswith(SHARD)]
         assert ranges == [None, "bytes=1000000-", "bytes=2000000-"]
         assert Path(path).stat().st_size == sum(
-            r["bytes"] for r in hub.requests if r["method"] == "GET" and "/resolve/" in r["path"]
+            r["bytes"] for r in noted(hub) if r["method"] == "GET" and "/resolve/" in r["path"]
         )
         commit = hub.repository(make.OPEN).commit("main")  # type: ignore[union-attr]
         assert digest(path) == digest(source(hub, commit) / SHARD)
@@ -139,7 +149,7 @@ class TestDownload:
         hub.faults.set(Fault(match="*/resolve/*", method="GET", status=429, retry_after=1, count=2))
         path = hf_hub_download(make.OPEN, "config.json", endpoint=hub.url, cache_dir=tmp_path, token=False)
         assert json.loads(Path(path).read_text())["model_type"] == "llama"
-        assert [r["status"] for r in hub.requests if r["method"] == "GET"] == [429, 429, 200]
+        assert [r["status"] for r in noted(hub) if r["method"] == "GET"] == [429, 429, 200]
 
     def test_rate_limit_without_end_is_reported(self, hub: server.Hub, api: HfApi) -> None:
         hub.faults.set(Fault(match="/api/*", status=429, retry_after=60))
@@ -292,7 +302,7 @@ class TestGated:
 
     def test_requests_are_listed_without_tokens(self, hub: server.Hub, api: HfApi) -> None:
         api.model_info(make.GATED, token=make.TOKEN)
-        assert make.TOKEN not in json.dumps(list(hub.requests))
+        assert make.TOKEN not in json.dumps(noted(hub))
 
 
 class TestControl:
@@ -313,11 +323,11 @@ class TestControl:
         self.call(hub, "DELETE", "/_lab/faults")
         assert self.call(hub, "GET", "/api/models/lab/tiny-llama")[0] == 200
 
-        def noted() -> list[int]:
+        def statuses() -> list[int]:
             return [entry["status"] for entry in self.call(hub, "GET", "/_lab/requests")[1]]
 
         # A request is noted after its answer.
-        eventually("both requests", lambda: noted() == [500, 200])
+        eventually("both requests", lambda: statuses() == [500, 200])
 
     def test_one_fault_and_none(self, hub: server.Hub) -> None:
         self.call(hub, "PUT", "/_lab/faults", {"status": 429})

@@ -20,7 +20,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Run a command on a node with the services gpuagent (runs on) and tune (oneshot); (exit code, stdout)."""
     units = tmp_path / "units"
     units.mkdir()
-    (units / "gpuagent.service").write_text("[Service]\nExecStart=/bin/sleep 60\n")
+    (units / "gpuagent.service").write_text("[Service]\nExecStart=/bin/sleep 600\n")
     (units / "tune.service").write_text(
         f"[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/touch {tmp_path}/tuned\n"
     )

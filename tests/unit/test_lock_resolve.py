@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry impor
 from lab.hub import make, server
 from lab.hub.faults import Fault
 
+from .eventually import eventually
 from .fake_registry import IMAGE, INDEX, digest, running_registry
+from .ports import free_port
 
 PATH = ("vllm_deployments", 0, "image")
 MODEL_PATH = ("vllm_deployments", 0, "model")
@@ -119,12 +120,6 @@ def test_a_plain_registry_that_is_not_declared_so(registry: str) -> None:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_registry_that_is_not_there() -> None:
     host = f"127.0.0.1:{free_port()}"
     with pytest.raises(ResolveError) as error:
@@ -213,6 +208,7 @@ def test_a_model(hub: server.Hub, written: tuple[Path, list[str]]) -> None:
     )
     assert pin(hub, make.OPEN, commits[0]).config == {}
     # Nothing but the listing and config.json was asked for.
+    eventually("the last note", lambda: hub.answering == 0)
     assert {Path(item["path"]).name for item in hub.requests} == {"main", commits[0], "config.json"}
 
 

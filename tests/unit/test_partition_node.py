@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
@@ -20,6 +22,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes imp
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.monitors import MONITOR_UNITS
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
 
+from tests.unit.eventually import GENEROUS, eventually
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.gpu_tree import BUSES, Tree
 from tests.unit.supervise_world import wait_for
@@ -59,7 +62,7 @@ def calls(node: Node) -> list[str]:
 
 def test_a_program_is_run(node: Node, program: Programs) -> None:
     program("/opt/rocm/bin/tool", "cat; echo \"$LC_ALL\"; printf 'bad \\377' >&2; exit 3")
-    ran = node.run(Command(("/opt/rocm/bin/tool", "--set", "a b"), stdin="Y\n"), 10)
+    ran = node.run(Command(("/opt/rocm/bin/tool", "--set", "a b"), stdin="Y\n"), GENEROUS)
     assert ran == Ran(3, "Y\nC\n", "bad \ufffd")
     assert calls(node) == ["tool --set a b"]
 
@@ -67,7 +70,7 @@ def test_a_program_is_run(node: Node, program: Programs) -> None:
 @pytest.mark.parametrize("place", ["usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin"])
 def test_programs_are_found_where_path_does_not_look(node: Node, program: Programs, place: str) -> None:
     program(f"{place}/modprobe", "exit 7")
-    assert node.run(Command(("modprobe", "amdgpu")), 10).code == 7
+    assert node.run(Command(("modprobe", "amdgpu")), GENEROUS).code == 7
 
 
 @pytest.mark.parametrize(
@@ -76,14 +79,25 @@ def test_programs_are_found_where_path_does_not_look(node: Node, program: Progra
 )
 def test_a_program_that_is_not_there(node: Node, name: str, why: str) -> None:
     with pytest.raises(PartitionError, match=f"^{name} does not start: {why}$"):
-        node.run(Command((name,)), 10)
+        node.run(Command((name,)), GENEROUS)
 
 
-def test_a_program_that_does_not_end_is_killed_with_what_it_started(node: Node, program: Programs) -> None:
-    program("/tool", f"sleep 60 &\necho $! > {node.root}/pid; sleep 60")
+def test_a_program_that_does_not_end_is_killed_with_what_it_started(
+    node: Node, program: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Path(node.root, "pid")
+    program("/tool", f"sleep 600 &\necho $! > {noted}.part; mv {noted}.part {noted}; sleep 600")
+    communicate = subprocess.Popen.communicate
+
+    def later(process: Any, *rest: Any, **more: Any) -> Any:
+        """Its time begins when it has started something, however late it gets its turn."""
+        eventually("what it starts", noted.exists)
+        return communicate(process, *rest, **more)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", later)
     with pytest.raises(PartitionError, match=r"^/tool did not end within 1 s and was killed$"):
         node.run(Command(("/tool",)), 1.0)
-    pid = int(Path(node.root, "pid").read_text())
+    pid = int(noted.read_text())
 
     def gone() -> bool:
         with contextlib.suppress(OSError):
@@ -201,8 +215,8 @@ def test_containers_stop_side_by_side_and_before_the_units(
     asked = threading.Barrier(2)
 
     def ends_when_both_were_asked(container: FakeContainer) -> int:
-        container.stopping.wait(30)
-        asked.wait(30)
+        container.stopping.wait(GENEROUS)
+        asked.wait(GENEROUS)
         with Path(node.root, "calls").open("a") as stream:
             stream.write("container\n")
         return 0
@@ -221,7 +235,7 @@ def test_containers_stop_side_by_side_and_before_the_units(
 
 def test_a_container_that_had_to_be_killed_is_told(node: Node, docker: FakeDocker) -> None:
     def killed(container: FakeContainer) -> int:
-        container.stopping.wait(30)
+        container.stopping.wait(GENEROUS)
         return 137
 
     with docker:

@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving import conv
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, vllm
 from tests.unit.test_vllm_server import IMAGE, args, deployed, docker, new_spec, spec, statuses, with_lib
@@ -205,7 +206,7 @@ def test_a_journal_that_cannot_be_written_is_a_warning(
     # Nor does it hide why a server failed.
     end = docker.containers[NAME]
     end.stopping.set()
-    assert end.ended.wait(5)
+    assert end.ended.wait(GENEROUS)
     docker.programs["instinct-"] = crash("ValueError: no\n")
     warned.clear()
     result, failed = run_module(vllm_server.main, args(docker, server))
@@ -288,7 +289,7 @@ def test_an_engine_that_breaks_off_before_anything_is_done(docker: FakeDocker, r
 
 def ends_with(code: int, oom_killed: bool = False) -> Callable[[FakeContainer], int]:
     def program(container: FakeContainer) -> int:
-        container.stopping.wait(30)
+        container.stopping.wait(GENEROUS)
         container.oom_killed = oom_killed
         return code
 
@@ -324,7 +325,7 @@ def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Pat
     container = docker.add_container(NAME, {"Image": IMAGE}, "created")
     container.status = "running"
     docker._run(container)
-    assert container.ended.wait(5)
+    assert container.ended.wait(GENEROUS)
     assert stop_gracefully(engine, NAME, 1) == ""
 
 
@@ -350,7 +351,7 @@ def test_states_of_servers(
     server = deployed(docker, run_module)
     if state != "stopped":
         docker.containers[NAME].stopping.set()
-        assert docker.containers[NAME].ended.wait(5)
+        assert docker.containers[NAME].ended.wait(GENEROUS)
     result, failed = run_module(vllm_server.main, args(docker, server, state=state, wait=wait), check=check)
     assert not failed, result["msg"]
     assert [(item["state"], item["changed"]) for item in result["servers"]] == [(told, True)]

@@ -19,6 +19,7 @@ import pytest
 from lab.standin.bench import delays
 from lab.standin.report import percentile
 from tests.unit.eventually import eventually
+from tests.unit.ports import free_port
 
 FAST = {"STANDIN_TOKENS_PER_SECOND": "1000"}
 VLLM = str(Path(__file__).resolve().parents[2] / "lab/standin/vllm")
@@ -35,9 +36,7 @@ mean_e2el_ms median_e2el_ms std_e2el_ms p50_e2el_ms p99.9_e2el_ms
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [VLLM, "serve", "some/model", "--host", "127.0.0.1", "--port", port]
     env = {"PATH": os.environ["PATH"], "STANDIN_TOKENS_PER_SECOND": "500", "VLLM_API_KEY": "key"}
     process = subprocess.Popen([*command, "--max-model-len", "4096"], env=env, stdout=subprocess.DEVNULL)
@@ -81,7 +80,7 @@ class TestServe:
         assert result["request_rate"] == "inf"
         assert result["model_id"] == "some/model"
         # Three rounds of ten, each of ten tokens at 500 a second.
-        assert 0.06 < result["duration"] < 5
+        assert result["duration"] > 0.06
         assert result["output_throughput"] == pytest.approx(300 / result["duration"])
         assert 2 <= result["mean_ttft_ms"] <= result["mean_e2el_ms"]
         assert result["max_concurrent_requests"] >= 10
@@ -111,7 +110,7 @@ class TestServe:
     def test_rate(self, server: str, tmp_path: Path) -> None:
         result, out = serve(server, tmp_path, "--request-rate", "60")
         assert result["request_rate"] == 60
-        assert 0.5 <= result["duration"] < 5
+        assert result["duration"] >= 0.5
         assert "Request rate configured (RPS):           60.00" in out
 
     def test_failures_are_counted_and_said(self, server: str, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
 from ansible_collections.instinct.fleet.plugins.module_utils.host import status as status_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import read_json, read_node
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
@@ -26,6 +28,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_ag
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import soak
 from ansible_collections.instinct.fleet.plugins.modules import instance_status, vllm_watch
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeDocker
 from tests.unit.test_status_node import BOTH, Host, host
 
@@ -45,7 +48,9 @@ __all__ = ["host"]  # a fixture
 def test_a_docker_that_breaks_off_is_told(
     host: Host, monkeypatch: pytest.MonkeyPatch, fault: str, text: str
 ) -> None:
-    monkeypatch.setattr(status_node.Engine.__init__, "__defaults__", (status_node.SOCKET, 1.0))
+    if fault == STALLED:
+        hasty = host.docker.hasty()
+        monkeypatch.setattr(client, "socket", SimpleNamespace(**{**vars(socket), "socket": hasty}))
     host.add("llama-0")
     host.docker.faults["GET /containers/json"] = fault
     found = read_node(host.node)
@@ -310,8 +315,9 @@ async def saying(said: bytes | None) -> Any:
 def test_what_the_agent_makes_of_an_answer(
     monkeypatch: pytest.MonkeyPatch, said: bytes | None, health: str, generates: bool
 ) -> None:
+    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", GENEROUS)
+    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.2 if said is None else GENEROUS)
     if said is None:
-        monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.2)
         monkeypatch.setattr(haproxy_agent, "TOKEN_SECONDS", 0.2)
 
     async def scenario() -> None:
@@ -371,7 +377,7 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
         return json.dumps({"backends": [{"name": "m", "models": ["m"], "servers": servers}]})
 
     async def until(true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GENEROUS):
             while not true():
                 await asyncio.sleep(0.02)
 

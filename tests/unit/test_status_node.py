@@ -123,7 +123,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr(status_node, "TIMEOUT", GENEROUS)
     with FakeDocker(tmp_path) as docker:
         yield Host(tmp_path, docker)
 

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import image_api
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import inspect_image as ask_of_the_module
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import (
     _buildkit,
@@ -26,6 +27,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
+from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import ANSWER, CUT, STALLED, FakeContainer, FakeDocker
 from tests.unit.module_docs import documented_by
 
@@ -166,7 +168,7 @@ def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
     docker.faults["POST /images/create"] = fault
     with monkeypatch.context() as patch:
         if fault == STALLED:  # with less patience than the module's
-            patch.setattr(image_api, "pull", functools.partial(image_api.pull, timeout=1))
+            patch.setattr(client, "socket", SimpleNamespace(**{**vars(socket), "socket": docker.hasty()}))
         result, failed = run_module(vllm_image.main, pull_args(docker))
     assert failed
     assert result["msg"] == (
@@ -350,7 +352,7 @@ def killed(container: FakeContainer) -> int:
 
 
 def slow(container: FakeContainer) -> int:
-    container.stopping.wait(30)
+    container.stopping.wait(GENEROUS)
     return 137
 
 
@@ -372,7 +374,7 @@ def slow(container: FakeContainer) -> int:
 def test_an_image_that_cannot_be_asked_is_asked_again(
     break_it: Any, words: str, docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask_of_the_module, "TIMEOUT", 1.0)
+    monkeypatch.setattr(ask_of_the_module, "TIMEOUT", 1.0 if "within 1 s" in words else GENEROUS)
     programs = dict(docker.programs)
     break_it(docker)
     result, failed = run_module(vllm_image.main, pull_args(docker))
@@ -382,6 +384,7 @@ def test_an_image_that_cannot_be_asked_is_asked_again(
     assert answers() == {}
     assert docker.containers == {}
     docker.errors, docker.programs = {}, programs
+    monkeypatch.setattr(ask_of_the_module, "TIMEOUT", GENEROUS)
     result, failed = run_module(vllm_image.main, pull_args(docker))
     assert (failed, result["software"]) == (False, ANSWER)
 
@@ -559,10 +562,9 @@ def test_a_build_that_fails_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tools(tmp_path, monkeypatch, **scripts)
-    result, failed = run_module(
-        vllm_image.main,
-        {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path, "timeout": 1},
-    )
+    given = {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    limit = 1 if "after 1 s" in words else 60
+    result, failed = run_module(vllm_image.main, {**given, "timeout": limit})
     assert failed
     assert words in result["msg"]
     assert not list(Path(paths.DATA_DIR).glob("build/*"))

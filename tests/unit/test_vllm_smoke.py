@@ -93,7 +93,7 @@ def ask(
     run_module: Any, respond: Respond, check: bool = False, **more: Any
 ) -> tuple[dict[str, Any], bool, Any]:
     with server(respond) as (port, asked):
-        args = {"target": target(port), "docker_socket": "/nonexistent", "timeout": 10, **more}
+        args = {"target": target(port), "docker_socket": "/nonexistent", "timeout": 60, **more}
         result, failed = run_module(vllm_smoke.main, args, check=check)
     return result, failed, asked
 
