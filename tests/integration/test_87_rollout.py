@@ -188,8 +188,7 @@ def during(lab: Lab, step: str) -> None:
         assert back.rc == 0, back.out
 
 
-# A task of the rollout; how far the run has come when it is killed there: whether the canary is still to be judged, which
-# may just have been noted (None).
+# A task at which the run is killed, and whether the canary is still to be judged then; None: that may have been noted.
 MOMENTS = [
     ("Leave the load balancer", True),
     ("Measure the old generation", True),
