@@ -72,7 +72,7 @@ TESTS = {
     "partition.modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
     "partition.transaction": ["test_partition_transaction"],
     "placement.layout": ["test_layout", "test_layout_groups", "test_network"],
-    "plan.actions": ["test_steps"],
+    "plan.actions": ["test_steps", "test_plan"],
     "plan.registry": ["test_resolve", "test_lock_resolve"],
     "programs.supervisor.group": ["test_supervise_ranks", "test_supervise_group"],
     "programs.supervisor.main": ["test_supervise_program", "test_supervise", "test_supervise_group"],

@@ -292,6 +292,7 @@ def test_runs_are_read_from_what_vllm_writes() -> None:
     assert runs_of([raw, {"nothing": 1}]) == {
         "output_throughput": [25.0], "request_throughput": [1.0], "median_ttft_ms": [7.5],
     }  # fmt: skip
+    assert set(runs_of([{**raw, "total_output_tokens": 0}])) == {"request_throughput", "median_ttft_ms"}
 
 
 # ---- simulated canaries ----------------------------------------------------------------------------

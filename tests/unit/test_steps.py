@@ -488,6 +488,13 @@ def test_weights_that_one_of_two_deployments_lacks() -> None:
     assert (action.before, len(step.files)) == ("other files of this commit", 3)
 
 
+def test_weights_of_another_commit_are_named_by_it() -> None:
+    other = "0123456789abcdef" * 2 + "01234567"
+    there = {"cache_dir": HF, "repo": REPO, "commit": other, "complete": True, "files": 1, "bytes": 1, **ALL}
+    ((_, action),) = models(host(state(models=[there]), deployment()), LOCK, {"llama": "image:1"})
+    assert action.before == f"commit {other[:12]}"
+
+
 def test_names_with_signs_of_patterns_are_taken_as_they_are() -> None:
     """Two selections of one commit become one fetch of their files, whose names may look like patterns."""
     pin = ModelPin(COMMIT, (("a[1].bin", 1), ("b*.bin", 2), ("c?.bin", 3), ("d.bin", 4)), None)
