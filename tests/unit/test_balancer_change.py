@@ -157,6 +157,13 @@ def test_the_first_time_and_then_nothing(node: Node) -> None:
         assert stat.S_IMODE(os.stat(node.unit(name)).st_mode) == 0o644
 
 
+def test_check_mode_leaves_nothing_behind(node: Node) -> None:
+    """Not even the lock, which it does not take: it waits for no run that goes on."""
+    before = sorted(node.tmp.rglob("*"))
+    assert converge(node.texts(), True, node.places, node.run)["changed"]
+    assert sorted(node.tmp.rglob("*")) == before
+
+
 def test_a_change_is_a_reload_and_secrets_are_not_shown(node: Node) -> None:
     node.apply(node.texts())
     texts = {**node.texts("v2"), "keys.map": "other secret"}
