@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,49 +64,26 @@ def load(lab: Lab, rate: float) -> Load:
     )
 
 
-def look_until(right: Callable[[Run], bool], look: Callable[[], Run]) -> Run:
-    """The first look that is right. While the machine stands still instances are silent, which is told as well."""
-    runs: list[Run] = []
-
-    def looked() -> bool:
-        runs.append(look())
-        if right(runs[-1]):
-            return True
-        print(runs[-1].out[-3000:])
-        return False
-
-    wait_for("what the status is to tell", looked)
-    return runs[-1]
-
-
 def test_what_runs_is_told(fleet: Lab) -> None:
-    def told(run: Run) -> bool:
-        if run.rc != 0:
-            return False
-        data = json.loads((fleet.tmp / "status.json").read_text())
-        tokens = sum(sums["tokens"] for sums in data["deployments"].values())
-        return bool(data["verdict"] == "" and 50 < tokens < 2000)
-
     with load(fleet, 20) as requests:
-        run = look_until(told, lambda: play(fleet, "status.yml -e status_file=status.json"))
+        run = play(fleet, "status.yml -e status_file=status.json")
         requests.wait_for(50)
     requests.assert_nothing_lost(at_least=50)
+    assert run.rc == 0, run.out
     assert run.modules(OTHER) == ["instance_status"]
     data = json.loads((fleet.tmp / "status.json").read_text())
+    assert data["verdict"] == ""
     (sums,) = data["deployments"].values()
     assert (sums["total"], sums["serving"], sums["balanced"], sums["inside"]) == (4, 4, 4, 4)
+    assert 50 < sums["tokens"] < 2000
     assert {(row["state"], row["version"], row["generation"]) for row in data["instances"]} == {
         ("serving", "0.32.0", 1)
     }
     lines = table(run)
     assert max(map(len, lines)) <= 100
     assert re.match(r"  lab-n1,lab-n2  2 each    serving  0.32.0     1 ", lines[-1]), lines
-    look_until(
-        lambda run: len(table(run)) == len(lines) + 3, lambda: play(fleet, "status.yml -e detail=true")
-    )
-
-
-TROUBLE = "2 of 4 instances do not serve: llama-0 on lab-n1 (paused), llama-1 on lab-n2 (stopped)."
+    detailed = table(play(fleet, "status.yml -e detail=true"))
+    assert len(detailed) == len(lines) + 3
 
 
 def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
@@ -118,7 +95,7 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
     fleet.on(OTHER, "docker stop instinct-llama-1")
     fleet.on(HOST, "docker pause instinct-llama-0")
     try:
-        run = look_until(lambda run: TROUBLE in run.out, lambda: play(fleet, "status.yml -e strict=true"))
+        run = play(fleet, "status.yml -e strict=true")
     finally:
         fleet.on(HOST, "docker unpause instinct-llama-0")
         fleet.on(OTHER, "docker start instinct-llama-1")
@@ -132,6 +109,9 @@ def test_trouble_comes_first_with_the_next_step(fleet: Lab) -> None:
         < lines.index("serving")
     )
     assert "→ docker unpause instinct-llama-0 on lab-n1" in lines
+    assert (
+        "2 of 4 instances do not serve: llama-0 on lab-n1 (paused), llama-1 on lab-n2 (stopped)." in run.out
+    )
 
     def well() -> bool:
         return play(fleet, "status.yml").rc == 0 and play(fleet, "status.yml -e strict=true").rc == 0
@@ -243,7 +223,8 @@ def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> 
             run = fleet.play("prepare", "-e", "reboot=true")
             assert run.rc == 0, run.out[-3000:]
             assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted
-            look_until(lambda run: run.rc == 0, lambda: fleet.play("status", "-e", "strict=true"))
+            back = fleet.play("status", "-e", "strict=true")
+            assert back.rc == 0, back.out
             requests.wait_for(500)
     finally:
         path.write_text(before)

@@ -86,7 +86,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Connection(http.client.HTTPConnection):
-    """Waits for longer than it is told: a busy machine is no reason to take an instance for one without requests."""
+    """Waits for longer than its limit: a busy machine is no reason to take an instance for one without requests."""
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
         super().__init__(host, port, timeout=max(timeout, GENEROUS))

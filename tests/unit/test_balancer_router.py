@@ -65,7 +65,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    # What a router is not told in time, it is told at the next look only.
+    # A router that misses a notice hears of the change at the next look only.
     monkeypatch.setattr(router, "ASK_SECONDS", GENEROUS)
     made = World(tmp_path)
     yield made

@@ -761,7 +761,7 @@ def test_the_command_says_how_it_went(
             "3",
         ]
         monkeypatch.setattr(sys, "argv", args)
-        # On a machine that is busy as well there is something to tell of, and the machine is not what is told.
+        # Enough requests begin on a busy machine too, and how busy it is, is not the subject.
         monkeypatch.setattr(load_module, "GRACE_SECONDS", GENEROUS)
 
         def leave(load: Load, *_: object) -> None:
