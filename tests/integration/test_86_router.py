@@ -64,13 +64,13 @@ def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def router_up(endpoint: Endpoint) -> bool:
-    """HAProxy has the router as up."""
+    """HAProxy has asked the router and has it as up. Before it asks, it says UP too, and spreads requests itself."""
     program = (
         "import socket; s=socket.socket(socket.AF_UNIX); s.connect('/var/lib/instinct-fleet/balancer/admin.sock'); "
         "s.sendall(b'show stat -1 4 -1\\n'); print(s.makefile().read())"
     )
     rows = [row.split(",") for row in endpoint.lab.on(HOST, f'python3 -c "{program}"').splitlines()]
-    return any(row[0] == "llama.router" and row[1] == "router" and "UP" in row for row in rows)
+    return any(row[0] == "llama.router" and row[1] == "router" and {"UP", "L7OK"} <= {*row} for row in rows)
 
 
 def served(endpoint: Endpoint) -> dict[str, int]:
