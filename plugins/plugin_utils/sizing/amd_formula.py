@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formula of AMD's CPX guide, "How to check if an LLM fits within a CPX GPU", to be shown beside the planner's."""
+"""Evaluate the formula of AMD's CPX guide, "How to check if an LLM fits within a CPX GPU", shown in addition."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .shape import ModelShape
 
 @dataclass(frozen=True)
 class Simple:
-    """size_of_weights + size_of_KV_cache < available_VRAM.
+    """The terms of AMD's formula: size_of_weights + size_of_KV_cache < available_VRAM.
 
-    It knows neither grouped heads nor latent attention, nor what vLLM takes besides. weights_bytes: of the whole model
-    in its type, over the tensor parallel size; None when config.json lacks the numbers.
+    The formula covers neither grouped-query nor latent attention, nor the other memory that vLLM uses. weights_bytes:
+    of the whole model in its type, divided by the tensor parallel size; None if config.json lacks the numbers.
     """
 
     fits: bool | None
@@ -26,9 +26,9 @@ class Simple:
 
 
 def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int) -> Simple:
-    """Its answer for `batch` requests of `sequence` tokens.
+    """Return the formula's result for `batch` requests of `sequence` tokens.
 
-    The guide is for one partition; here both sums are divided by the tensor parallel size.
+    The guide is about one partition; here both sums are divided by the tensor parallel size.
     """
     element = engine.element(model)
     per_token = 2 * len(model.layers) * model.hidden * element

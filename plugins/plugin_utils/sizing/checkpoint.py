@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a repository's files vLLM loads as weights, and how many bytes they are.
+"""Find the files of a repository that vLLM loads as weights, and their size in bytes.
 
-Source: vllm/model_executor/model_loader/default_loader.py: *.safetensors of the top directory, else *.bin, else *.pt;
-Mistral's consolidated*.safetensors only where there is nothing else, as they repeat the others.
+Source: vllm/model_executor/model_loader/default_loader.py: *.safetensors of the top directory, else *.bin, else *.pt.
+Mistral's consolidated*.safetensors repeat the others, so they count only if there are no other files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _INDEX_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class CheckpointSize:
-    """bytes: of the weights. files: how many hold them. exact: they were counted without file headers."""
+    """The size of a checkpoint's weights.
+
+    bytes: of the weights. files: number of weight files. exact: the file headers are not included in `bytes`.
+    """
 
     bytes: int
     files: int
@@ -25,7 +28,7 @@ class CheckpointSize:
 def checkpoint_size(
     files: Sequence[tuple[str, int]] | None, index_total: int | None = None
 ) -> CheckpointSize | None:
-    """The size of the weights that vLLM would load; None when neither files nor an index says."""
+    """Return the size of the weights that vLLM would load, or None if neither the files nor an index give it."""
     chosen = weight_files(files or ())
     total = sum(size for _, size in chosen)
     if index_total and (not total or abs(total - index_total) <= _INDEX_TOLERANCE * total):
@@ -34,7 +37,7 @@ def checkpoint_size(
 
 
 def weight_files(files: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The files that hold the weights: not those of subdirectories, of adapters, or of another format's copy."""
+    """Return the weight files, without those of subdirectories and adapters, and without copies in another format."""
     top = [(name, size) for name, size in files if "/" not in name and not name.startswith("adapter_")]
     safetensors = [item for item in top if item[0].endswith(".safetensors")]
     own = [item for item in safetensors if not item[0].startswith("consolidated")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM is told to run a model, and what it takes of a GPU's memory besides weights and KV cache."""
+"""Describe how vLLM runs a model, and the GPU memory it uses besides weights and KV cache."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ MXFP4_PADDING = 256
 
 @dataclass(frozen=True)
 class Engine:
-    """How vLLM is told to run the model on one instance; sizes in bytes.
+    """The vLLM options of one instance that decide about memory; sizes in bytes.
 
-    memory_bytes: of one GPU or partition, as the driver reports it. max_model_len None: the model's own.
-    quantization: online quantization asked of vLLM. platform "cpu": kv_cache_memory_bytes alone bounds the cache.
-    v1: the V1 engine runs it. chunked_prefill: None where nobody said, which V1 takes for yes and V0 for no.
-    draft_bytes: weights of what drafts for the model, divided over draft_tp GPUs; None: as the model.
+    Attributes:
+        memory_bytes: memory of one GPU or partition, as the driver reports it.
+        max_model_len: None for the model's own.
+        quantization: online quantization requested from vLLM.
+        platform: with "cpu", the cache is bounded by kv_cache_memory_bytes alone.
+        v1: the instance uses the V1 engine.
+        chunked_prefill: None if not set, which V1 treats as enabled and V0 as disabled.
+        draft_bytes: weights of the draft model, divided over draft_tp GPUs (None: as many as the model's).
     """
 
     rules: Rules = field(repr=False)
@@ -64,11 +68,11 @@ class Engine:
 
     @property
     def draft_bytes_per_gpu(self) -> int:
-        """Weights of the draft of speculative decoding on each GPU."""
+        """Return the bytes of the draft model's weights on each GPU."""
         return -(-self.draft_bytes // (self.draft_tp or self.tp))
 
     def share(self, model: ModelShape) -> Share:
-        """Over how many ranks weights are divided: experts over tensor and data parallel ranks together."""
+        """Return over how many ranks weights are divided: experts over tensor and data parallel ranks together."""
         ranks = self.tp * self.dp
         padding = MXFP4_PADDING if model.quantization.only_experts and self.platform == "rocm" else 1
         if self.expert_parallel:
@@ -76,21 +80,22 @@ class Engine:
         return Share(self.tp, ranks, 1, padding)
 
     def element(self, model: ModelShape) -> int:
-        """Bytes of an unquantized weight: "auto" keeps 16 bit, and takes 32 bit to 16."""
+        """Return the bytes of an unquantized weight: "auto" keeps 16 bit and converts 32 bit to 16."""
         return model.element if self.dtype == "auto" else _ELEMENTS.get(self.dtype, 2)
 
     def online(self, model: ModelShape) -> Scheme | None:
-        """The format that online quantization gives to linear layers of a checkpoint that is not quantized."""
+        """Return the format that online quantization gives to linear layers, or None if it does not apply."""
         return _ONLINE.get(self.quantization or "") if model.quantization.scheme is None else None
 
     def length(self, model: ModelShape) -> int:
-        """max_model_len in effect."""
+        """Return the max_model_len in effect, in tokens."""
         return self.max_model_len or model.context
 
     def step_tokens(self, model: ModelShape) -> int:
-        """Tokens of the step that vLLM profiles with: without chunked prefill a whole prompt is in one step.
+        """Return the number of tokens in the step that vLLM profiles with.
 
-        Source: SchedulerConfig of 0.6.3 to 0.10.2, EngineArgs of 0.10.2; long contexts: EngineArgs up to 0.6.5.
+        Without chunked prefill a whole prompt is in one step. Source: SchedulerConfig of 0.6.3 to 0.10.2, EngineArgs of
+        0.10.2; for long contexts, EngineArgs up to 0.6.5.
         """
         chunked = self.chunked_prefill
         if chunked is None:
@@ -99,11 +104,11 @@ class Engine:
         return tokens if chunked else max(tokens, self.length(model))
 
     def layout(self, model: ModelShape) -> Layout:
-        """How its KV cache is laid out."""
-        # Asynchronous scheduling overlaps two steps, a pipeline as many as it has stages (max_concurrent_batches).
+        """Return the layout of the KV cache."""
+        # Asynchronous scheduling overlaps two steps; a pipeline overlaps one per stage (max_concurrent_batches).
         batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
         batches = batches if self.rules.overlap else 1
-        cpu_latent = self.platform == "cpu" and model.latent  # its kernel knows no other block size
+        cpu_latent = self.platform == "cpu" and model.latent  # its kernel supports no other block size
         return Layout(
             tp=self.tp,
             dcp=self.dcp,
@@ -118,16 +123,17 @@ class Engine:
 
     @property
     def requested_bytes(self) -> int:
-        """What vLLM may take of the GPU."""
+        """Return the bytes that vLLM may use of one GPU."""
         return math.ceil(self.memory_bytes * self.gpu_memory_utilization)
 
 
 def reserve_bytes(model: ModelShape, engine: Engine) -> int:
-    """An estimate of what the profiling run takes besides weights: activations, logits, libraries, graphs.
+    """Estimate the bytes that the profiling run finds in use besides weights: activations, logits, libraries, graphs.
 
-    vLLM measures it and has no formula. The rule: buffers of one step's tokens (residual, attention
-    and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the
-    vocabulary, and a constant for HIP, hipBLASLt and RCCL. Lines of `Available KV cache memory` correct it.
+    vLLM measures this and has no formula for it. The estimate adds the buffers of one step's tokens (residual,
+    attention and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the vocabulary,
+    and a constant for HIP, hipBLASLt and RCCL. The log line `Available KV cache memory` of a real start tells how to
+    correct it.
     """
     if engine.platform == "cpu":
         return 0
@@ -148,5 +154,5 @@ _LOGIT_BYTES = 12
 
 
 def graph_bytes(engine: Engine) -> int:
-    """An estimate of what captured graphs take."""
+    """Estimate the bytes that captured graphs use."""
     return 0 if engine.enforce_eager or engine.platform == "cpu" else GIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recipes ask of a model, read from its config.json."""
+"""Read the facts about a model that recipes depend on from its config.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ _METHODS = {"compressed-tensors": "compressed_tensors", "auto_awq": "awq", "auto
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model as recipes see it.
+    """The facts about a model that recipes depend on.
 
-    repository: organisation/name, or the path it was given as. quantization: of the checkpoint: none, fp8,
-    quark_fp8, quark_mxfp4, mxfp4, awq, gptq, compressed_tensors, or the method's own name. kv_scales: it holds
-    calibrated scales for an FP8 KV cache. sinks: its attention has sinks. sparse: its latent attention is sparse
-    (DeepSeek-V3.2). heads: of attention, before tensor parallelism.
+    Attributes:
+        repository: organisation/name, or the configured path.
+        quantization: of the checkpoint: none, fp8, quark_fp8, quark_mxfp4, mxfp4, awq, gptq, compressed_tensors, or the
+            method's own name.
+        kv_scales: the checkpoint contains calibrated scales for an FP8 KV cache.
+        sinks: the attention has sinks.
+        sparse: the latent attention is sparse (DeepSeek-V3.2).
+        heads: attention heads, before tensor parallelism.
     """
 
     repository: str
@@ -37,7 +41,7 @@ class ModelFacts:
 
 
 def model_facts(repository: str, config: Mapping[str, Any] | None) -> ModelFacts:
-    """Facts from a config.json; without one, what its name alone allows (nothing but the name)."""
+    """Return the facts from a config.json, or only what the name allows if there is none."""
     if config is None:
         return ModelFacts(repository)
     text = config.get("text_config") or config
@@ -71,7 +75,7 @@ def _slides(text: Mapping[str, Any]) -> bool:
 
 
 def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool]:
-    """The checkpoint's quantization, and whether it holds scales for an FP8 KV cache."""
+    """Return the checkpoint's quantization, and whether it contains scales for an FP8 KV cache."""
     text = config.get("text_config") or {}
     found = (
         config.get("quantization_config")
@@ -91,6 +95,6 @@ def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _quark_kv(found: Mapping[str, Any]) -> bool:
-    """Quark notes a quantized KV cache as outputs of the layers that make keys."""
+    """Return whether Quark quantized the KV cache, which it records as outputs of the key projections."""
     layers = found.get("layer_quant_config") or {}
     return any("k_proj" in name and bool((item or {}).get("output_tensors")) for name, item in layers.items())

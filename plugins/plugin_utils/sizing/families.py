@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config.json does not say because the model's code has it: which norms, biases and blocks a family has.
+"""Traits of model families that config.json omits because the model's code has them: norms, biases and blocks.
 
 Source: the model classes and config defaults of transformers and vllm/model_executor/models/*.py.
 """
@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Family:
-    """A model type's traits.
+    """The traits of a model type.
 
-    tied: input and output embeddings are one matrix, where the config does not say. qk_norm: "" none, "head" one per
-    head size, "all" over all heads, "optional" and "heads": the same where the config asks. norms: per layer; with
-    norm_bias each has a bias. sliding: sliding attention is used although the config's own switch is absent; every
-    period-th layer is a full one. expert_bias: experts and router have biases. shared_gate: of the shared experts.
-    shared_is_intermediate: a shared expert of intermediate_size.
-    head_everywhere: vLLM's class makes the output layer on every pipeline stage. defaults: of keys that published
-    configs leave out.
+    Attributes:
+        tied: input and output embeddings are one matrix unless the config says otherwise.
+        qk_norm: "" for none, "head" for one per head size, "all" for one over all heads; "optional" and "heads" are the
+            same two, if the config enables them.
+        norms: number per layer; with norm_bias each has a bias.
+        sliding: sliding attention is used even if the config's own switch is absent; every period-th layer is a full
+            one.
+        expert_bias: experts and router have biases.
+        shared_gate: the shared experts have a gate.
+        shared_is_intermediate: a shared expert has the width intermediate_size.
+        head_everywhere: vLLM's class creates the output layer on every pipeline stage.
+        defaults: values of keys that published configs omit.
     """
 
     tied: bool = False

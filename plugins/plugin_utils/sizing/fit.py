@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model fits a GPU or a partition, how many tokens its KV cache holds, and what to change when it does not.
+"""Decide whether a model fits a GPU or partition, how many tokens its KV cache holds, and what to change otherwise.
 
-Everything comes from config.json and file sizes. vLLM's own planning is followed step by step; only what its profiling
-run measures is estimated (fitengine.reserve_bytes).
+Everything is computed from config.json and file sizes. The calculation follows vLLM's own planning step by step; only
+what its profiling run measures is estimated (engine_config.reserve_bytes).
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ CATALOGUE = "the catalogue, by the model's name, as its config.json is not known
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer, for one GPU or partition of the instance.
+    """How a model fits one GPU or partition of the instance.
 
-    kv_bytes_per_token: of the largest pipeline stage, before blocks are rounded. kv_cache_tokens and max_concurrency:
-    as vLLM's log says them. headroom_bytes: what is left after weights, reserve and one request of max_model_len;
-    negative: what is missing. basis: of weights and of KV cache per token, "exact" where the architecture is known,
-    else "estimated". reserve_bytes is an estimate always, and so is what the cache then holds; notes say it.
+    Attributes:
+        kv_bytes_per_token: of the largest pipeline stage, before rounding to blocks.
+        kv_cache_tokens, max_concurrency: as in vLLM's log.
+        headroom_bytes: memory left after weights, reserve and one request of max_model_len; negative if memory is
+            missing.
+        basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
+        reserve_bytes: always an estimate, and so is the cache size that results from it; `notes` say so.
     """
 
     fits: bool
@@ -49,7 +52,7 @@ class Fit:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For plan.json."""
+        """Return the fields for plan.json."""
         return {
             "fits": self.fits,
             "weights_bytes_per_gpu": self.weights_bytes_per_gpu,
@@ -65,7 +68,7 @@ class Fit:
 
 
 def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
-    """Layers of each pipeline stage: what does not divide goes to the stages before the last, backwards."""
+    """Return the layers of each pipeline stage; a remainder goes one each to the stages before the last, backwards."""
     sizes = [len(layers) // pp] * pp
     for index in range(2, len(layers) % pp + 2):
         sizes[-index] += 1
@@ -74,7 +77,7 @@ def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
 
 
 def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
-    """Bytes of weights on a rank of each pipeline stage, as loaded, with those of a draft."""
+    """Return the bytes of weights on a rank of each pipeline stage, as loaded, including those of a draft model."""
     if model.missing:
         size = model.checkpoint.bytes if model.checkpoint else 0
         return (cdiv(size, engine.tp * engine.pp) + engine.draft_bytes_per_gpu,) * engine.pp
@@ -104,7 +107,10 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
 
 
 def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
-    """Whether it fits, and what the KV cache then holds. origin: where the shape is from, told in the notes."""
+    """Return whether the model fits, and what the KV cache then holds.
+
+    origin: the source of the model's shape, for the notes.
+    """
     weights = stage_weights(model, engine)
     reserve = reserve_bytes(model, engine)
     available = _available(engine, weights, reserve)
@@ -121,7 +127,7 @@ def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
     basis = EXACT if model.known else ESTIMATED
     blocks = _blocks(cache, engine, available)
     needed = cache.request_blocks(length)
-    # One block of the pool is never given to a request (the null block).
+    # vLLM never gives one block of the pool to a request (the null block).
     headroom = _overdrawn(engine, weights, reserve) or min(
         room - (needed + 1) * size if size else room
         for room, size in zip(_rooms(cache, engine, available), cache.stage_bytes)
@@ -143,21 +149,24 @@ def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
 
 
 def _available(engine: Engine, weights: Sequence[int], reserve: int) -> list[int]:
-    """Bytes for the KV cache on each stage; negative where weights and reserve are already too much."""
+    """Return the bytes for the KV cache on each stage; negative where weights and reserve exceed the memory."""
     if engine.kv_cache_memory_bytes is not None:
         return [engine.kv_cache_memory_bytes] * len(weights)
     return [engine.requested_bytes - size - reserve for size in weights]
 
 
 def _overdrawn(engine: Engine, weights: Sequence[int], reserve: int) -> int:
-    """What a cache of the told size asks beyond the memory, as a negative number; vLLM does not check it."""
+    """Return by how many bytes a cache of configured size exceeds the memory, as a negative number; else 0.
+
+    vLLM does not check this.
+    """
     if engine.kv_cache_memory_bytes is None or engine.platform == "cpu":
         return 0
     return min(0, engine.memory_bytes - max(weights) - reserve - engine.kv_cache_memory_bytes)
 
 
 def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:
-    """Bytes of the pool on each stage, which an override of the number of blocks sets."""
+    """Return the bytes of the pool on each stage, or what an override of the number of blocks makes of it."""
     if engine.num_gpu_blocks_override is None:
         return list(available)
     return [
@@ -166,14 +175,14 @@ def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:
 
 
 def _blocks(cache: Plan, engine: Engine, available: Sequence[int]) -> int:
-    """Blocks of the pool: the fewest of all stages."""
+    """Return the number of blocks in the pool: the smallest of all stages."""
     if engine.num_gpu_blocks_override is not None:
         return engine.num_gpu_blocks_override
     return max(0, min((room // size for room, size in zip(available, cache.stage_bytes) if size), default=0))
 
 
 def _tokens(cache: Plan, engine: Engine, blocks: int, concurrency: float, length: int) -> int:
-    """The number of tokens that this release's log names."""
+    """Return the number of tokens that this release prints in its log."""
     rules = engine.rules
     if rules.by_concurrency:
         return int(concurrency * length)
@@ -209,7 +218,7 @@ def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
 
 
 def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
-    """What is no arithmetic."""
+    """Return the notes on values that are estimated."""
     if not reserve or engine.kv_cache_memory_bytes is not None:
         return ()
     return (
@@ -219,7 +228,7 @@ def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
 
 
 def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 2, 4, 8)) -> int | None:
-    """The smallest tensor parallel size that fits and that no rule refuses; None when none of them does."""
+    """Return the smallest tensor parallel size that fits and breaks no rule of vLLM, or None."""
     for tp in sorted(choices):
         tried = replace(engine, tp=tp)
         if not refusals(model, tried) and fit(model, tried).fits:
@@ -228,7 +237,7 @@ def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 
 
 
 def longest(model: ModelShape, engine: Engine) -> int:
-    """The largest max_model_len of which one request fits; 0 when none does, or nothing is known of the cache."""
+    """Return the largest max_model_len with which one request fits; 0 if there is none or the cache is unknown."""
     if model.missing:
         return 0
     low, high = 0, engine.length(model)
@@ -242,9 +251,9 @@ def longest(model: ModelShape, engine: Engine) -> int:
 
 
 def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
-    """What to change when it does not fit, the most helpful first; nothing when it fits.
+    """Return what to change if the model does not fit, the most helpful first; empty if it fits.
 
-    Each one that is told with a number makes it fit by itself, but for the last, which only says what it would take.
+    Each remedy with a number is sufficient by itself, except the last, which states the memory that would be needed.
     """
     if found.fits:
         return ()
@@ -280,7 +289,7 @@ _SIZES = (1, 2, 4, 8)
 
 
 def _quantized(model: ModelShape, engine: Engine) -> list[str]:
-    """FP8 weights, where they would fit."""
+    """Return the advice to quantize the weights to FP8, if the model then fits."""
     eight = replace(engine, quantization="fp8")
     if not fit(model, eight).fits:
         return []

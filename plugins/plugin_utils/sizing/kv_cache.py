@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM lays the KV cache out: bytes per block, groups of layers, blocks that one request takes.
+"""Compute vLLM's KV cache layout: bytes per block, groups of layers, blocks that one request uses.
 
-Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py of 0.32.0 and 0.33.0; where releases differ,
-Rules says it.
+Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py of 0.32.0 and 0.33.0; differences between
+releases are in catalog/vllm/rules.yml.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL, SLIDING, CHUNKED, STATE = "full", "sliding", "chunked", "state"
 
 @dataclass(frozen=True)
 class Copies:
-    """States that a request keeps in each layer: the running one, and those that prefix caching needs beside it."""
+    """The number of states that a request keeps in each layer: the running one, and those that prefix caching adds."""
 
     plain: int
     checkpointed: int
@@ -30,7 +30,7 @@ NO_COPIES = Copies(1, 1)
 
 @dataclass(frozen=True)
 class Rules:
-    """What a vLLM release does differently from others; catalog/vllm/rules.yml has the values and explains them."""
+    """The rules that differ between vLLM releases; catalog/vllm/rules.yml has the values and explains them."""
 
     hybrid: bool
     chunked: bool
@@ -45,15 +45,15 @@ class Rules:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Rules:
-        """The values of a release."""
+        """Build the rules of a release from the catalogue's values."""
         return cls(**{**values, "states": Copies(**values["states"])})
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the cache is to be laid out: parallel sizes, block size in tokens, type and element size in bytes.
+    """The parameters of the layout: parallel sizes, block size in tokens, type and element size in bytes.
 
-    element: of the model's own type. in_flight: tokens scheduled and not yet settled.
+    element: of the model's own type. in_flight: tokens that are scheduled and not yet settled.
     """
 
     tp: int
@@ -71,7 +71,8 @@ class Layout:
 class Spec:
     """The cache of one layer: bytes of a block (page) of `block` tokens.
 
-    window: of sliding attention; the chunk of chunked attention; how many states a request keeps.
+    window: tokens of sliding attention or of a chunk of chunked attention, or the number of states that a request
+    keeps.
     """
 
     kind: str
@@ -82,9 +83,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cache of a model: groups that take blocks of one pool each, and what a block costs on each stage.
+    """The cache of a model: groups that take blocks of one pool each, and the cost of a block on each stage.
 
-    bytes_per_token: of attention layers of the largest stage, before blocks. stage_bytes: of a block, per stage.
+    bytes_per_token: of the attention layers of the largest stage, before rounding to blocks. stage_bytes: of a block,
+    per stage.
     """
 
     groups: tuple[Spec, ...]
@@ -93,7 +95,7 @@ class Plan:
     layout: Layout = field(repr=False)
 
     def request_blocks(self, length: int) -> int:
-        """Blocks that a request of this many tokens takes, in all groups together."""
+        """Return the number of blocks that a request of `length` tokens uses, over all groups."""
         return sum(_request_blocks(spec, length, self.layout) for spec in self.groups)
 
 
@@ -111,12 +113,12 @@ _ELEMENTS = (("fp8", 1), ("int8", 1), ("bfloat16", 2), ("float16", 2), ("half", 
 
 
 def element_bytes(kv_dtype: str) -> int | None:
-    """Bytes of one number of this type; None for the model's own type and for one that is not known here."""
+    """Return the bytes of one number of this type; None for the model's own type and for an unknown one."""
     return next((size for prefix, size in _ELEMENTS if kv_dtype.startswith(prefix)), None)
 
 
 def token_bytes(cache: Cache, how: Layout) -> int:
-    """Bytes that one layer keeps per token on one rank."""
+    """Return the bytes that one layer keeps per token on one rank."""
     if cache.raw:
         return cache.raw
     if cache.latent and how.kv_dtype == "fp8_ds_mla":
@@ -128,7 +130,7 @@ def token_bytes(cache: Cache, how: Layout) -> int:
 
 
 def state_bytes(state: State, how: Layout) -> int:
-    """Bytes that one layer keeps per request on one rank: the convolution's window and the recurrent state."""
+    """Return the bytes that one layer keeps per request on one rank: convolution window and recurrent state."""
     groups = state.groups if state.groups % how.tp == 0 else how.tp
     channels = (state.channels + 2 * groups * state.group_channels) // how.tp
     recurrent = state.heads // how.tp * state.head_elements * (4 if state.wide else how.element)
@@ -136,7 +138,7 @@ def state_bytes(state: State, how: Layout) -> int:
 
 
 def plan(stages: Sequence[Sequence[Layer]], how: Layout) -> Plan:
-    """Lay the cache out for layers as pipeline stages have them."""
+    """Lay out the cache for the layers of each pipeline stage."""
     caches = [
         (stage, cache) for stage, layers in enumerate(stages) for layer in layers for cache in layer.caches
     ]
@@ -160,7 +162,7 @@ Placed = tuple[int, Union[Cache, State]]
 
 
 def _aligned(caches: Sequence[Placed], how: Layout) -> Layout:
-    """With states, the block grows until an attention page holds a state."""
+    """Return the layout with blocks enlarged so that an attention page holds a state, if there are states."""
     states = [state_bytes(cache, how) for _, cache in caches if isinstance(cache, State)]
     tokens = [token_bytes(cache, how) for _, cache in caches if isinstance(cache, Cache)]
     if not states or not tokens:
@@ -185,7 +187,10 @@ PlacedSpec = tuple[int, Spec]
 
 
 def _groups(specs: Sequence[PlacedSpec], how: Layout) -> list[list[PlacedSpec]]:
-    """Layers that share block tables. One kind: one group. Several: groups of as many layers of one kind each."""
+    """Return the groups of layers that share block tables.
+
+    Layers of one kind are one group; with several kinds, each group has equally many layers of one kind.
+    """
     kinds = {(spec.kind, spec.window) for _, spec in specs}
     if len(kinds) > 1 and not how.hybrid and any(kind == FULL for kind, _ in kinds):
         specs = [
@@ -208,7 +213,7 @@ def _groups(specs: Sequence[PlacedSpec], how: Layout) -> list[list[PlacedSpec]]:
 
 
 def _one_page_size(specs: Sequence[PlacedSpec]) -> list[PlacedSpec]:
-    """The same pages for all: smaller ones take more tokens where that fits, else they are padded."""
+    """Return the specs with equal page sizes: smaller pages get more tokens if that divides, else padding."""
     page = max(spec.page for _, spec in specs)
     result = []
     for stage, spec in specs:

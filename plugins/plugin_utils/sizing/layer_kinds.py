@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind each layer of a model is: what it attends to, whether it has a state, a feed-forward block or experts."""
+"""Classify the layers of a model: attention, state, and feed-forward block or experts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from .layers import Numbers
 
 @dataclass(frozen=True)
 class Kind:
-    """One layer.
+    """The kind of one layer.
 
-    mixer: full, sliding, chunked, latent, or "" without attention. state: mamba1, mamba2, delta, or "". block: mlp,
-    experts, or "". inner: the feed-forward block's width, or that of what is beside experts. kv_heads: its own
-    number, 0 for the model's. cached: False where it reads another layer's keys and values.
+    Attributes:
+        mixer: full, sliding, chunked, latent, or "" without attention.
+        state: mamba1, mamba2, delta, or "".
+        block: mlp, experts, or "".
+        inner: width of the feed-forward block, or of the dense block next to experts.
+        kv_heads: of this layer; 0 for the model's.
+        cached: False if the layer reads another layer's keys and values.
     """
 
     mixer: str = ""
@@ -29,7 +33,7 @@ class Kind:
 
 
 def layer_kinds(n: Numbers, family: Family, model_type: str) -> tuple[Kind, ...]:
-    """The layers in order."""
+    """Return the kinds of all layers, in order."""
     pattern = n.config.get("hybrid_override_pattern") if model_type.startswith("nemotron_h") else None
     if isinstance(pattern, str) and pattern:
         return tuple(_pattern(letter, n) for letter in pattern)
@@ -47,7 +51,7 @@ def layer_kinds(n: Numbers, family: Family, model_type: str) -> tuple[Kind, ...]
 
 
 def _pattern(letter: str, n: Numbers) -> Kind:
-    """Nemotron-H writes one letter per layer, and each has one block."""
+    """Return the kind of a letter in Nemotron-H's pattern, which has one letter and one block per layer."""
     if letter == "M":
         return Kind(state="mamba2")
     if letter == "*":
@@ -74,7 +78,7 @@ def _mixer(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
 
 
 def _mixer_by_rule(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
-    """What configs without a list of layer types mean."""
+    """Return the attention of a layer for configs that do not list layer types."""
     if model_type == "falcon_h1":
         return Kind("full", state="mamba2")
     if model_type == "jamba":
@@ -117,7 +121,7 @@ def _has_experts(n: Numbers, model_type: str, index: int) -> bool:
 
 
 def _inner(n: Numbers, model_type: str, index: int) -> int:
-    """The width of a dense block, or of the one that GraniteMoeHybrid has beside its experts."""
+    """Return the width of a dense block, or of the one that GraniteMoeHybrid has next to its experts."""
     if model_type in ("granitemoehybrid", "granitemoeshared"):
         return n.get("shared_intermediate_size")
     if _has_experts(n, model_type, index):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a language model: their weights, and what each keeps per token or per request.
+"""Describe the layers of a language model: their weights, and what each keeps per token or per request.
 
-Written from the models' published shapes and vllm/model_executor/models/*.py.
+Source: the models' published shapes and vllm/model_executor/models/*.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Matrices = list[Matrix]
 class Cache:
     """What an attention layer keeps for each token.
 
-    window: of sliding attention, chunk: of chunked attention, in tokens; 0 for none. latent: one vector for all
-    heads, which every tensor parallel rank keeps whole. raw: bytes per token that no KV type changes.
+    window: of sliding attention, chunk: of chunked attention, in tokens; 0 for none. latent: one vector for all heads,
+    which every tensor parallel rank keeps whole. raw: bytes per token that are independent of the KV type.
     """
 
     heads: int
@@ -37,8 +37,11 @@ class Cache:
 class State:
     """What a state-space or linear attention layer keeps for each request.
 
-    channels: of the convolution, without those of the groups, twice groups x group_channels. heads x head_elements:
-    the recurrent state. wide: it is kept in float32. checkpointed: newer releases keep one more of it.
+    Attributes:
+        channels: of the convolution, without those of the groups, which are twice groups x group_channels.
+        heads, head_elements: their product is the size of the recurrent state.
+        wide: the state is kept in float32.
+        checkpointed: newer releases keep one more copy of the state.
     """
 
     channels: int
@@ -60,13 +63,13 @@ class Layer:
 
 
 class Numbers:
-    """A config.json's numbers under the names that different models give them."""
+    """The numbers of a config.json, under the different names that models use for them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
     def get(self, *names: str, default: int = 0) -> int:
-        """The first of these keys that has a number, as an integer."""
+        """Return the value of the first of these keys that has a number, as an integer."""
         for name in names:
             value = self.config.get(name)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -74,7 +77,7 @@ class Numbers:
         return default
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """The first of these keys that has a truth value."""
+        """Return the value of the first of these keys that has a boolean."""
         for name in names:
             value = self.config.get(name)
             if isinstance(value, bool):
@@ -82,7 +85,7 @@ class Numbers:
         return default
 
     def items(self, name: str) -> Sequence[Any]:
-        """A list under this key, or nothing."""
+        """Return the list under this key, or an empty one."""
         value = self.config.get(name)
         return value if isinstance(value, (list, str)) else ()
 
@@ -130,7 +133,10 @@ def linear(
     kv_heads: int = 0,
     experts: int = 0,
 ) -> Matrices:
-    """A linear layer; its bias is divided with its outputs, and whole where the inputs are divided."""
+    """Return the matrices of a linear layer.
+
+    The bias is divided along with the outputs, and whole if the inputs are divided.
+    """
     result = [Matrix(name, outputs, inputs, split, experts, kv_heads, quantizable=True)]
     if bias:
         result.append(vector(f"{name}.bias", outputs, WHOLE if split == IN else split, kv_heads, experts))
@@ -138,12 +144,15 @@ def linear(
 
 
 def vector(name: str, size: int, split: str = WHOLE, kv_heads: int = 0, experts: int = 0) -> Matrix:
-    """A norm, a bias or another small weight."""
+    """Return a norm, a bias or another one-dimensional weight."""
     return Matrix(name, size, 1, split, experts, kv_heads)
 
 
 def attention(n: Numbers, family: Family, kv_heads: int = 0, gated: bool = False) -> Matrices:
-    """Multi-head or grouped-query attention. kv_heads: of this layer, where layers differ."""
+    """Return the matrices of multi-head or grouped-query attention.
+
+    kv_heads: of this layer, for models whose layers differ.
+    """
     hidden, heads, size = n.hidden, n.heads, n.head_size
     kv = kv_heads or n.kv_heads
     value = n.get("v_head_dim", default=size)
@@ -169,7 +178,10 @@ def attention(n: Numbers, family: Family, kv_heads: int = 0, gated: bool = False
 
 
 def latent_attention(n: Numbers) -> tuple[Matrices, tuple[Cache, ...]]:
-    """Multi-head latent attention of DeepSeek. vLLM keeps kv_b_proj and two copies of its halves in 16 bit."""
+    """Return the matrices and caches of DeepSeek's multi-head latent attention.
+
+    vLLM keeps kv_b_proj and two copies of its halves in 16 bit.
+    """
     hidden, heads = n.hidden, n.heads
     lora, q_lora = n.get("kv_lora_rank"), n.get("q_lora_rank")
     nope, rope, value = n.get("qk_nope_head_dim"), n.get("qk_rope_head_dim"), n.get("v_head_dim")
@@ -198,13 +210,13 @@ def latent_attention(n: Numbers) -> tuple[Matrices, tuple[Cache, ...]]:
             vector("self_attn.indexer.k_norm", 2 * index_size),
             Matrix("self_attn.indexer.weights_proj", index_heads, hidden),
         ]
-        # FP8 keys and a float32 scale per 128 of them: vLLM, DeepseekV32IndexerCache
+        # FP8 keys and one float32 scale per 128 of them: vLLM, DeepseekV32IndexerCache
         caches.append(Cache(1, 0, 0, latent=True, raw=index_size + 4 * max(1, index_size // 128)))
     return result, tuple(caches)
 
 
 def mlp(name: str, hidden: int, inner: int, gated: bool = True, bias: bool = False) -> Matrices:
-    """A feed-forward block."""
+    """Return the matrices of a feed-forward block."""
     result = linear(f"{name}.gate_proj", inner, hidden, OUT, bias) if gated else []
     return [
         *result,
@@ -214,7 +226,7 @@ def mlp(name: str, hidden: int, inner: int, gated: bool = True, bias: bool = Fal
 
 
 def mixture(n: Numbers, family: Family) -> Matrices:
-    """Routed experts, their router, and shared experts where the model has them."""
+    """Return the matrices of routed experts, their router, and the model's shared experts, if any."""
     hidden, experts, inner = n.hidden, n.experts, n.expert_intermediate
     bias = family.expert_bias
     result = [Matrix("mlp.gate", experts, hidden)]
@@ -240,7 +252,7 @@ def mixture(n: Numbers, family: Family) -> Matrices:
 
 
 def mamba1(n: Numbers) -> tuple[Matrices, State]:
-    """A selective state space, as in Jamba and the first Mamba."""
+    """Return the matrices and the state of a selective state space, as in Jamba and the first Mamba."""
     hidden = n.hidden
     inner = n.get("mamba_expand", "expand", default=2) * hidden
     states, kernel = (
@@ -266,7 +278,7 @@ def mamba1(n: Numbers) -> tuple[Matrices, State]:
 
 
 def mamba2(n: Numbers) -> tuple[Matrices, State]:
-    """A state space with heads, as in Bamba, Granite 4, Nemotron-H, Falcon-H1."""
+    """Return the matrices and the state of a state space with heads: Bamba, Granite 4, Nemotron-H, Falcon-H1."""
     hidden = n.hidden
     heads = n.get("mamba_n_heads", "mamba_num_heads", "num_heads")
     size = n.get("mamba_d_head", "mamba_head_dim", "head_dim")
@@ -290,14 +302,14 @@ def mamba2(n: Numbers) -> tuple[Matrices, State]:
         result += [vector("mamba.conv1d.bias", inner, OUT), vector("mamba.conv1d.bias", shared, KV, groups)]
     if n.flag("mamba_rms_norm", default=True):
         result.append(vector("mamba.norm", inner, OUT))
-    # Nemotron-H's states are in float32 unless it says otherwise (vllm/model_executor/models/config.py).
+    # Nemotron-H's states are float32 by default (vllm/model_executor/models/config.py).
     usual = "float32" if str(n.config.get("model_type")).startswith("nemotron_h") else "auto"
     wide = str(n.config.get("mamba_ssm_cache_dtype") or usual) == "float32"
     return result, State(inner, kernel, heads, size * states, groups, states, wide, True)
 
 
 def delta_net(n: Numbers) -> tuple[Matrices, State]:
-    """Gated delta rule linear attention, as in Qwen3-Next."""
+    """Return the matrices and the state of gated delta rule linear attention, as in Qwen3-Next."""
     hidden = n.hidden
     key_heads, value_heads = n.get("linear_num_key_heads"), n.get("linear_num_value_heads")
     key, value = n.get("linear_key_head_dim"), n.get("linear_value_head_dim")

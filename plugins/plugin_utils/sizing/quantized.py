@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which storage format each weight of a quantized checkpoint has, from its config.json.
+"""Read the storage format of each weight of a quantized checkpoint from its config.json.
 
-The methods' own config classes in vLLM are the source: vllm/model_executor/layers/quantization/*.py.
+Source: the config classes of the methods in vLLM, vllm/model_executor/layers/quantization/*.py.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ONLY_EXPERTS = ("mxfp4", "gpt_oss_mxfp4")
 
 @dataclass(frozen=True)
 class Quantization:
-    """A checkpoint's quantization: the format, where another one holds, and what is left as it is.
+    """A checkpoint's quantization: the format, the modules with another one, and the modules left unquantized.
 
-    method "" with scheme None: nothing is quantized. known: False when the method's format is not known here, so
+    If method is "" and scheme is None, nothing is quantized. known: False if the method's format is unknown here, so
     that sizes come from the files. others: patterns of module names with their own format.
     """
 
@@ -50,11 +50,11 @@ class Quantization:
 
     @property
     def only_experts(self) -> bool:
-        """The method quantizes experts and nothing else, and pads what does not divide."""
+        """Return whether the method quantizes only experts, and pads those whose sizes do not divide."""
         return self.method in _ONLY_EXPERTS
 
     def of(self, name: str, expert: bool) -> Scheme | None:
-        """The format of a module such as layers.3.self_attn.q_proj; None when it is not quantized."""
+        """Return the format of a module such as layers.3.self_attn.q_proj, or None if it is not quantized."""
         if self.scheme is None or (self.only_experts and not expert):
             return None
         for spelling in _spellings(name):
@@ -144,13 +144,13 @@ def _fp8_block(block: Sequence[int]) -> Scheme:
 
 
 def integer(bits: int, group: int, zeros: bool) -> Scheme:
-    """Packed integers with a 16-bit scale, and a zero point, per group along the inputs (-1: per output)."""
+    """Return a format of packed integers with a 16-bit scale (and zero point) per input group (-1: per output)."""
     name = f"int{bits} in groups of {group}" if group > 0 else f"int{bits} per channel"
     return Scheme(name, bits, 2, (1, max(group, 0)), bits if zeros else 0)
 
 
 def _tensors(weights: Mapping[str, Any]) -> Scheme | None:
-    """The format that compressed-tensors describes for weights."""
+    """Return the format that compressed-tensors describes for weights, or None if it is unknown."""
     bits, kind = int(weights.get("num_bits") or 0), weights.get("type")
     strategy, group = weights.get("strategy"), int(weights.get("group_size") or 0)
     if kind == "float" and bits == 4:
@@ -175,7 +175,7 @@ def _quark(found: Mapping[str, Any]) -> tuple[Scheme | None, tuple[tuple[str, Sc
 
 
 def _quark_weight(weight: Any) -> Scheme | None:
-    """A list is a weight quantized twice; the first entry is how it is stored."""
+    """Return how a weight is stored; a list describes one quantized twice, and its first entry is the storage."""
     item = weight[0] if isinstance(weight, list) and weight else weight
     if not isinstance(item, Mapping):
         return None
@@ -192,7 +192,10 @@ def _quark_weight(weight: Any) -> Scheme | None:
 
 
 def _exceptions(found: Mapping[str, Any]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """Names and patterns of what is not quantized. Names are kept from their layers.N on: prefixes differ."""
+    """Return names and patterns of modules that are not quantized.
+
+    Names are shortened to start at layers.N, as prefixes differ.
+    """
     plain: set[str] = set()
     patterns: list[re.Pattern[str]] = []
     for item in _listed(found):
@@ -203,7 +206,7 @@ def _exceptions(found: Mapping[str, Any]) -> tuple[frozenset[str], tuple[re.Patt
         else:
             start = _LAYER.search(item)
             plain.add(item[start.start() :] if start else item)
-    rules = found.get("dynamic")  # of GPTQModel: "-:" leaves out what the pattern finds
+    rules = found.get("dynamic")  # GPTQModel: "-:" excludes the modules that match
     for item in rules if isinstance(rules, Mapping) else ():
         if item.startswith("-:"):
             patterns.append(re.compile(".*" + item[2:]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's shape, from its config.json and the sizes of its files: layers, weights, caches. No weight is read."""
+"""Derive a model's shape (layers, weights, caches) from its config.json and file sizes. Weights are not read."""
 
 from __future__ import annotations
 
@@ -36,15 +36,19 @@ _WRAPPERS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model is made of.
+    """The shape of a model.
 
-    known: its architecture is one whose layers are known exactly. missing: numbers that config.json lacks, without
-    which nothing but the files' size can be said. embedding, final, head: what comes before and after the layers;
-    tied: the head is the embedding; head_everywhere: each pipeline stage has it. unloaded: layers of the checkpoint
-    that vLLM leaves (multi-token prediction). context: the longest sequence. element, stored_element: bytes of an
-    unquantized weight as vLLM keeps it by default, and in the checkpoint. other_bytes: weights beyond the language
-    model (vision), whole on each rank. factor: by which the file sizes say the computed weights are off; 1 where
-    they agree.
+    Attributes:
+        known: the layers of its architecture are known exactly.
+        missing: numbers that config.json lacks; without them only the size of the files is known.
+        embedding, final, head: weights before and after the layers.
+        tied: the head is the embedding.
+        head_everywhere: each pipeline stage has the head.
+        unloaded: layers of the checkpoint that vLLM does not load (multi-token prediction).
+        context: the longest sequence, in tokens.
+        element, stored_element: bytes of an unquantized weight, as vLLM keeps it by default and in the checkpoint.
+        other_bytes: weights outside the language model (vision), whole on each rank.
+        factor: ratio of the file sizes to the computed weights; 1 if they agree.
     """
 
     model_type: str
@@ -76,7 +80,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the language model as vLLM loads it, each once."""
+        """Return the number of the language model's weights as vLLM loads it, each counted once."""
         ends = [self.embedding, *self.final, None if self.tied else self.head]
         return sum(matrix.parameters for matrix in ends if matrix) + sum(
             matrix.parameters for layer in self.layers for matrix in layer.matrices
@@ -84,7 +88,7 @@ class ModelShape:
 
     @property
     def stored_total(self) -> int:
-        """Bytes of all tensors in the checkpoint, as far as they are known."""
+        """Return the bytes of all tensors in the checkpoint, as far as they are known."""
         ends = [self.embedding, *self.final, None if self.tied else self.head]
         size = stored_bytes((matrix for matrix in ends if matrix), self.stored_element) + self.other_bytes
         for layer, count in Counter((*self.layers, *self.unloaded)).items():
@@ -93,14 +97,14 @@ class ModelShape:
 
     @property
     def latent(self) -> bool:
-        """Its attention is latent (MLA)."""
+        """Return whether the model uses latent attention (MLA)."""
         return any(
             isinstance(cache, Cache) and cache.latent for layer in self.layers for cache in layer.caches
         )
 
     @property
     def chunked(self) -> bool:
-        """Some of its attention is chunked."""
+        """Return whether some layers use chunked attention."""
         return any(
             isinstance(cache, Cache) and cache.chunk for layer in self.layers for cache in layer.caches
         )
@@ -111,9 +115,10 @@ def model_shape(
     files: Sequence[tuple[str, int]] | None = None,
     index_total: int | None = None,
 ) -> ModelShape:
-    """The shape of a model. files: path and size of everything in its repository. index_total: metadata.total_size.
+    """Return the shape of a model.
 
-    An architecture that is not known is read by the keys that most models share, and `known` is False.
+    files: path and size of everything in its repository. index_total: metadata.total_size of the index. An unknown
+    architecture is read by the keys that most models share, with `known` False.
     """
     text = _text(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
@@ -139,7 +144,7 @@ def model_shape(
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config that wraps it."""
+    """Return the language model's part of a config that wraps it."""
     for name in _WRAPPERS:
         inner = config.get(name)
         if isinstance(inner, Mapping) and inner:
@@ -212,7 +217,7 @@ def _stores_mtp(model_type: str) -> bool:
 
 
 def _mtp_layer(last: Layer, hidden: int, vocab: int) -> Layer:
-    """A multi-token prediction layer of a checkpoint: a decoder layer, a projection of two inputs, embeddings."""
+    """Return a multi-token prediction layer: a decoder layer, a projection of two inputs, embeddings."""
     return Layer((
         *last.matrices,
         Matrix("eh_proj", hidden, 2 * hidden),
@@ -244,7 +249,7 @@ def _layer(n: Numbers, family: Family, kind: Kind) -> Layer:
         matrices += mlp("mlp", hidden, kind.inner, family.gated, n.flag("mlp_bias", default=family.mlp_bias))
     elif kind.block == "experts":
         matrices += mixture(n, family)
-        if kind.inner:  # beside the experts, for every token
+        if kind.inner:  # runs next to the experts, for every token
             matrices += mlp("mlp.shared_experts", hidden, kind.inner, family.gated)
     matrices.append(vector("norms", family.norms * hidden * (2 if family.norm_bias else 1)))
     return Layer(tuple(matrices), tuple(caches))
@@ -260,7 +265,7 @@ def _with_schemes(matrices: Sequence[Matrix], quantized: Quantization, index: in
 
 
 def _context(n: Numbers, text: Mapping[str, Any], model_type: str) -> int:
-    """The longest sequence, by vLLM's rules (vllm/config/model.py, _get_and_verify_max_len)."""
+    """Return the longest sequence, by vLLM's rules (vllm/config/model.py, _get_and_verify_max_len)."""
     if n.get("model_max_length"):
         return n.get("model_max_length")
     found = n.get(
@@ -285,7 +290,7 @@ def _context(n: Numbers, text: Mapping[str, Any], model_type: str) -> int:
 
 
 def _vision_bytes(config: Mapping[str, Any], hidden: int) -> int:
-    """A vision tower by the size of a plain transformer; the file sizes, where known, replace it."""
+    """Estimate a vision tower's bytes as a plain transformer; known file sizes replace the estimate."""
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return 0
@@ -297,11 +302,11 @@ def _vision_bytes(config: Mapping[str, Any], hidden: int) -> int:
 
 
 def _calibrated(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
-    """Hold the computed size against the checkpoint's; what is beyond it is other weights, what lacks is a factor."""
+    """Return the shape corrected by the checkpoint's size: an excess is other weights or, like a deficit, a factor."""
     assert shape.checkpoint is not None
     total, expected = shape.checkpoint.bytes, shape.stored_total
     if not shape.other_bytes:
-        # Layers for multi-token prediction may have been left out of a checkpoint.
+        # The checkpoint may lack the layers for multi-token prediction.
         for size in (expected, replace(shape, unloaded=()).stored_total):
             if abs(total - size) <= _TOLERANCE * size:
                 return shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM refuses by arithmetic, with the numbers; ids are those of statements in catalog/recipes/general.yml."""
+"""Check the limits that vLLM enforces by arithmetic; ids are those of statements in catalog/recipes/general.yml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Refusal = tuple[str, str]
 
 
 def refusals(model: ModelShape, engine: Engine) -> tuple[Refusal, ...]:
-    """Every rule that this model breaks on this engine; nothing for a model whose numbers are not known."""
+    """Return every limit that this model violates on this engine; empty if the model's numbers are unknown."""
     if model.missing:
         return ()
     return (
@@ -52,7 +52,10 @@ def _heads(model: ModelShape, engine: Engine) -> list[Refusal]:
 
 
 def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
-    """Quantized weights are divided at the edges of the blocks that share a scale, unless vLLM pads them."""
+    """Return the refusals of quantized weights that tensor parallelism would divide within a block.
+
+    Weights must be divided at the edges of the blocks that share a scale, unless vLLM pads them.
+    """
     if model.quantization.only_experts:
         return []
     seen: dict[str, Refusal] = {}
@@ -65,7 +68,7 @@ def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
 
 
 def _broken_slice(matrix: Matrix, part: Share) -> Refusal | None:
-    """Why a matrix cannot be divided; None when it can."""
+    """Return why a matrix cannot be divided, or None if it can."""
     scheme = matrix.scheme
     parts = part.expert_tp if matrix.experts else part.tp
     if parts == 1 or not matrix.quantizable or matrix.split not in (IN, OUT):

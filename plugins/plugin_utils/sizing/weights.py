@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model's weights are stored, and how many bytes of them one GPU holds.
+"""Describe how a model's weights are stored, and how many bytes of them one GPU holds.
 
-Which dimension each parallel size divides: docs of vLLM's linear layers, vllm/model_executor/layers/linear.py and
-vllm/model_executor/layers/fused_moe/layer.py.
+Which dimension each parallel size divides is from the docs of vLLM's linear layers,
+vllm/model_executor/layers/linear.py, and from vllm/model_executor/layers/fused_moe/layer.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VOCAB_PADDING = 64
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
@@ -26,8 +26,8 @@ def cdiv(a: int, b: int) -> int:
 class Scheme:
     """A storage format: bits per weight, and the scale (and zero point) that a block of weights shares.
 
-    block is outputs x inputs; 0 means all of them. linear: it is for linear layers and experts, which every format
-    is but those that only experts have.
+    block is outputs x inputs; 0 means all of them. linear: the format applies to linear layers as well as to experts,
+    True unless it exists for experts only.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Scheme:
     zero_bits: int = 0
 
     def bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of one matrix with its scales."""
+        """Return the bytes of one matrix with its scales."""
         blocks = (cdiv(outputs, self.block[0]) if self.block[0] else 1) * (
             cdiv(inputs, self.block[1]) if self.block[1] else 1
         )
@@ -51,9 +51,13 @@ FP8_TENSOR = Scheme("fp8 per tensor", 8, 4)
 class Matrix:
     """A weight, `outputs` x `inputs`; a bias or a norm has one input.
 
-    name: the module's, below its layer. experts: how many of them there are, 0 for what is no expert's. kv_heads:
-    what a KV split counts. quantizable: a linear layer, which online quantization takes too. scheme: None for the
-    model's own type. stored: False for what vLLM makes while it loads.
+    Attributes:
+        name: of the module, below its layer.
+        experts: number of experts with this matrix; 0 if it belongs to no expert.
+        kv_heads: the heads that a KV split divides.
+        quantizable: a linear layer, which online quantization converts too.
+        scheme: None for the model's own type.
+        stored: False if vLLM creates the weight while loading.
     """
 
     name: str
@@ -68,7 +72,7 @@ class Matrix:
 
     @property
     def parameters(self) -> int:
-        """Weights of all its experts, scales not counted."""
+        """Return the number of weights over all experts, without scales."""
         return self.outputs * self.inputs * max(1, self.experts) if self.stored else 0
 
 
@@ -76,8 +80,8 @@ class Matrix:
 class Share:
     """Over how many ranks weights are divided.
 
-    tp: attention and dense layers. expert_tp: each expert's inner dimension. expert_ranks: the experts as wholes.
-    expert_padding: what the sizes of a rank's quantized experts are rounded up to.
+    tp: attention and dense layers. expert_tp: each expert's inner dimension. expert_ranks: whole experts.
+    expert_padding: the sizes of a rank's quantized experts are rounded up to a multiple of it.
     """
 
     tp: int = 1
@@ -90,9 +94,9 @@ ALL = Share()
 
 
 def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme | None = None) -> int:
-    """Bytes of the largest part of a matrix that one rank holds.
+    """Return the bytes of the largest part of a matrix that one rank holds.
 
-    element: bytes of the type in which unquantized weights are kept. online: what quantizable ones become at load.
+    element: bytes of the type of unquantized weights. online: the format that quantizable weights get while loading.
     """
     outputs, inputs, count = matrix.outputs, matrix.inputs, 1
     tp = part.tp
@@ -114,16 +118,16 @@ def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme
 
 
 def stored_bytes(matrices: Iterable[Matrix], element: int) -> int:
-    """Bytes in the checkpoint."""
+    """Return the bytes of these matrices in the checkpoint."""
     return sum(matrix_bytes(matrix, element) for matrix in matrices if matrix.stored)
 
 
 def vocabulary(name: str, vocab: int, hidden: int, scheme: Scheme | None = None) -> Matrix:
-    """An embedding or an output layer over the vocabulary, as the checkpoint has it."""
+    """Return an embedding or an output layer over the vocabulary, as the checkpoint stores it."""
     return Matrix(name, vocab, hidden, OUT, scheme=scheme)
 
 
 def padded_vocabulary(matrix: Matrix) -> Matrix:
-    """The same as vLLM keeps it."""
+    """Return the matrix with the vocabulary padded as in vLLM."""
     padded = cdiv(matrix.outputs, VOCAB_PADDING) * VOCAB_PADDING
     return Matrix(matrix.name, padded, matrix.inputs, OUT, scheme=matrix.scheme)
