@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention backends on ROCm: which one a release takes, how it is named, and the log line that proves it.
+"""Know the attention backends on ROCm: which one a release uses, its name, and the log line that proves it.
 
 The data is catalog/vllm/backends.yml; nothing here reads a file.
 """
@@ -38,7 +38,7 @@ class Backends:
 
     @property
     def era(self) -> Mapping[str, Any]:
-        """The rules that hold for this release."""
+        """Return the rules that apply to this release."""
         found: Mapping[str, Any] = next(
             item
             for item in self.data["eras"]
@@ -47,9 +47,10 @@ class Backends:
         return found
 
     def expected(self, attention: str, facts: Mapping[str, bool]) -> str:
-        """The backend that the release chooses by itself; `facts` are the conditions of backends.yml.
+        """Return the backend that the release chooses by itself.
 
-        A condition that `facts` lacks counts as false, so {} is vLLM without any variable set.
+        facts: the conditions of backends.yml. A missing condition counts as false, so {} is vLLM without any variable
+        set.
         """
         for candidate in self.era[attention]:
             if all(facts.get(key, False) == value for key, value in candidate.get("if", {}).items()):
@@ -59,7 +60,10 @@ class Backends:
     def in_effect(
         self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, bool]
     ) -> str:
-        """The backend that flags ("--name" → value) and variables lead to; facts: of the model, as in expected()."""
+        """Return the backend that flags ("--name" → value) and variables select.
+
+        facts: of the model, as in expected().
+        """
         by = self.named_by()
         given = str((args if by and by.startswith("-") else env).get(by or "", "")).upper()
         for backend in self.data["backends"]:
@@ -70,30 +74,30 @@ class Backends:
         return self.expected(attention, {**found, "block_1": block_1, **facts})
 
     def named_by(self) -> str | None:
-        """The flag or variable that names a backend; None where none does."""
+        """Return the flag or variable that selects a backend by name, or None if the release has neither."""
         by: str | None = next(self._spans(self.data["named_by"]))["by"]
         return by
 
     def vllm_name(self, backend: str) -> str | None:
-        """vLLM's own name of a backend; None where the release does not have it by name."""
+        """Return vLLM's own name of a backend, or None if the release has no name for it."""
         entry = self.data["backends"][backend]
         if "name" not in entry or self.line.order[entry["named_since"]] > self.release.index:
             return None
         return str(entry["name"])
 
     def names(self) -> tuple[str, ...]:
-        """vLLM's names of the backends that this release has on ROCm."""
+        """Return vLLM's names of the backends that this release has on ROCm."""
         known = (self.vllm_name(backend) for backend in self.data["backends"])
         return tuple(name for name in known if name)
 
     def _spans(self, rules: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The entries that hold for this release."""
+        """Yield the entries that apply to this release."""
         for rule in rules:
             if self.line.inside(rule["since"], rule["until"], self.release.index):
                 yield rule
 
     def log_lines(self, backend: str) -> tuple[str, ...]:
-        """Texts in the log of the starting server, any of which proves the backend. Empty: none is known."""
+        """Return texts in the log of the starting server that each prove the backend; empty if none is known."""
         lines = self.era["lines"]
         if backend in lines:
             return tuple(lines[backend])
@@ -101,7 +105,7 @@ class Backends:
         return tuple(text.replace("{name}", name) for text in lines.get("any", ())) if name else ()
 
     def in_log(self, log: Iterable[str]) -> tuple[str, ...]:
-        """The backends that a log proves, in the order of their first lines."""
+        """Return the backends that a log proves, in the order of their first lines."""
         patterns = {
             backend: [re.compile(re.escape(text)) for text in self.log_lines(backend)]
             for backend in self.data["backends"]
@@ -114,10 +118,10 @@ class Backends:
         return tuple(found)
 
     def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
-        """Why a model's shape or the configuration keeps a backend from being used; empty for nothing.
+        """Return why a model's shape or the configuration prevents the use of a backend; empty if nothing does.
 
-        facts: head_size, block_size, dtype, kv_cache_dtype, sinks, kv_connector, heads (of the whole model) with
-        tp; what is missing is not judged.
+        facts: head_size, block_size, dtype, kv_cache_dtype, sinks, kv_connector, and heads (of the whole model) with
+        tp. Conditions on missing facts are not checked.
         """
         entry = self.data["backends"][backend]
         needs = dict(entry.get("needs", {}))
@@ -146,10 +150,10 @@ class Backends:
 
 
 def check_named(backends: Backends, name: str) -> Finding | None:
-    """A backend's name, as --attention-backend or VLLM_ATTENTION_BACKEND gives it; None where it is one of ROCm's.
+    """Check a backend's name, as in --attention-backend or VLLM_ATTENTION_BACKEND; None if it is valid on ROCm.
 
-    Names of backends for other GPUs pass vLLM's parser, and stop it, or are passed over, when the model is loaded.
-    Releases that choose by themselves are not judged.
+    vLLM's parser accepts names of backends for other GPUs, and then fails or ignores them when it loads the model.
+    Releases without named backends are not checked.
     """
     by = backends.named_by()
     others = {text for rule in backends._spans(backends.data["others"]) for text in rule["names"]}
@@ -161,7 +165,7 @@ def check_named(backends: Backends, name: str) -> Finding | None:
 
 
 def _wrong_heads(valid: Sequence[int], heads: int, tp: int) -> list[str]:
-    """Why a number of heads per GPU is not taken, with the tensor parallel sizes whose is."""
+    """Return why this number of heads per GPU is not supported, with the tensor parallel sizes that are."""
     if heads % tp or heads // tp in valid:
         return []
     sizes = [str(size) for size in _SIZES if heads % size == 0 and heads // size in valid]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines of vLLM's benchmark clients, valid for one release, from neutral arguments.
+"""Build command lines of vLLM's benchmark clients for one release from neutral arguments.
 
 The data is catalog/vllm/{bench.json, bench_settings.yml}; nothing here reads a file.
 """
@@ -20,7 +20,7 @@ from .settings import PLACE, fits, flag_argv, put, wanted, wrong_value
 
 @dataclass(frozen=True)
 class BenchCommand:
-    """What to run. With an error among the findings, argv is not to be run."""
+    """A benchmark command. If the findings contain an error, argv must not be run."""
 
     argv: tuple[str, ...]
     table: str
@@ -28,9 +28,9 @@ class BenchCommand:
 
 
 def bench_table(serve: FlagTable, data: Mapping[str, Any], command: str) -> FlagTable | None:
-    """The flags of a benchmark command (a key of bench.json) in serve's release; None where it is not there.
+    """Return the flags of a benchmark command (a key of bench.json) in serve's release; None if it is missing.
 
-    Commands with an engine also take the engine's flags of `vllm serve`.
+    Commands with an engine also accept the engine's flags of `vllm serve`.
     """
     entry = data["commands"][command]
     if not serve.line.within(entry["present"], serve.release.index):
@@ -55,12 +55,13 @@ def bench_args(
     arguments: Mapping[str, Value],
     served: Sequence[str] = (),
 ) -> BenchCommand:
-    """The command line of a benchmark of this kind.
+    """Return the command line of a benchmark of this kind.
 
-    `measured` says what is measured and `arguments` how, as flags of the client or by the names of
-    bench_settings.yml: these are put in flags where the release lacks the one that was meant. `served` is
-    the server's command line, of which the client gets what concerns it too. What a release cannot express is
-    a finding that names the release where it came or went. ValueError for an unknown kind.
+    `measured` describes what is measured and `arguments` how, as flags of the client or by the names of
+    bench_settings.yml; a setting is translated to other flags if the release lacks the flag that was meant. `served` is
+    the server's command line, from which the client takes the options that concern it too. An argument that the release
+    cannot express becomes a finding that names the release where it was added or removed. Raise ValueError for an
+    unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no kind of benchmark. {suggest(kind, KINDS)}")
@@ -84,7 +85,7 @@ def bench_args(
 
 
 def reserved(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> Iterator[Finding]:
-    """Arguments that are not the operator's to give."""
+    """Yield a finding for each argument that the operator may not set."""
     for name in arguments:
         setting = book["settings"].get(name)
         flags = {_option(name), *(flags_of_setting(setting) if setting else ())}
@@ -94,14 +95,14 @@ def reserved(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> It
 
 @dataclass(frozen=True)
 class _Client:
-    """The client of one release."""
+    """The benchmark client of one release."""
 
     table: FlagTable
     book: Mapping[str, Any]
     kind: str
 
     def put(self, words: dict[str, list[str]], arguments: Mapping[str, Value]) -> list[Finding]:
-        """Add the words of each argument, under its flag, and return what is to be said of them."""
+        """Add the words of each argument under its flag, and return the findings."""
         findings = []
         for name, value in arguments.items():
             found, flags = self._argument(name, value)
@@ -111,7 +112,7 @@ class _Client:
         return findings
 
     def carried(self, serve: FlagTable, served: Sequence[str]) -> dict[str, list[str]]:
-        """What the server's command line says that the client wants to know, as it is written there."""
+        """Return the options of the server's command line that the client needs too, as they are written there."""
         rule = self.book["carried"][self.kind]
         groups: dict[str, list[str]] = {}
         group: list[str] = []
@@ -124,7 +125,7 @@ class _Client:
         return {name: groups[name] for name in names if name in groups and name not in rule.get("not", ())}
 
     def _argument(self, name: str, value: Value) -> tuple[Finding, Mapping[str, list[str]]]:
-        """The words of an argument by their flags. A flag that the release has is given as it is written."""
+        """Return the words of an argument by flag; a flag that the release has is passed as written."""
         key = self._setting(name)
         setting = self.book["settings"].get(key, {})
         wrong = wrong_value(setting, value) if setting else ""
@@ -147,7 +148,7 @@ class _Client:
     def _expressed(
         self, setting: Mapping[str, Any], name: str, value: Value
     ) -> tuple[Finding, Mapping[str, Value]]:
-        """A setting by the first of its forms that suits this release."""
+        """Return a setting in the first of its forms that this release supports."""
         line, index = self.table.line, self.table.release.index
         for form in setting["forms"]:
             if form.get("kind", self.kind) == self.kind and fits(line, index, form, value):
@@ -163,7 +164,7 @@ class _Client:
         return hit[0].name if hit else name
 
     def _setting(self, name: str) -> str:
-        """The setting that a name means: its own, or a flag's."""
+        """Return the setting that a name stands for: its own name or one of its flags."""
         flag = _option(name)
         for key, setting in self.book["settings"].items():
             if self.kind in setting["kinds"] and (key == name or flag in flags_of_setting(setting)):
@@ -172,18 +173,18 @@ class _Client:
 
 
 def _option(name: str) -> str:
-    """random_input_len → --random-input-len."""
+    """Return the option of a name: random_input_len → --random-input-len."""
     return f"--{name.lstrip('-').replace('_', '-')}"
 
 
 def flags_of_setting(setting: Mapping[str, Any]) -> set[str]:
-    """The flags that carry a setting's value, in whatever release."""
+    """Return the flags that carry a setting's value in any release."""
     forms = (form.get("args", {}) for form in setting["forms"])
     return {flag for form in forms for flag, item in form.items() if item == PLACE}
 
 
 def _spoken(setting: Mapping[str, Any], value: Value) -> Value:
-    """Lists and maps as the client reads them, where it has a form of its own for them."""
+    """Return a list or map in the form that the client parses, if it has one of its own."""
     if "pair" in setting and isinstance(value, Mapping):
         return [setting["pair"].format(*item) for item in value.items()]
     if "join" in setting and isinstance(value, (list, tuple)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict checks of plain data (what YAML gives): every deviation becomes a Problem, none stops the others."""
+"""Check plain data (as parsed from YAML) strictly: every deviation becomes a Problem, and checking continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def kind(value: object) -> str:
-    """What a person calls this value's type."""
+    """Return a readable name of the value's type."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -29,17 +29,17 @@ def kind(value: object) -> str:
 
 
 class Checker:
-    """Collects problems. Every method returns the checked value, or its default after noting a problem."""
+    """Collects problems. Every method returns the checked value, or its default after recording a problem."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
     def wrong(self, path: Path, what: str, fix: str = "") -> None:
-        """Note a problem."""
+        """Record a problem."""
         self.problems.append(Problem(path, what, fix))
 
     def mapping(self, value: Any, path: Path, known: Sequence[str] | None = None) -> dict[str, Any]:
-        """A map with text keys; with `known`, any other key is a problem."""
+        """Check a map with text keys; with `known`, any other key is a problem."""
         if not isinstance(value, Mapping):
             self.wrong(path, f"must be a map, not {kind(value)}.")
             return {}
@@ -54,14 +54,14 @@ class Checker:
         return result
 
     def listing(self, value: Any, path: Path) -> list[Any]:
-        """A list."""
+        """Check a list."""
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
             self.wrong(path, f"must be a list, not {kind(value)}.")
             return []
         return list(value)
 
     def text(self, value: Any, path: Path, default: str = "", pattern: str = "", meaning: str = "") -> str:
-        """Non-empty text, matching `pattern` (told to people as `meaning`)."""
+        """Check a non-empty text that matches `pattern` (described to people as `meaning`)."""
         if not isinstance(value, str):
             quotable = isinstance(value, (bool, int, float))
             self.wrong(path, f"must be text, not {kind(value)}.", "Put it in quotes." if quotable else "")
@@ -75,20 +75,20 @@ class Checker:
         return str(value)
 
     def url(self, value: Any, path: Path, pattern: str, meaning: str) -> str:
-        """A URL without credentials; one that has them is not repeated in the message."""
+        """Check a URL without credentials; the message does not repeat one that has them."""
         if isinstance(value, str) and re.match(r"[a-z+]+://[^/@]*:?[^/@]*@", value) and "ssh://" not in value:
             self.wrong(path, "holds credentials.", "Write the URL without user and password.")
             return ""
         return self.text(value, path, "", pattern, meaning)
 
     def texts(self, value: Any, path: Path) -> tuple[str, ...]:
-        """A list of non-empty texts."""
+        """Check a list of non-empty texts."""
         items = self.listing(value, path)
         found = tuple(self.text(item, (*path, index)) for index, item in enumerate(items))
         return tuple(item for item in found if item)
 
     def integer(self, value: Any, path: Path, default: int, low: int, high: int) -> int:
-        """A whole number from `low` to `high`."""
+        """Check an integer from `low` to `high`."""
         if isinstance(value, bool) or not isinstance(value, int):
             self.wrong(path, f"must be a whole number, not {kind(value)}.")
             return default
@@ -98,14 +98,14 @@ class Checker:
         return int(value)
 
     def boolean(self, value: Any, path: Path, default: bool) -> bool:
-        """True or false; YAML's yes/no arrive as booleans, texts do not count."""
+        """Check a boolean; YAML's yes/no arrive as booleans, texts are problems."""
         if not isinstance(value, bool):
             self.wrong(path, f"must be true or false, not {kind(value)}.")
             return default
         return bool(value)
 
     def choice(self, value: Any, path: Path, default: str, choices: Sequence[str]) -> str:
-        """One of `choices`."""
+        """Check one of `choices`."""
         if not isinstance(value, str) or value not in choices:
             shown = repr(value) if isinstance(value, str) else kind(value)
             self.wrong(path, f"{shown} is not valid.", f"Valid: {', '.join(choices)}.")
@@ -113,7 +113,7 @@ class Checker:
         return str(value)
 
     def size(self, value: Any, path: Path, default: int) -> int:
-        """Bytes, as a number or as text with a binary unit ("16g")."""
+        """Check a size: bytes, as a number or as text with a binary unit ("16g")."""
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return int(value)
         found = SIZE.match(value) if isinstance(value, str) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys inside the JSON of configuration flags: --compilation-config, --speculative-config, …"""
+"""Check keys inside the JSON of configuration flags: --compilation-config, --speculative-config, …"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*Config")
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """What the configuration classes of one release have. Data: catalog/vllm/configs.json and parser.yml."""
+    """The fields of one release's configuration classes. Data: catalog/vllm/configs.json and parser.yml."""
 
     release: Release
     line: Timeline
@@ -26,11 +26,11 @@ class ConfigKeys:
     unknown_keys: Mapping[str, Any]
 
     def of_flag(self, flag: str) -> str | None:
-        """The class that a flag's JSON becomes, where the catalogue knows it."""
+        """Return the class that a flag's JSON is parsed into, or None if the catalogue does not know it."""
         return next((name for name, item in self.classes.items() if flag in item["flags"]), None)
 
     def fields(self, name: str) -> dict[str, str]:
-        """Fields of a class in this release, with their types as vLLM's source writes them."""
+        """Return the fields of a class in this release, with their types as in vLLM's source."""
         index = self.release.index
         return {
             field: self.line.value(entry.get("type", ()), index, "")
@@ -39,13 +39,13 @@ class ConfigKeys:
         }
 
     def refuses(self, name: str) -> bool:
-        """An unknown key stops vLLM, instead of being dropped in silence."""
+        """Return whether an unknown key stops vLLM; otherwise vLLM drops it silently."""
         rules = self.unknown_keys.get(name, self.unknown_keys["default"])
         history = [(rule["since"], rule["does"]) for rule in rules]
         return bool(self.line.value(history, self.release.index, "ignore") == "refuse")
 
     def check(self, flag: str, value: Mapping[str, Any]) -> Finding | None:
-        """The first thing wrong with a flag's JSON; None when nothing is, or its class is not known."""
+        """Return the first problem of a flag's JSON; None if there is none or its class is unknown."""
         name = self.of_flag(flag)
         return None if name is None else self._check(name, value, flag)
 

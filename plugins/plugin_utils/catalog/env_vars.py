@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables: which ones a vLLM release reads, and what text they take.
+"""Know which environment variables a vLLM release reads, and which values they accept.
 
 The data is catalog/vllm/{env.json, runtime_env.yml, replacements.yml}; nothing here reads a file.
 """
@@ -20,11 +20,11 @@ PREFIX = "VLLM_"
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable as a release reads it.
+    """A variable of one release.
 
-    type: flag ("1" and "true" are true, all else is false in silence), int_bool (a whole number, all else
-    stops vLLM), one (only "1" is true), word (only "true" is), int, float, json, text, choice, choice_list.
-    unused: declared, and read by nothing.
+    type: flag ("1" and "true" are true, anything else is silently false), int_bool (an integer; anything else stops
+    vLLM), one (only "1" is true), word (only "true" is), int, float, json, text, choice, choice_list. unused: declared,
+    but not read.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Variable:
 
 @dataclass(frozen=True)
 class EnvTable:
-    """The variables of one release, and those of HIP, RCCL, PyTorch and others that the catalogue knows.
+    """The variables of one release, and those of HIP, RCCL, PyTorch and others in the catalogue.
 
-    flags: names of the release's flags, which took the place of some variables.
+    flags: names of the release's flags, as flags replaced some variables.
     """
 
     release: Release
@@ -51,11 +51,11 @@ class EnvTable:
 
     @property
     def names(self) -> dict[str, None]:
-        """What can be offered instead of a variable."""
+        """Return the names to suggest in place of a wrong one."""
         return dict.fromkeys((*self.variables, *self.flags))
 
     def knows(self, name: str) -> bool:
-        """vLLM of this release, or a library below it, reads the variable."""
+        """Return whether vLLM of this release, or a library below it, reads the variable."""
         return name in self.runtime or (name in self.variables and not self.variables[name].unused)
 
 
@@ -67,7 +67,7 @@ def env_table(
     replacements: Replacements,
     flags: frozenset[str],
 ) -> EnvTable:
-    """The variables of one release out of the packed histories."""
+    """Build the variables of one release from the packed histories."""
     index, defaults = release.index, data["defaults"]
 
     def value(entry: Mapping[str, Any], key: str) -> Any:
@@ -88,10 +88,10 @@ def env_table(
 
 
 def check_env(table: EnvTable, name: str, value: str) -> Finding:
-    """Whether a variable with this text does what is expected of it.
+    """Check whether a variable with this value works as expected.
 
-    vLLM starts with variables that it does not know, so all but a refused text is a warning. Names that are
-    neither vLLM's nor in the catalogue are not judged.
+    vLLM starts with unknown variables, so everything except a refused value is a warning. Names that belong neither to
+    vLLM nor to the catalogue are not checked.
     """
     variable = table.variables.get(name)
     if variable is None:
@@ -114,7 +114,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
 
 
 def refusal(variable: Variable, value: str) -> str:
-    """Why vLLM would not start with this text; empty when it would."""
+    """Return why vLLM would not start with this value; empty if it would."""
     if variable.type in ("int", "int_bool", "float"):
         convert = float if variable.type == "float" else int
         try:
@@ -131,7 +131,7 @@ def refusal(variable: Variable, value: str) -> str:
 
 
 def _doubt(variable: Variable, value: str) -> str:
-    """What is accepted, and probably not meant."""
+    """Return why an accepted value is probably a mistake; empty if it is plausible."""
     text = value.lower()
     true = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(variable.type)
     false = ("0", "false", "no", "off", "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checking a flag, a variable or a setting against the catalogue comes to."""
+"""Results of checking a flag, a variable or a setting against the catalogue."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 OK = "ok"
-UNKNOWN = "unknown"  # no known release has it
-NOT_YET = "not yet"  # a later release has it
-GONE = "gone"  # an earlier release had it
-DEPRECATED = "deprecated"  # accepted, with a warning of vLLM's own
-NO_EFFECT = "no effect"  # accepted, and read by nothing
+UNKNOWN = "unknown"  # not in any known release
+NOT_YET = "not yet"  # added in a later release
+GONE = "gone"  # removed after an earlier release
+DEPRECATED = "deprecated"  # accepted, but vLLM warns
+NO_EFFECT = "no effect"  # accepted, but not read
 BAD_CHOICE = "bad choice"
 BAD_VALUE = "bad value"
-AMBIGUOUS = "ambiguous"  # an abbreviation of more than one flag
-MISSING = "missing"  # required and not given
+AMBIGUOUS = "ambiguous"  # an abbreviation of several flags
+MISSING = "missing"  # required, but not given
 
 _ERRORS = frozenset((UNKNOWN, NOT_YET, GONE, BAD_CHOICE, BAD_VALUE, AMBIGUOUS, MISSING))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict: about which flag or variable, what it is, why, and what to do next.
+    """One result: which flag or variable, its status, why, and what to do next.
 
-    `certain` is False when the image's vLLM lies between two releases of the catalogue, or after the last;
-    `harmless` is True when vLLM starts all the same. In both cases an error is told as a warning.
+    `certain` is False if the image's vLLM lies between two releases of the catalogue, or after the last. `harmless` is
+    True if vLLM starts nevertheless. In both cases an error is reported as a warning.
     """
 
     subject: str
@@ -38,26 +38,26 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
-        """vLLM would refuse to start."""
+        """Return whether vLLM would refuse to start."""
         return self.certain and not self.harmless and self.status in _ERRORS
 
     @property
     def is_warning(self) -> bool:
-        """vLLM would start; something deserves to be said."""
+        """Return whether vLLM would start, with something worth reporting."""
         return self.status != OK and not self.is_error
 
     def text(self) -> str:
-        """One line for people."""
+        """Return the finding as one line of text."""
         return " ".join(
             part for part in (f"{self.subject}: {self.what}" if self.what else "", self.fix) if part
         )
 
 
 def errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that stop vLLM from starting."""
+    """Return the findings that prevent vLLM from starting."""
     return tuple(finding for finding in findings if finding.is_error)
 
 
 def warnings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those worth saying that stop nothing."""
+    """Return the findings that are worth reporting but do not prevent a start."""
     return tuple(finding for finding in findings if finding.is_warning)

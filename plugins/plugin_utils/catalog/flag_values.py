@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of flags, as vLLM's argument parsers convert and refuse them.
+"""Convert and check values of flags as vLLM's argument parsers do.
 
-The types are those of catalog/vllm/flags.json. A question mark behind a type admits "" and "None".
+The types are those of catalog/vllm/flags.json. A question mark after a type allows "" and "None".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BARE_SIZE = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 
 
 def convert(kind: str, text: str, json_sizes: bool = False) -> Value:
-    """Convert one token as the parser's type `kind` does. ValueError, for people, when it refuses.
+    """Convert one token as the parser's type `kind` does. Raise ValueError with a readable reason if it is refused.
 
     `json_sizes`: this release reads 80m in JSON as 80000000.
     """
@@ -35,7 +35,7 @@ def convert(kind: str, text: str, json_sizes: bool = False) -> Value:
 
 
 def size(text: str) -> int:
-    """ "1k" → 1000, "1K" → 1024, "25.6k" → 25600, as vLLM's human_readable_int."""
+    """Return a size as vLLM's human_readable_int does: "1k" → 1000, "1K" → 1024, "25.6k" → 25600."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         return _integer(text)
@@ -143,12 +143,12 @@ _CONVERTERS: Mapping[str, Any] = {
 
 
 def chosen(value: Value, choices: Sequence[Any] | None) -> bool:
-    """Whether a converted value is among the parser's choices; true when it has none."""
+    """Return whether a converted value is among the parser's choices; True if it has none."""
     return choices is None or any(value == choice and type(value) is type(choice) for choice in choices)
 
 
 def spell(kind: str, value: Value) -> str:
-    """One token for a value of a flag of this type: older releases read some maps in ways of their own."""
+    """Return the token for a value of a flag of this type; older releases have their own notation for some maps."""
     if isinstance(value, Mapping) and kind.rstrip("?") == "kvs":
         return ",".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, Mapping) and kind == "level|literal":
@@ -157,7 +157,7 @@ def spell(kind: str, value: Value) -> str:
 
 
 def token(value: Value) -> str:
-    """One command-line token for a value of a map of flags; maps and lists inside them become JSON."""
+    """Return the token for a value in a map of flags; maps and lists become JSON."""
     if isinstance(value, bool):
         return "True" if value else "False"
     if isinstance(value, (Mapping, list, tuple)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of one vLLM release, and whether it accepts a flag with a value.
+"""Know the flags of one vLLM release, and check whether it accepts a flag with a value.
 
 The data is catalog/vllm/{flags.json, parser.yml, configs.json, replacements.yml}; nothing here reads a file.
 """
@@ -23,11 +23,11 @@ NO_VALUE = ("switch", "toggle")
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag as a release's parser has it.
+    """A flag in a release's parser.
 
     kind: switch, toggle, bool (an optional true or false), value, optional (a value or none), list, append or
-    positional. default: the parser's; None is often "decided later". engine: it configures the engine, so
-    that offline benchmarks take it too.
+    positional. default: of the parser; None often means "decided later". engine: the flag configures the engine, so
+    offline benchmarks accept it too.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """The flag's name in a map: --max-model-len is max_model_len."""
+        """Return the flag's name in a map: max_model_len for --max-model-len."""
         return self.name.lstrip("-").replace("-", "_")
 
     @property
     def takes_value(self) -> bool:
-        """A value may follow."""
+        """Return whether a value may follow."""
         return self.kind not in NO_VALUE
 
 
@@ -56,8 +56,8 @@ class Flag:
 class FlagTable:
     """Everything that one release's parser accepts.
 
-    `options` maps each spelling to its flag and whether it sets (True) or negates it. `ever` is the whole
-    catalogue, to tell what came later or went earlier.
+    `options` maps each spelling to its flag and whether it sets (True) or negates it. `ever` holds the flags of all
+    releases, to tell what was added later or removed earlier.
     """
 
     release: Release
@@ -70,16 +70,16 @@ class FlagTable:
     line: Timeline = field(repr=False)
 
     def get(self, name: str) -> tuple[Flag, bool] | None:
-        """The flag of a name in any spelling: max_model_len, max-model-len, --max-model-len, tp, -tp."""
+        """Return the flag of a name in any spelling: max_model_len, max-model-len, --max-model-len, tp, -tp."""
         return next((self.options[item] for item in spellings(name) if item in self.options), None)
 
     def since(self, rule: str) -> bool:
-        """Whether a rule of parser.yml holds for this release."""
+        """Return whether a rule of parser.yml holds for this release."""
         return self.line.order[self.parser[rule]] <= self.release.index
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Option strings that a name in a map may mean, the most likely first."""
+    """Return the option strings that a name in a map may stand for, the most likely first."""
     bare = name.lstrip("-").replace("_", "-")
     if name.startswith("--"):
         return (f"--{bare}",)
@@ -87,7 +87,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def flags_at(data: Mapping[str, Any], line: Timeline, index: int, key: str = "flags") -> dict[str, Flag]:
-    """The flags of one release out of the packed histories."""
+    """Build the flags of one release from the packed histories."""
     defaults = data["defaults"]
     found = {}
     for name, entry in data[key].items():
@@ -99,7 +99,7 @@ def flags_at(data: Mapping[str, Any], line: Timeline, index: int, key: str = "fl
 def flags_of(
     packed: Mapping[str, Any], defaults: Mapping[str, Any], line: Timeline, index: int
 ) -> dict[str, Flag]:
-    """As flags_at, for one command's table out of bench.json."""
+    """Build the flags of one release for one command of bench.json, as flags_at does."""
     return flags_at({"defaults": defaults, "flags": packed}, line, index)
 
 
@@ -125,7 +125,7 @@ def _flag(
 
 
 def option_index(flags: Iterable[Flag]) -> dict[str, tuple[Flag, bool]]:
-    """Every spelling of every flag; negatives map to False."""
+    """Return every spelling of every flag; negated ones map to False."""
     index: dict[str, tuple[Flag, bool]] = {}
     for flag in flags:
         if flag.kind != "positional":
@@ -143,7 +143,7 @@ def flag_table(
     configs: ConfigKeys,
     replacements: Replacements,
 ) -> FlagTable:
-    """The flags of `vllm serve` of one release."""
+    """Build the flag table of `vllm serve` in one release."""
     flags = flags_at(data, line, release.index)
     return FlagTable(
         release, flags, option_index(flags.values()), configs, parser, replacements, data["flags"], line
@@ -151,10 +151,10 @@ def flag_table(
 
 
 def check(table: FlagTable, name: str, value: Value) -> Finding:
-    """Whether a flag with a value is accepted.
+    """Check whether a flag with a value is accepted.
 
-    `name` in any spelling; `value` as in a map of flags: true sets a switch, false negates it, null leaves it
-    out, a list repeats values, a map is JSON.
+    `name` may have any spelling. `value` is as in a map of flags: true sets a switch, false negates it, null omits it,
+    a list repeats values, a map is JSON.
     """
     if value is None:
         return Finding(name, OK)
@@ -170,14 +170,14 @@ def check(table: FlagTable, name: str, value: Value) -> Finding:
             return _finding(table, flag, BAD_VALUE, what, "Write true or false.")
         return noted(table, flag)
     if isinstance(value, bool) and flag.kind == "value" and flag.type not in ("any", "json", "json|str"):
-        if not value:  # "off" of something that is set by a value: leaving it out
+        if not value:  # false for a flag that takes a value means omitting it
             return _finding(table, flag, BAD_VALUE, "is set by a value and cannot be false", "Remove it.")
         return _finding(table, flag, BAD_VALUE, "needs a value, and only true was given", "Give it a value.")
     return check_tokens(table, flag, value_tokens(flag, value))
 
 
 def value_tokens(flag: Flag, value: Value) -> list[str]:
-    """The tokens that follow a flag on the command line."""
+    """Return the tokens that follow a flag on the command line."""
     if value is True and flag.kind == "optional":
         return []
     if isinstance(value, (list, tuple)) and flag.kind in ("list", "append"):
@@ -186,7 +186,7 @@ def value_tokens(flag: Flag, value: Value) -> list[str]:
 
 
 def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding:
-    """Whether a flag accepts these tokens as its values."""
+    """Check whether a flag accepts these tokens as its values."""
     if flag.kind == "bool":
         if all(text.lower() in ("true", "false") for text in tokens):
             return noted(table, flag)
@@ -242,7 +242,7 @@ def _bad_choice(table: FlagTable, flag: Flag, value: Value) -> Finding:
 
 
 def noted(table: FlagTable, flag: Flag) -> Finding:
-    """OK, or what is to be said although the parser accepts the flag."""
+    """Return a finding for a flag that the parser accepts: OK, or a remark such as its deprecation."""
     entry = table.replacements.flag(flag.name)
     if flag.deprecated:
         fix = entry.advice(table.flags, table.release) if entry else "It will go in a later release."
@@ -256,7 +256,7 @@ def noted(table: FlagTable, flag: Flag) -> Finding:
 
 
 def absent(table: FlagTable, option: str) -> Finding:
-    """Why a release does not have an option: not yet, no longer, or never."""
+    """Return why a release lacks an option: not yet, no longer, or never."""
     known = known_option(table, option)
     if known is None:
         near = nearest(
@@ -294,7 +294,7 @@ Presence = tuple[str, Optional[str]]
 
 
 def known_option(table: FlagTable, option: str) -> tuple[str, list[Presence]] | None:
-    """The flag of any release with this spelling, and the spans of releases in which the spelling exists."""
+    """Return the flag with this spelling in any release, and the spans of releases that have the spelling."""
     own = [(since, until) for since, until in table.ever.get(option, {}).get("present", ())]
     others = [(name, _spelling_spans(entry, option)) for name, entry in table.ever.items()]
     found = [(name, spans) for name, spans in ((option, own), *others) if spans]

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Validated:
-    """A pair of partition modes that AMD lists as validated, and since which ROCm."""
+    """A pair of partition modes that AMD lists as validated, and the first ROCm release with it."""
 
     compute: str
     memory: str
@@ -22,7 +22,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """One product: what it is made of and how it can be partitioned."""
+    """A GPU product: its parts and how it can be partitioned."""
 
     name: str
     pci_ids: tuple[str, ...]
@@ -34,20 +34,20 @@ class GpuModel:
     source: str
 
     def count(self, compute: str) -> int | None:
-        """Partitions of one GPU in a compute mode; None for a mode that it does not have."""
+        """Return the number of partitions of one GPU in a compute mode, or None if it lacks the mode."""
         return dict(self.partitions).get(compute)
 
     def memory_for(self, compute: str) -> tuple[str, ...]:
-        """Memory modes that a compute mode goes with."""
+        """Return the memory modes that can be combined with a compute mode."""
         return dict(self.memory).get(compute, ())
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Compute modes, the fewest partitions first."""
+        """Return the compute modes, ordered by number of partitions."""
         return tuple(mode for mode, _ in self.partitions)
 
     def is_validated(self, compute: str, memory: str) -> bool:
-        """AMD lists this pair."""
+        """Return whether AMD lists this pair as validated."""
         return any(item.compute == compute and item.memory == memory for item in self.validated)
 
 
@@ -61,27 +61,27 @@ class GpuCatalog:
     source: str
 
     def by_name(self, name: str) -> GpuModel | None:
-        """The model of this name."""
+        """Return the model of this name, or None."""
         return next((model for model in self.models if model.name == name), None)
 
     def by_pci_id(self, pci_id: str) -> GpuModel | None:
-        """The model with this "vendor:device"."""
+        """Return the model with this "vendor:device", or None."""
         return next((model for model in self.models if pci_id in model.pci_ids), None)
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Every compute mode that some model has, the fewest partitions first."""
+        """Return the compute modes of all models, ordered by number of partitions."""
         counts = {mode: count for model in self.models for mode, count in model.partitions}
         return tuple(sorted(counts, key=lambda mode: (counts[mode], mode)))
 
     @property
     def memory_modes(self) -> tuple[str, ...]:
-        """Every memory mode that goes with some mode of some model."""
+        """Return the memory modes that some mode of some model can be combined with."""
         return tuple(sorted({name for model in self.models for _, names in model.memory for name in names}))
 
 
 def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
-    """Build the catalogue from gpus.yml; its schema is checked by the tests, not at every run."""
+    """Build the catalogue from gpus.yml; the tests check its schema, so a run does not."""
     models = []
     for name, item in data["models"].items():
         partitions = item["compute_partitions"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a container image by its reference, and what has to be asked of the image itself.
+"""Know what an image's reference says about its software, and what must be probed in the image itself.
 
-The data is catalog/images.yml; nothing here reads a file. A name is believed only where a document says
-what it means: exact tags, and the v0.0.0 tags of vLLM's own images. Everything else is to be probed.
+The data is catalog/images.yml; nothing here reads a file. A name is trusted only if a document defines its meaning:
+exact tags, and the v0.0.0 tags of vLLM's own images. Everything else must be probed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CUDA = "cuda"
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """An image's software; None where it is not known.
+    """An image's software; None for what is unknown.
 
-    basis: tag, family, repository or unknown: how the reference was found (software.py adds declared and
-    image). platform: rocm, cpu, cuda, "" for not known. v1: the image
-    has the V1 engine on although its vLLM has not (AMD's 0.9.1).
+    basis: how the reference was recognized: tag, family, repository or unknown (tuning/image_software.py adds declared
+    and image). platform: rocm, cpu, cuda, or "" if unknown. v1: the image enables the V1 engine although its vLLM
+    release does not by default (AMD's 0.9.1).
     """
 
     ref: str
@@ -45,7 +45,7 @@ class ImageFacts:
 
 
 def split_reference(ref: str) -> tuple[str, str, str]:
-    """Repository, tag and digest of a reference; Docker Hub's own name in front is dropped."""
+    """Return repository, tag and digest of a reference, without a leading Docker Hub name."""
     rest, _, digest = ref.partition("@")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:
@@ -57,7 +57,7 @@ def split_reference(ref: str) -> tuple[str, str, str]:
 
 
 def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
-    """What the catalogue knows of an image; a digest alone, or one against its tag, tells nothing."""
+    """Return what the catalogue knows of an image; a digest alone or one that contradicts the tag says nothing."""
     repository, tag, digest = split_reference(ref)
     base = data["repositories"].get(repository)
     if base is None:
@@ -107,7 +107,7 @@ def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> Im
 
 
 def check_image(data: Mapping[str, Any], facts: ImageFacts, gfx: str, gpu: str = "") -> tuple[Finding, ...]:
-    """Whether an image runs on a GPU: built for it, with a ROCm that knows it, and with vLLM in it."""
+    """Check whether an image runs on a GPU: built for it, with a ROCm release that supports it, and with vLLM."""
     found: list[Finding] = []
     if not facts.serves:
         fix = "Use an image that has vLLM in it."
@@ -134,10 +134,10 @@ def check_image(data: Mapping[str, Any], facts: ImageFacts, gfx: str, gpu: str =
 
 
 def check_driver(data: Mapping[str, Any], rocm: str, module: str | None) -> Finding | None:
-    """Whether a node's amdgpu driver is old for the ROCm in an image. None: it is not, or nothing is known.
+    """Return a finding if a node's amdgpu driver is too old for the ROCm release in an image; None if not or unknown.
 
-    `module` is the text of /sys/module/amdgpu/version; None or a text that is no version (the kernel's own
-    driver) cannot be judged.
+    `module` is the text of /sys/module/amdgpu/version. None, or a text that is not a version (the kernel's own driver),
+    cannot be checked.
     """
     if not module or not re.fullmatch(r"\d+\.\d+\.\d+", module):
         return None
@@ -152,7 +152,7 @@ def check_driver(data: Mapping[str, Any], rocm: str, module: str | None) -> Find
 
 
 def needed_driver(data: Mapping[str, Any], rocm: str) -> Mapping[str, Any] | None:
-    """The entry of images.yml for the oldest driver of a ROCm release; None for one it does not list."""
+    """Return the entry of images.yml for the oldest driver of a ROCm release, or None if it is not listed."""
     return next((item for item in data["drivers"] if item["rocm"] == _series(rocm)), None)
 
 

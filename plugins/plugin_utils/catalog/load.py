@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue, loaded: the one place that reads its files; everything it returns is pure data.
+"""Load the catalogue. This is the only module that reads its files; everything that it returns is pure data.
 
-Runs on the control node, where PyYAML is Ansible's own. Files are read when first asked for, and once.
+It runs on the control node, where PyYAML comes with Ansible. Each file is read once, on first use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .settings import SettingsBook
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file of the catalogue, with the fast parser where PyYAML was built with it."""
-    import yaml  # not needed on nodes, where this package is imported too
+    """Read a YAML file of the catalogue, with the fast parser if PyYAML was built with it."""
+    import yaml  # imported on use: importing this module does not require PyYAML
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     with path.open("rb") as stream:
@@ -31,12 +31,12 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of the catalogue."""
+    """Read a JSON file of the catalogue."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 class Knowledge:
-    """The catalogue in a directory. Errors while reading are those of open() and the parsers."""
+    """The catalogue in a directory. Methods raise the errors of open() and of the parsers."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,32 +45,32 @@ class Knowledge:
 
     @functools.cached_property
     def line(self) -> Timeline:
-        """The vLLM releases."""
+        """Return the vLLM releases."""
         return timeline([item["version"] for item in self._json("vllm/versions.json")["versions"]])
 
     @functools.cached_property
     def replacements(self) -> Replacements:
-        """What took the place of what is gone."""
+        """Return the replacements of what was removed."""
         return parse_replacements(self._yaml("vllm/replacements.yml"))
 
     @functools.cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The neutral settings."""
+        """Return the neutral settings."""
         found: Mapping[str, Any] = self._yaml("vllm/settings.yml")["settings"]
         return found
 
     @functools.cached_property
     def sources(self) -> Mapping[str, Any]:
-        """The documents that entries name."""
+        """Return the documents that entries refer to."""
         found: Mapping[str, Any] = self._yaml("sources.yml")["sources"]
         return found
 
     def release(self, version: str) -> Release:
-        """A vLLM version among the releases. ValueError for text that is no version, or an older one."""
+        """Return a vLLM version's place among the releases. Raise ValueError if it is malformed or too old."""
         return self.line.find(version)
 
     def flags(self, version: str) -> FlagTable:
-        """What `vllm serve` of a version accepts."""
+        """Return what `vllm serve` of a version accepts."""
         if version not in self._flags:
             release = self.release(version)
             parser = self._yaml("vllm/parser.yml")
@@ -82,7 +82,7 @@ class Knowledge:
         return self._flags[version]
 
     def env(self, version: str) -> EnvTable:
-        """The variables that a version reads."""
+        """Return the variables that a version reads."""
         if version not in self._env:
             self._env[version] = env_table(
                 self._json("vllm/env.json"),
@@ -95,40 +95,43 @@ class Knowledge:
         return self._env[version]
 
     def book(self, version: str) -> SettingsBook:
-        """The neutral settings for a version."""
+        """Return the neutral settings for a version."""
         return SettingsBook(self.settings, self.flags(version), self.env(version))
 
     @functools.cached_property
     def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes, general ones first."""
+        """Return the recipes, general ones first."""
         paths = sorted((self.root / "recipes").glob("*.yml"))
         found = [parse_recipe(read_yaml(path)) for path in paths]
         return tuple(sorted(found, key=lambda recipe: not recipe.match.get("all")))
 
     @property
     def models(self) -> Mapping[str, Any]:
-        """Shapes of well-known models (models.yml)."""
+        """Return the shapes of well-known models (models.yml)."""
         found: Mapping[str, Any] = self._yaml("models.yml")
         return found
 
     @property
     def images(self) -> Mapping[str, Any]:
-        """Container images and drivers (images.yml)."""
+        """Return the container images and drivers (images.yml)."""
         found: Mapping[str, Any] = self._yaml("images.yml")
         return found
 
     @property
     def backends(self) -> Mapping[str, Any]:
-        """Attention backends on ROCm (vllm/backends.yml)."""
+        """Return the attention backends on ROCm (vllm/backends.yml)."""
         found: Mapping[str, Any] = self._yaml("vllm/backends.yml")
         return found
 
     def default(self, name: str, release: Release) -> Any:
-        """What a release does when nothing is said (vllm/defaults.yml); None where the catalogue does not tell."""
+        """Return the default of a release (vllm/defaults.yml), or None if the catalogue does not have it."""
         return self._at(self._yaml("vllm/defaults.yml")["defaults"].get(name, ()), release)
 
     def rules(self, part: str, release: Release) -> dict[str, Any]:
-        """What a release does its own way (vllm/rules.yml), of a part: kv_cache or engine."""
+        """Return the rules that differ between releases (vllm/rules.yml).
+
+        part: kv_cache or engine.
+        """
         histories = self._yaml("vllm/rules.yml")[part]
         return {name: self._at(history, release) for name, history in histories.items()}
 
@@ -140,13 +143,13 @@ class Knowledge:
 
     @property
     def bench(self) -> Mapping[str, Any]:
-        """Flags of the benchmark clients (bench.json)."""
+        """Return the flags of the benchmark clients (bench.json)."""
         found: Mapping[str, Any] = self._json("vllm/bench.json")
         return found
 
     @property
     def bench_book(self) -> Mapping[str, Any]:
-        """Neutral arguments of the benchmark clients."""
+        """Return the neutral arguments of the benchmark clients."""
         found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
         return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config.json of well-known models as far as the catalogue has it, for plans made before a hub was asked.
+"""Provide the config.json of well-known models, as far as the catalogue has it, for plans without access to a hub.
 
 The data is catalog/models.yml; nothing here reads a file.
 """
@@ -13,7 +13,7 @@ from .recipes import named
 
 
 def known_config(data: Mapping[str, Any], repository: str) -> Mapping[str, Any] | None:
-    """What decides the size of a model of this name (or a path that ends in it); None for one that is not known."""
+    """Return the keys that decide the size of a model with this name (or a path that ends in it); None if unknown."""
     for entry in data["models"].values():
         if named(repository, entry["repositories"]):
             found: Mapping[str, Any] = entry["config"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which recommended settings apply to a model on a GPU with a vLLM release, and why.
+"""Choose the recommended settings for a model on a GPU with a vLLM release, with reasons.
 
-The data is catalog/recipes/*.yml; nothing here reads a file. Several recipes may want the same setting: the one that
-fits more closely wins, and says whom it overrode.
+The data is catalog/recipes/*.yml; nothing here reads a file. If several recipes have the same setting, the more
+specific one is chosen, and the choice records the value that it overrides.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ REPOSITORY, ARCHITECTURE, ANY = 2, 1, 0
 
 @dataclass(frozen=True)
 class Context:
-    """What a recipe's conditions are held against, besides the model.
+    """What a recipe's conditions are compared with, besides the model.
 
-    objective: latency (few requests, end to end), interactive (first token), streaming (between tokens), throughput.
-    kv_cache: the KV cache's type as the operator wants it. workload: synthetic (repeated made-up prompts),
-    short-input. devices: GPUs, or partitions, of one instance over all hosts. balancing: of data parallel ranks,
-    internal, hybrid or external.
+    Attributes:
+        objective: latency (few requests, end to end), interactive (first token), streaming (between tokens),
+            throughput.
+        kv_cache: type of the KV cache as configured.
+        workload: synthetic (repeated made-up prompts), short-input.
+        devices: GPUs, or partitions, of one instance over all hosts.
+        balancing: of data parallel ranks: internal, hybrid or external.
     """
 
     release: Release
@@ -52,15 +55,15 @@ class Context:
 
     @property
     def devices(self) -> int:
-        """GPUs or partitions of one instance."""
+        """Return the number of GPUs or partitions of one instance."""
         return self.tp * self.pp * self.dp
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One rule of a recipe: settings or a text, the conditions, the reason and where it is said.
+    """One rule of a recipe: settings or a text, the conditions, the reason and its source.
 
-    needs and unless: values of other settings with which it holds, or with which it does not.
+    needs and unless: values of other settings that the rule requires or excludes.
     """
 
     recipe: str
@@ -88,7 +91,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Choice:
-    """A recommended setting: its value, why, who says so, and what a less close recipe said instead."""
+    """A recommended setting: its value, the reason, the source, and the value of a less specific recipe."""
 
     setting: str
     value: Value
@@ -100,7 +103,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to refuse, to warn of, or to advise."""
+    """Something to refuse, to warn about, or to advise."""
 
     name: str
     say: str
@@ -111,14 +114,14 @@ class Advice:
 
 @dataclass(frozen=True)
 class Selection:
-    """The settings by name, and what is to be said."""
+    """The chosen settings by name, and the advice."""
 
     choices: tuple[Choice, ...]
     advice: tuple[Advice, ...]
 
 
 def parse_recipe(data: Mapping[str, Any]) -> Recipe:
-    """Build from a file of catalog/recipes; its schema is checked by the tests."""
+    """Build a recipe from a file of catalog/recipes; the tests check its schema."""
     name = data["recipe"]
     return Recipe(
         name=name,
@@ -153,7 +156,7 @@ def parse_recipe(data: Mapping[str, Any]) -> Recipe:
 
 
 def fit(recipe: Recipe, model: ModelFacts) -> int | None:
-    """How closely a recipe fits a model; None when it does not."""
+    """Return how specifically a recipe matches a model, or None if it does not."""
     if recipe.match.get("all"):
         return ANY
     if named(model.repository, recipe.match.get("repositories", ())):
@@ -164,7 +167,7 @@ def fit(recipe: Recipe, model: ModelFacts) -> int | None:
 
 
 def named(repository: str, patterns: Iterable[str]) -> bool:
-    """Whether a repository's name fits one of the patterns; case does not count, a path counts by its last part."""
+    """Return whether a repository matches one of the patterns, ignoring case; only the last part of a path counts."""
     name = repository.lower()
     if name.startswith("/"):
         name = "local/" + name.rstrip("/").rpartition("/")[2]
@@ -176,7 +179,7 @@ def named(repository: str, patterns: Iterable[str]) -> bool:
 
 
 def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:
-    """Whether all conditions hold. KeyError for a condition that is none."""
+    """Return whether all conditions hold. Raise KeyError for an unknown condition."""
     if not context.line.inside(when.get("since"), when.get("until"), context.release.index):
         return False
     return all(_CONDITIONS[key](value, model, context) for key, value in when.items() if key not in _SPAN)
@@ -190,7 +193,7 @@ def _between(limits: Mapping[str, int], value: int) -> bool:
 
 
 def _heads_per_rank(want: Mapping[str, int] | Sequence[int], model: ModelFacts, context: Context) -> bool:
-    """False too where it is not known, or no whole number."""
+    """Return whether the heads per rank match; False if the number is unknown or not an integer."""
     if not model.heads or model.heads % context.tp:
         return False
     heads = model.heads // context.tp
@@ -232,10 +235,11 @@ _CONDITIONS: Mapping[str, Any] = {
 def select(
     recipes: Sequence[Recipe], model: ModelFacts, context: Context, given: Mapping[str, Value] | None = None
 ) -> Selection:
-    """The recommended settings, in the order of their names' first appearance, and the advice.
+    """Return the recommended settings, in the order of their names' first appearance, and the advice.
 
     `given` are settings that the operator has decided: they are not chosen again, and conditions on other settings
-    (`with`) see them. Closeness decides between recipes, then the number of conditions, then the later entry.
+    (`with`) see them. The more specific recipe takes precedence, then the larger number of conditions, then the later
+    entry.
     """
     decided = dict(given or {})
     ranked: dict[str, list[tuple[tuple[int, int, int], Choice]]] = {}
@@ -247,7 +251,7 @@ def select(
         )
         if holds(entry.when, model, context)
     ]
-    for waiting in (False, True):  # first what depends on no other setting, then what does
+    for waiting in (False, True):  # entries that depend on other settings come second
         found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
         known = {**found, **decided}
         for level, number, entry in entries:
@@ -272,7 +276,7 @@ def select(
 
 
 def statement(recipes: Sequence[Recipe], name: str) -> Advice:
-    """A rule by its id, for whoever decides it by arithmetic and quotes it. KeyError when there is none."""
+    """Return a rule by its id, for code that decides it by arithmetic and quotes it. Raise KeyError if missing."""
     for recipe in recipes:
         for entry in recipe.rules:
             if entry.name == name:
@@ -294,7 +298,7 @@ def _winner(items: Sequence[tuple[tuple[int, int, int], Choice]]) -> Choice:
 def speculative_pairs(
     recipes: Sequence[Recipe], model: ModelFacts, context: Context
 ) -> tuple[Mapping[str, Any], ...]:
-    """The draft models that documents name for a model, for this release and engine."""
+    """Return the draft models that documents name for a model, for this release and engine."""
     return tuple(
         pair
         for recipe in recipes

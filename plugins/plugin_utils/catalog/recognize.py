@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutral settings that an operator's own flags and variables amount to.
+"""Recognize neutral settings in an operator's own flags and variables.
 
-Someone who wrote `VLLM_ROCM_USE_AITER: "0"` has decided the setting aiter; recipes must see that, and not
-decide it again. It is the rendering of settings.py read backwards.
+An operator who sets `VLLM_ROCM_USE_AITER: "0"` has decided the setting aiter, so recipes must not decide it again. This
+is the inverse of the rendering in settings.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _FALSE = ("0", "false", "no", "off", "")
 
 
 def recognise(book: SettingsBook, args: Mapping[str, Value], env: Mapping[str, str]) -> dict[str, Value]:
-    """The settings that these flags ("--name" → value) and variables decide.
+    """Return the settings that these flags ("--name" → value) and variables decide.
 
-    A setting of several flags counts when all of them are there with the values that it would give them.
+    A setting with several flags counts only if all of them are given, with the values that the setting would produce.
     """
     found: dict[str, Value] = {}
     for name, setting in book.settings.items():
@@ -57,7 +57,7 @@ def _values(
 
 
 def _given(form: Mapping[str, Any], value: Value, args: Mapping[str, Value], env: Mapping[str, str]) -> bool:
-    """All that the form gives this value is among the flags and variables."""
+    """Return whether the flags and variables contain everything that the form produces for this value."""
     flags = {flag: put(item, value) for flag, item in form.get("args", {}).items()}
     return all(
         item is None or (flag in args and holds(args[flag], item)) for flag, item in flags.items()
@@ -68,7 +68,7 @@ def _given(form: Mapping[str, Any], value: Value, args: Mapping[str, Value], env
 
 
 def holds(given: Value, part: Value) -> bool:
-    """Whether a flag's value contains a part: equal, or a map with at least these keys."""
+    """Return whether a flag's value contains a part: it is equal, or a map with at least these keys."""
     if isinstance(part, Mapping):
         return isinstance(given, Mapping) and all(
             key in given and holds(given[key], item) for key, item in part.items()
@@ -84,7 +84,7 @@ def _same_text(a: str, b: str) -> bool:
 def _bound(
     kind: str, form: Mapping[str, Any], args: Mapping[str, Value], env: Mapping[str, str]
 ) -> Iterator[Value]:
-    """What stands at the place of $ in the operator's flags and variables."""
+    """Yield the values that the operator's flags and variables have in place of $."""
     for flag, template in form.get("args", {}).items():
         path = _place(template)
         if path is not None:
@@ -99,7 +99,7 @@ def _bound(
 
 
 def _place(template: Value) -> Sequence[str] | None:
-    """The keys that lead to $ in a template; None when it is not there."""
+    """Return the keys that lead to $ in a template, or None if it has no $."""
     if template == PLACE:
         return ()
     if isinstance(template, Mapping):
@@ -111,7 +111,7 @@ def _place(template: Value) -> Sequence[str] | None:
 
 
 def _typed(kind: str, text: str) -> Value:
-    """A variable's text as the setting's type; text that is none stays text, and is refused by its type."""
+    """Return a variable's text as the setting's type; invalid text is returned as text, which the type then refuses."""
     if kind == "bool":
         return text.lower() not in _FALSE
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to use instead of flags and variables that are gone, deprecated or without effect.
+"""Suggest replacements for flags and variables that are removed, deprecated or without effect.
 
 Data: catalog/vllm/replacements.yml, hand-written.
 """
@@ -17,7 +17,7 @@ Spans = tuple[tuple[Optional[str], Optional[str]], ...]
 
 @dataclass(frozen=True)
 class Replacement:
-    """`use`: what took its place, the best first. `note`: what it did, and what to do now."""
+    """`use`: the replacements, the best first. `note`: what the old name did, and what to do now."""
 
     name: str
     use: tuple[str, ...]
@@ -26,7 +26,7 @@ class Replacement:
     no_effect: Spans = ()
 
     def advice(self, available: Mapping[str, Any], release: Release) -> str:
-        """What to do in this release, in one or two sentences."""
+        """Return what to do in this release, in one or two sentences."""
         usable = [name for name in self.use if name in available]
         if usable:
             return f"Use {usable[0]}. {self.note}".strip()
@@ -35,30 +35,30 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Replacements:
-    """All of them, by name; `choices` by flag and value."""
+    """All replacements, by name; `choices` by flag and value."""
 
     flags: Mapping[str, Replacement]
     env: Mapping[str, Replacement]
     choices: Mapping[tuple[str, str], tuple[str, str]]
 
     def flag(self, name: str) -> Replacement | None:
-        """What is known of a flag."""
+        """Return the replacement of a flag, or None."""
         return self.flags.get(name)
 
     def variable(self, name: str) -> Replacement | None:
-        """What is known of a variable."""
+        """Return the replacement of a variable, or None."""
         return self.env.get(name)
 
     def choice(self, flag: str, value: str) -> str:
-        """What to use instead of a flag's value; empty when nothing is known."""
+        """Return what to use instead of a flag's value; empty if unknown."""
         return self.choices.get((flag, value), ("", ""))[0]
 
     def choice_source(self, flag: str, value: str) -> str:
-        """Where that is said."""
+        """Return the source of that replacement."""
         return self.choices.get((flag, value), ("", ""))[1]
 
     def before(self, name: str, available: Mapping[str, Any]) -> str:
-        """What this release has of what a later flag or variable replaced; empty for nothing."""
+        """Return the older name in this release that a later flag or variable replaced; empty if there is none."""
         return next(
             (
                 old
@@ -70,7 +70,7 @@ class Replacements:
 
 
 def parse_replacements(data: Mapping[str, Any]) -> Replacements:
-    """Build from replacements.yml; its schema is checked by the tests."""
+    """Build from replacements.yml; the tests check its schema."""
 
     def entries(items: Mapping[str, Any]) -> dict[str, Replacement]:
         return {

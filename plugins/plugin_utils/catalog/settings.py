@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutral settings, rendered into what one vLLM release understands.
+"""Render neutral settings into flags and variables of one vLLM release.
 
-`async_scheduling: true` is a flag in one release, another flag in an older one, and nothing at all where the
-release does it by itself. The rules are catalog/vllm/settings.yml; nothing here reads a file.
+`async_scheduling: true` is a flag in one release, another flag in an older one, and nothing at all in a release that
+does it by default. The rules are catalog/vllm/settings.yml; nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Rendered:
-    """Flags (as in a map of engine arguments), variables, and what is to be said about them."""
+    """Flags (as in a map of engine arguments), variables, and findings."""
 
     args: Mapping[str, Value]
     env: Mapping[str, str]
@@ -42,7 +42,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class SettingsBook:
-    """The settings with what one release has. `flags` and `env` are that release's tables."""
+    """The settings and the tables of one release: `flags` and `env`."""
 
     settings: Mapping[str, Mapping[str, Any]]
     flags: FlagTable
@@ -50,21 +50,21 @@ class SettingsBook:
 
     @property
     def release(self) -> Release:
-        """The release that is rendered for."""
+        """Return the release for which settings are rendered."""
         return self.flags.release
 
     @property
     def line(self) -> Timeline:
-        """All releases."""
+        """Return the timeline of all releases."""
         return self.flags.line
 
 
 def render_setting(book: SettingsBook, name: str, value: Value) -> Rendered:
-    """Flags and variables for one setting.
+    """Return the flags and variables of one setting.
 
-    Findings: an unknown setting, a value that it does not take, or a release that cannot express it; the
-    last is a warning for settings that only tune, else an error, and names the release where the setting
-    came or went.
+    The findings report an unknown setting, a value that it does not accept, or a release that cannot express it. The
+    last is a warning for settings that only tune, otherwise an error, and names the release where the setting was added
+    or removed.
     """
     setting = book.settings.get(name)
     if setting is None:
@@ -90,7 +90,7 @@ def _failed(finding: Finding) -> Rendered:
 
 
 def wrong_value(setting: Mapping[str, Any], value: Value) -> str:
-    """Why a setting does not take a value; empty when it does."""
+    """Return why a setting does not accept a value; empty if it does."""
     types = _TYPES[setting["type"]]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         return f"must be {setting['type']}, not {kind(value)}"
@@ -109,11 +109,11 @@ def _flag(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Valu
     flag = setting["flag"]
     if flag in book.flags.flags:
         found = check(book.flags, flag, value)
-        if found.is_error:  # a value that came later or went earlier than the flag
+        if found.is_error:  # a value that was added later or removed earlier than the flag
             return _failed(_softened(name, setting, found))
         return Rendered({flag: value}, {})
     if value is False:
-        return Rendered({}, {})  # what does not exist is off
+        return Rendered({}, {})  # a missing feature is off
     found = absent(book.flags, flag)
     return _failed(_softened(name, setting, found))
 
@@ -143,12 +143,12 @@ def _softened(name: str, setting: Mapping[str, Any], found: Finding) -> Finding:
 
 
 def fits(line: Timeline, index: int, form: Mapping[str, Any], value: Value) -> bool:
-    """Whether a form is for this release and this value."""
+    """Return whether a form applies to this release and this value."""
     return line.inside(form.get("since"), form.get("until"), index) and wanted(form, value)
 
 
 def wanted(form: Mapping[str, Any], value: Value) -> bool:
-    """Whether a form is for this value, in whatever release."""
+    """Return whether a form applies to this value, in any release."""
     if "when" not in form:
         return True
     when = form["when"]
@@ -166,7 +166,7 @@ def _form(name: str, form: Mapping[str, Any], value: Value) -> Rendered:
 
 
 def put(template: Value, value: Value) -> Value:
-    """A form's template with the setting's value in place of $; None where a map lacks the key."""
+    """Return a form's template with the setting's value in place of $, or None if a map lacks the key."""
     if template == PLACE:
         return value
     if isinstance(template, str) and template.startswith(PLACE + "."):
@@ -177,7 +177,7 @@ def put(template: Value, value: Value) -> Value:
 
 
 def env_text(value: Value) -> str:
-    """A variable's text: booleans are 1 and 0."""
+    """Return a variable's text: booleans are 1 and 0."""
     return ("1" if value else "0") if isinstance(value, bool) else str(value)
 
 
@@ -202,11 +202,10 @@ def _when(book: SettingsBook, spans: Sequence[Sequence[Any]], what: str) -> tupl
 
 
 def flag_argv(table: FlagTable, name: str, value: Value) -> list[str]:
-    """The tokens of one flag of a map, the way this release spells them.
+    """Return the tokens of one flag of a map, in this release's spelling.
 
-    true: --flag; false: --no-flag, or nothing where the flag is only a switch; null: nothing; a list: its
-    items behind one flag; a map: JSON. Flags that the release does not have are rendered all the same:
-    `check` tells.
+    true: --flag; false: --no-flag, or nothing if the flag is only a switch; null: nothing; a list: its items after one
+    flag; a map: JSON. Flags that the release lacks are rendered too: `check` reports them.
     """
     if value is None:
         return []
