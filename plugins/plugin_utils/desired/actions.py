@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan is made of: one thing to do on a host."""
+"""Define the actions of a plan: one change to one object of a host."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from .node_state import NodeState
 
-# Docker's own states of a container that is, or may soon be, using its GPUs and port.
+# Docker's states of a container that uses its GPUs and port, or may do so soon.
 ALIVE = ("running", "restarting", "paused")
 DEBIAN = ("debian", "ubuntu")
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do on a host: what (kind, target), by which role, from what to what, and why."""
+    """One change on a host: of what (kind, target), by which role, from which state to which, and why."""
 
     kind: str
     role: str
@@ -26,12 +26,12 @@ class Action:
 
 
 def has_image(state: NodeState | None, ref: str) -> bool:
-    """The engine knows an image by this reference, be it a tag or a digest."""
+    """Return whether the host's Docker has an image under this reference, a tag or a digest."""
     return state is not None and any(ref in image.digests or ref in image.tags for image in state.images)
 
 
 def size(count: int | None) -> str:
-    """Bytes for people, in binary units."""
+    """Return a number of bytes as text with a binary unit."""
     if count is None:
         return "unknown size"
     value, unit = float(count), "B"

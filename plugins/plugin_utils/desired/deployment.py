@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator wants served: `vllm_deployments`, validated strictly into frozen dataclasses."""
+"""Validate `vllm_deployments`, the deployments of an operator, strictly into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -40,12 +40,17 @@ MAX = "max"
 
 @dataclass(frozen=True)
 class Deployment:
-    """One entry of vllm_deployments; `index` is its place in the list, for messages.
+    """A deployment as the operator wrote it: one entry of vllm_deployments.
 
-    instances_per_host 0: as many as the host's GPUs allow ("max"). nodes: hosts of one instance. objective "":
-    none, only what serves every purpose is tuned. vllm_version "": what the image is known to hold.
-    model_config: a config.json, or a directory with one, on the control node. listen "": as own_listen says.
-    endpoint: the load balancer offers it.
+    Attributes:
+        index: its position in the list, for messages.
+        instances_per_host: 0 for as many as the host's GPUs allow ("max").
+        nodes: number of hosts of one instance.
+        objective: "" for none; then only settings that serve every purpose are tuned.
+        vllm_version: "" for the version that the image is known to contain.
+        model_config: a config.json, or a directory with one, on the control node.
+        listen: "" for the address that own_listen chooses.
+        endpoint: the load balancer serves the deployment.
     """
 
     index: int
@@ -82,32 +87,32 @@ class Deployment:
 
     @property
     def path(self) -> Path:
-        """Where this deployment stands in the inventory's data."""
+        """Return the path of this deployment in the inventory's data."""
         return ("vllm_deployments", self.index)
 
     @property
     def local_model(self) -> bool:
-        """The model is a directory on the node, not a repository of the hub."""
+        """Return whether the model is a directory on the node instead of a repository of the hub."""
         return self.model.startswith("/")
 
     @property
     def gpus_per_node(self) -> int:
-        """Logical GPUs that one instance takes on each of its hosts."""
+        """Return the number of logical GPUs that one instance uses on each of its hosts."""
         return -(-self.world_size // self.nodes)
 
     @property
     def world_size(self) -> int:
-        """Logical GPUs of one instance over all its hosts."""
+        """Return the number of logical GPUs of one instance over all its hosts."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def image_ref(self) -> str:
-        """The image's reference as the operator wrote it, or the tag of the built image."""
+        """Return the image's reference as configured, or the tag of the built image."""
         return self.build.tag if self.build else self.image
 
 
 def parse_deployments(value: Any) -> tuple[tuple[Deployment, ...], tuple[Problem, ...]]:
-    """Validate a whole vllm_deployments; a deployment with problems is left out of the result."""
+    """Validate a whole vllm_deployments; the result omits deployments with problems."""
     check = Checker()
     deployments = []
     names: dict[str, int] = {}
@@ -214,7 +219,7 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
 
 
 def _shape(check: Checker, found: Deployment) -> None:
-    """The sizes among themselves; what the hosts have is the layout's."""
+    """Check that the sizes of a deployment fit each other; the layout compares them with the hosts."""
     if found.world_size % found.nodes:
         check.wrong(
             (*found.path, "nodes"),
@@ -238,7 +243,7 @@ def _version(check: Checker, values: dict[str, Any], path: Path) -> str:
 
 
 def _instances(check: Checker, value: Any, path: Path) -> int:
-    """0 for "max"."""
+    """Return the number of instances per host, 0 for "max"."""
     if value == MAX:
         return 0
     if isinstance(value, str):
@@ -249,6 +254,6 @@ def _instances(check: Checker, value: Any, path: Path) -> int:
 
 
 def _settings(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
-    """Names and values are held against the catalogue when the plan knows the image's vLLM."""
+    """Return the settings; names and values are checked later, when the plan knows the image's vLLM."""
     found = ((key, flag_value(check, item, (*path, key))) for key, item in check.mapping(value, path).items())
     return tuple(sorted((key, item) for key, item in found if item is not None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a deployment, validated: image or build, GPUs, flags, environment, container."""
+"""Validate the parts of a deployment: image or build, GPUs, flags, environment, container."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Build:
     tag: str
 
     def to_json(self) -> dict[str, Any]:
-        """As the module vllm_image takes it."""
+        """Return the arguments of the module vllm_image."""
         return {
             "repo": self.repo,
             "ref": self.ref,
@@ -61,9 +61,9 @@ class Build:
 
 @dataclass(frozen=True)
 class Runtime:
-    """How the container runs; sizes in bytes, timeouts in seconds.
+    """The container's runtime options; sizes in bytes, timeouts in seconds.
 
-    numa: local keeps an instance on the CPUs of its GPUs' NUMA node, where they all are in one.
+    numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one.
     """
 
     privileged: bool = False
@@ -134,7 +134,7 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
         IMAGE,
         "a reference with a tag",
     )
-    # The tag ends in what is built, so that a changed build is another image.
+    # The tag ends in a hash of what is built, so that a changed build is another image.
     recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
     return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}")
 
@@ -175,7 +175,7 @@ def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag
 
 
 def _token(check: Checker, value: object, path: Path) -> bool:
-    """Whether a value is refused, because a token is in it; the message does not repeat it."""
+    """Return whether a value is refused because it contains a token; the message does not repeat it."""
     if not holds_secret(value):
         return False
     what = "looks like a token or a key, and would be readable in the instance's files and the process list."
@@ -208,7 +208,7 @@ def flag_value(check: Checker, value: Any, path: Path) -> Flag:
 
 
 def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """A map that JSON can express; keys become text as JSON would make them."""
+    """Return a map that JSON can express; keys become text as JSON would convert them."""
     result: dict[str, Any] = {}
     for key, item in check.mapping(value, path).items():
         if isinstance(item, Mapping):

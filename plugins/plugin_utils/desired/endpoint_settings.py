@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load balancer's host: its variables, validated, and what was found on it."""
+"""Validate the variables of a load balancer's host, and read what was observed on it."""
 
 from __future__ import annotations
 
@@ -40,29 +40,36 @@ VIRTUAL, ROUTER_ID = "load_balancer_virtual_address", "load_balancer_virtual_rou
 
 @dataclass(frozen=True)
 class VirtualAddress:
-    """An address that balancers share. text: with the prefix length. router_id: its number in VRRP, 1 to 255."""
+    """An address that load balancers share.
+
+    text: with the prefix length. router_id: its VRRP virtual router id, 1 to 255.
+    """
 
     text: str
     router_id: int
 
     @property
     def address(self) -> str:
-        """The address alone."""
+        """Return the address without the prefix length."""
         return str(ip_interface(self.text).ip)
 
     @property
     def network(self) -> IPv4Network | IPv6Network:
-        """The network that it is in."""
+        """Return the network that contains the address."""
         return ip_interface(self.text).network
 
 
 @dataclass(frozen=True)
 class BalancerSettings:
-    """Validated variables; times in seconds.
+    """The validated variables of a load balancer; times in seconds.
 
-    certificate_file "": make a self-signed one. api_keys: name and key; empty: make one. timeout: how long a
-    request may be silent. queue_timeout: how long one may wait for an instance. instance_auth: instances answer only
-    those who have the load balancers' key. virtual: the address that moves between the load balancers.
+    Attributes:
+        certificate_file: "" to create a self-signed certificate.
+        api_keys: name and key of each client; empty to create one key.
+        timeout: how long a request may be silent.
+        queue_timeout: how long a request may wait for an instance.
+        instance_auth: instances accept only requests with the load balancers' key.
+        virtual: the address that moves between the load balancers.
     """
 
     listen: str
@@ -80,15 +87,16 @@ class BalancerSettings:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Ports that the balancer takes on its host."""
+        """Return the ports that the load balancer uses on its host."""
         return (self.port, self.metrics_port, AGENT_PORT)
 
 
 @dataclass(frozen=True)
 class SeenBalancer:
-    """What is on the host. config: its balancer.json. out: servers taken out, by "backend/server".
+    """What was observed of a load balancer on its host.
 
-    applied: the hash of what the running HAProxy was last told to use.
+    config: its balancer.json. out: drained servers, by "backend/server". applied: the hash of the configuration that
+    the running HAProxy loaded last.
     """
 
     installed: bool = False
@@ -101,7 +109,7 @@ class SeenBalancer:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> SeenBalancer:
-        """From a node_state result. KeyError and TypeError mean that it is not one."""
+        """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
         found = state["balancer"]
         return cls(
             installed=bool(found["installed"]),
@@ -116,9 +124,10 @@ class SeenBalancer:
 
 @dataclass(frozen=True)
 class BalancerHost:
-    """A host of the group; seen None: it was not looked at. absent: why it is not part of this run.
+    """A host of the group load_balancer.
 
-    interfaces: names of its network interfaces, each with its addresses.
+    seen: None if the host was not observed. absent: why the host is not part of this run. interfaces: names of its
+    network interfaces, each with its addresses.
     """
 
     name: str
@@ -133,7 +142,7 @@ class BalancerHost:
 def parse_balancer(
     variables: Mapping[str, Any], name: str
 ) -> tuple[BalancerSettings, str, tuple[Problem, ...]]:
-    """The settings and the address of a host; a variable that is None is not set."""
+    """Return the settings and the address of a host, and problems; a variable that is None counts as not set."""
     own = HostVariables(variables)
     address = r"[0-9A-Za-z.:_-]+", "an address"
     settings = BalancerSettings(
@@ -159,7 +168,7 @@ def parse_balancer(
 
 
 def _virtual(own: HostVariables) -> VirtualAddress | None:
-    """The address that moves; "" is none."""
+    """Return the address that moves between load balancers; None for ""."""
     text = own[VIRTUAL]
     number = own.integer(ROUTER_ID, 0, 255)
     if text == "":
@@ -180,7 +189,7 @@ def _virtual(own: HostVariables) -> VirtualAddress | None:
 
 
 def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
-    """Names and keys; a message never holds a key."""
+    """Return names and keys; messages never contain a key."""
     found = []
     for name, key in check.mapping(value, ("load_balancer_api_keys",)).items():
         wrong = key_problem(name, key)
@@ -192,7 +201,7 @@ def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def key_problem(name: Any, key: Any) -> str:
-    """What is wrong with an API key and its name; "" when nothing is. Does not repeat the key."""
+    """Return what is wrong with an API key and its name, without the key; "" if both are valid."""
     if not isinstance(name, str) or not re.fullmatch(KEY_NAME, name):
         return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
     if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
@@ -203,7 +212,7 @@ def key_problem(name: Any, key: Any) -> str:
 def balancer_host(
     name: str, variables: Mapping[str, Any], state: Mapping[str, Any] | None, absent: str
 ) -> tuple[BalancerHost, tuple[Problem, ...]]:
-    """A host of the group from its raw data, and what is wrong with it."""
+    """Return a host of the group from its raw data, and its problems."""
     settings, address, problems = parse_balancer(variables, name)
     seen, os_id, interfaces = None, "", {}
     if state is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's input: every host with what is wanted of it and what was found on it."""
+"""Build the planner's input: every host with its desired and its observed state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class HostInput:
-    """Raw data of a host: its variables, its node_state or None, and why there is none."""
+    """The raw data of a host: its variables, its node_state, or None and the reason."""
 
     variables: Mapping[str, Any]
     state: Mapping[str, Any] | None = None
@@ -31,9 +31,10 @@ class HostInput:
 
 @dataclass(frozen=True)
 class Host:
-    """A host to plan; state None means that nothing is known but what the inventory declares.
+    """A host to plan; if state is None, only the inventory's declarations are known.
 
-    address: where other hosts reach it. listen: where its instances listen that do not say; "": it has to be said.
+    address: where other hosts reach it. listen: the address for instances that configure none; "" if each must
+    configure one.
     """
 
     name: str
@@ -49,8 +50,8 @@ class Host:
 class Fleet:
     """All hosts of a run, in natural order of their names.
 
-    spans: all hosts of each deployment whose instances span hosts, also those that are not in this run; None
-    when they cannot be told.
+    spans: for each deployment whose instances span hosts, all its hosts, including those outside this run; None if they
+    cannot be determined.
     """
 
     hosts: tuple[Host, ...]
@@ -65,9 +66,10 @@ def build_fleet(
     catalog: GpuCatalog,
     offline: bool = False,
 ) -> Fleet:
-    """Validate the inventory's data of every host; `groups` has every group and host name that exists.
+    """Validate the inventory's data of every host.
 
-    Raises FleetError with all problems. Equal variables of many hosts are checked once.
+    `groups` has every group and host name that exists. Variables that are equal on many hosts are checked once. Raise
+    FleetError with all problems.
     """
     members = {name: frozenset(hosts) for name, hosts in groups.items()}
     problems: list[Problem] = []
@@ -126,9 +128,10 @@ def build_fleet(
 
 
 def own_listen(host: str, address: str, balancers: Iterable[str]) -> str:
-    """Where a host's instances listen: on loopback, unless a load balancer on another host has to reach them.
+    """Return the address where a host's instances listen: loopback, unless a load balancer on another host uses them.
 
-    "": it has to, and the host's address is a name (which may mean loopback on the host itself) or loopback.
+    Return "" if one does but the host's address is loopback, or a name (which may resolve to loopback on the host
+    itself).
     """
     if all(name == host for name in balancers):
         return LOOPBACK
@@ -143,7 +146,10 @@ def _span(
     inputs: Iterable[str],
     members: Mapping[str, frozenset[str]],
 ) -> tuple[str, ...] | None:
-    """The hosts of a deployment: of this run, and those that it names besides (--limit leaves hosts out)."""
+    """Return the hosts of a deployment, or None if they cannot be determined.
+
+    They are those of this run and those that the deployment names, as --limit omits hosts.
+    """
     here = {name for _, name in found}
     others = members.get("instinct", frozenset()) - set(inputs)
     if any(item.hosts is None for item, _ in found):

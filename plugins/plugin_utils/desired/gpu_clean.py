@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a host's GPUs are fit to start anything on: what is wrong, and whether a reload of the driver cures it.
+"""Decide whether a host's GPUs are healthy enough to start instances, and whether a driver reload would repair them.
 
-A host with such trouble is set aside: what starts on it would run out of memory, hang or compute nonsense.
+A host with a fault is quarantined: instances there would run out of memory, hang or compute wrong results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLEAN = "Run again with -e gpu_clean=true: that reloads the driver, and stops wh
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is wrong with a host's GPUs. `reload`: loading the driver again cures it."""
+    """A fault of a host's GPUs. `reload`: reloading the driver repairs it."""
 
     what: str
     fix: str
@@ -25,12 +25,12 @@ class Trouble:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Return the fault and its fix as text."""
         return f"{self.what}. {self.fix}."
 
 
 def troubles(state: NodeState) -> tuple[Trouble, ...]:
-    """What is wrong; empty when the GPUs are clean."""
+    """Return the faults; empty if the GPUs are clean."""
     found: list[Trouble] = []
     held = [gpu for gpu in state.gpus if not gpu.users and gpu.vram_used > IDLE_VRAM]
     if held:
@@ -54,7 +54,10 @@ def troubles(state: NodeState) -> tuple[Trouble, ...]:
 
 
 def aside(state: NodeState, clean: bool) -> str:
-    """Why a host is set aside, "" when it is not. `clean`: what a reload cures is about to be cured."""
+    """Return why a host is quarantined, or "".
+
+    clean: this run reloads the driver, so faults that a reload repairs do not count.
+    """
     found = troubles(state)
     if clean and all(trouble.reload for trouble in found):
         return ""
@@ -62,7 +65,7 @@ def aside(state: NodeState, clean: bool) -> str:
 
 
 def needs_reload(state: NodeState | None) -> bool:
-    """Whether a reload of the driver is what cures the host."""
+    """Return whether the host has a fault that a driver reload repairs."""
     return state is not None and any(trouble.reload for trouble in troubles(state))
 
 

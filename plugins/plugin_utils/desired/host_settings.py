@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's variables, validated: what is wanted of the host besides its deployments."""
+"""Validate a host's variables other than its deployments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Registry:
-    """How to speak to an image registry."""
+    """How to reach an image registry."""
 
     host: str
     username: str = ""
@@ -41,7 +41,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Validated variables of a host; compute, memory and numa_balancing None: leave as they are.
+    """The validated variables of a host; compute, memory and numa_balancing are None to leave them unchanged.
 
     clean: the driver may be reloaded to free VRAM that no process holds.
     """
@@ -61,7 +61,7 @@ class HostSettings:
 def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
-    """Validate the variables named in VARIABLES (others are ignored); a variable that is None is not set."""
+    """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
     own = HostVariables({**variables, "gpu_clean": _switch(variables.get("gpu_clean"))})
     model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
@@ -80,12 +80,12 @@ def parse_settings(
 
 
 def _switch(value: Any) -> Any:
-    """A variable of the command line: -e gpu_clean=true gives a text."""
+    """Convert a variable of the command line: -e gpu_clean=true passes a text."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[Problem, ...]]:
-    """The address at which other hosts reach this one: instinct_address, ansible_host or the host's name."""
+    """Return the address where other hosts reach this one: instinct_address, ansible_host or the host's name."""
     check = Checker()
     for key in ADDRESS:
         value = variables.get(key)

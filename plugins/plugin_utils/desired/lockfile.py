@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins: which digest an image reference and which commit a model revision stood for when they were resolved.
+"""Define pins: the digest of an image reference and the commit of a model revision when they were resolved.
 
-They are kept in fleet.lock.json beside the inventory, so that every run and every host uses the same bytes
-and a run with nothing to do needs no registry and no hub. Reading and writing the file is the caller's.
+Pins are stored in fleet.lock.json next to the inventory, so that every run and every host uses the same bytes and a run
+without changes needs neither a registry nor a hub. The caller reads and writes the file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class ImagePin:
-    """An image's digest (of its manifest or manifest list) and what a pull transfers; None: not asked.
+    """An image's digest (of its manifest or manifest list) and the size of a pull in bytes; None if not resolved.
 
-    software: what the image of this digest said on a node.
+    software: what a node found when it probed the image of this digest.
     """
 
     digest: str
@@ -34,14 +34,14 @@ class ImagePin:
 
 @dataclass(frozen=True)
 class ModelPin:
-    """A model's commit, with every file of the repository and config.json; files None: not asked."""
+    """A model's commit, with every file of the repository and config.json; files is None if not resolved."""
 
     commit: str
     files: tuple[tuple[str, int], ...] | None = None
     config: Mapping[str, Any] | None = None
 
     def selection(self, exclude: Iterable[str], include: Iterable[str]) -> dict[str, int]:
-        """The files that a fetch with these patterns takes."""
+        """Return the files that a download with these patterns fetches, with their sizes in bytes."""
         exclude, include = _patterns(exclude), _patterns(include)
         return {
             path: size
@@ -52,19 +52,19 @@ class ModelPin:
 
 
 def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """As huggingface_hub's filter_repo_objects reads them: "dir/" means everything in it."""
+    """Return the patterns as huggingface_hub's filter_repo_objects reads them: "dir/" means everything in it."""
     return tuple(pattern + "*" if pattern.endswith("/") else pattern for pattern in patterns)
 
 
 @dataclass(frozen=True)
 class Lock:
-    """All pins; images by reference as written, models by model_key()."""
+    """All pins: images by reference as configured, models by model_key()."""
 
     images: Mapping[str, ImagePin] = field(default_factory=dict)
     models: Mapping[str, ModelPin] = field(default_factory=dict)
 
     def image(self, ref: str) -> ImagePin | None:
-        """The pin of a reference; one with a digest is its own pin."""
+        """Return the pin of a reference; a reference with a digest is its own pin."""
         pin = self.images.get(ref)
         digest = parse_ref(ref).digest
         if digest and (pin is None or pin.digest != digest):
@@ -72,14 +72,14 @@ class Lock:
         return pin
 
     def model(self, endpoint: str, repo: str, revision: str) -> ModelPin | None:
-        """The pin of a model's revision; a commit is its own pin."""
+        """Return the pin of a model's revision; a commit is its own pin."""
         pin = self.models.get(model_key(endpoint, repo, revision))
         if pin is None and _COMMIT.fullmatch(revision):
             return ModelPin(revision)
         return pin
 
     def merged(self, newer: Lock) -> Lock:
-        """This lock with newer pins over it. What is known of a digest stays known when it is pinned again."""
+        """Return this lock updated with newer pins; facts about a digest are kept when it is pinned again."""
         images = dict(self.images)
         for ref, pin in newer.images.items():
             known = images.get(ref)
@@ -88,7 +88,7 @@ class Lock:
         return Lock(images, {**self.models, **newer.models})
 
     def to_json(self) -> dict[str, Any]:
-        """The content of fleet.lock.json."""
+        """Return the content of fleet.lock.json."""
         return {
             "schema": SCHEMA,
             "images": {
@@ -117,12 +117,12 @@ def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
 
 
 def model_key(endpoint: str, repo: str, revision: str) -> str:
-    """The key of a model in the lock; an empty endpoint is the public hub."""
+    """Return the key of a model in the lock; an empty endpoint is the public hub."""
     return f"{endpoint}|{repo}@{revision}"
 
 
 def parse_lock(data: Any) -> Lock:
-    """Build a Lock from a lock file's content; ValueError says what is wrong with it."""
+    """Build a Lock from a lock file's content. Raise ValueError with the reason if it is malformed."""
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         raise ValueError(f'it is not a lock file of this version ("schema": {SCHEMA} is expected)')
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner needs of a node_state result, as frozen dataclasses."""
+"""Parse the part of a node_state result that the planner needs into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...module_utils.observe.supervisor import Supervised
 
 @dataclass(frozen=True)
 class Partition:
-    """One logical GPU as the driver offers it now."""
+    """One logical GPU as the driver currently provides it."""
 
     render_minor: int | None
     memory_bytes: int
@@ -22,7 +22,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One physical GPU; GPUs are in the order of their PCI addresses."""
+    """One physical GPU; GPUs are ordered by PCI address."""
 
     index: int
     pci_id: str
@@ -34,7 +34,7 @@ class Gpu:
     partitions: tuple[Partition, ...]
     numa_node: int | None = None
     available_memory: tuple[str, ...] = ()
-    # Of the moment: hosts that differ in nothing else are alike to the planner.
+    # Momentary values: hosts that differ only in them are equal for the planner.
     vram_used: int = field(default=0, compare=False)
     users: tuple[int, ...] = field(default=(), compare=False)
     in_reset: bool = field(default=False, compare=False)
@@ -51,7 +51,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the node's Docker engine; software None: it was not asked on this node."""
+    """An image in the node's Docker; software is None if it was not probed on this node."""
 
     id: str
     tags: tuple[str, ...]
@@ -75,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Fetching:
-    """What a cache holds of a repository for which no finished fetch is recorded."""
+    """The content of a cache for a repository without a finished download."""
 
     cache_dir: str
     repo: str
@@ -84,7 +84,7 @@ class Fetching:
 
 @dataclass(frozen=True)
 class Running:
-    """An instance found on the node; state is Docker's, or None when only its directory is there."""
+    """An instance found on the node; state is Docker's, or None if only its directory exists."""
 
     name: str
     deployment: str
@@ -99,7 +99,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface with its global addresses; speed in Mb/s, None where it is not known."""
+    """A network interface with its global addresses; speed in Mb/s, None if unknown."""
 
     name: str
     addresses: tuple[str, ...]
@@ -110,7 +110,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Hca:
-    """A port of an RDMA device; rate in Gb/s. interface: its network interface. gid_index: RoCE v2 with IPv4."""
+    """A port of an RDMA device; rate in Gb/s.
+
+    interface: its network interface. gid_index: of the GID for RoCE v2 over IPv4.
+    """
 
     name: str
     port: int
@@ -157,20 +160,20 @@ class NodeState:
     numa_nodes: tuple[NumaNode, ...] = ()
     os_version: str = ""
     docker_version: str = ""
-    docker_community: bool = False  # Docker's own packages, not the distribution's
+    docker_community: bool = False  # installed from Docker's packages instead of the distribution's
     buildx: bool = False
     git: bool = False
     kfd_zombies: tuple[int, ...] = ()
-    partition_change: str = ""  # the step at which a change of modes was cut off
+    partition_change: str = ""  # the step at which a change of partition modes was interrupted
     generations: tuple[History, ...] = ()
-    instance_key: str = ""  # its mark
+    instance_key: str = ""  # a fingerprint of the key
     interfaces: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
-        """Take over a node_state result; KeyError and TypeError mean that it is not one."""
+        """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
         system = state["os"]
         docker = state["docker"]
         numa = state["numa_balancing"]
@@ -276,7 +279,7 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
 
 
 def _software(item: Any) -> ImageSoftware | None:
-    """An image's answer; one that cannot be read counts as none, and the image is asked again."""
+    """Return what a probe found in an image; None if it is unreadable, so that the image is probed again."""
     try:
         return ImageSoftware.from_json(item) if item else None
     except (KeyError, TypeError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a setting has its value, and who says so."""
+"""Record why a setting has its value, and the source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ISOLATION = "rocm-gpu-isolation"
 class Reason:
     """Why a setting has its value.
 
-    source: a key of catalog/sources.yml, with what to look for behind a "#"; or a key of the inventory, or
+    source: a key of catalog/sources.yml, with text to search for after a "#"; or a key of the inventory, or
     fleet.lock.json.
     """
 
@@ -30,8 +30,8 @@ class Reason:
 
 
 def deployment_key(deployment: Deployment, *keys: str) -> str:
-    """A key of a deployment as a source.
+    """Return a key of a deployment as a source.
 
-    By name, not by place in the list: a plan does not depend on the order of its input.
+    It has the deployment's name instead of its list index, so that a plan does not depend on the order of its input.
     """
     return f"deployment {deployment.name}: {'.'.join(keys)}"

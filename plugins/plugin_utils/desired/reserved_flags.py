@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which flags and variables an operator may not set, and what to use instead."""
+"""List the flags and variables that an operator may not set, with what to use instead."""
 
 from __future__ import annotations
 
 import re
 
-# vLLM's own short spellings, so that `tp: 2` is caught like `tensor_parallel_size: 2`.
+# vLLM's own short spellings, so that `tp: 2` is recognized like `tensor_parallel_size: 2`.
 ENGINE_ALIASES = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -66,17 +66,17 @@ _SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CR
 _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
 
-# Tokens of the hub, and keys of OpenAI's form, which many services have taken over; whatever the variable's name.
+# Hub tokens, and keys in OpenAI's format, which many services share, under any variable name.
 _SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})")
 
 
 def holds_secret(value: object) -> bool:
-    """Whether a text has a token or a key in it."""
+    """Return whether a text contains a token or a key."""
     return isinstance(value, str) and _SECRET_VALUE.search(value) is not None
 
 
 def secret_place(name: str) -> str:
-    """Where a secret variable's value belongs instead; empty for a variable that is no secret."""
+    """Return where the value of a secret variable belongs; empty if the variable is not secret."""
     if name.upper() in _HUB:
         return "Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables."
     if name.upper() == "VLLM_API_KEY":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logical GPUs of a host in a given compute partition mode: one per partition, GPU by GPU."""
+"""Compute the logical GPUs of a host in a compute partition mode: one per partition, GPU by GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .node_state import Gpu
 
 @dataclass(frozen=True)
 class LogicalGpu:
-    """What one index of a deployment's `gpus` stands for; numa: the NUMA node of its slot, when known."""
+    """The GPU that one index of a deployment's `gpus` stands for; numa: the NUMA node of its slot, if known."""
 
     index: int
     gpu: int
@@ -24,16 +24,16 @@ class LogicalGpu:
 
     @property
     def render_node(self) -> str:
-        """The device's name under /dev/dri."""
+        """Return the device's name under /dev/dri."""
         return f"renderD{self.render_minor}"
 
 
 def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog) -> tuple[LogicalGpu, ...]:
-    """Logical GPUs once every GPU is in mode `compute` (None: as it is now).
+    """Return the logical GPUs once every GPU is in mode `compute` (None: in their current modes).
 
-    A GPU that is in that mode already is taken as observed. For another one the numbers follow the driver's
-    rule: at load it registers a fixed block of render nodes per GPU, in any mode, so partition p of a GPU is
-    that GPU's first minor + p, and its memory is divided evenly (compute_partition_mem_alloc_mode CAPPING).
+    A GPU that is already in the mode is taken as observed. For others the numbers follow the driver's rule: at load it
+    registers a fixed block of render nodes per GPU, in any mode, so partition p of a GPU is that GPU's first minor + p,
+    and the memory is divided evenly (compute_partition_mem_alloc_mode CAPPING).
     """
     found: list[LogicalGpu] = []
     for position, gpu in enumerate(gpus):
@@ -60,7 +60,7 @@ def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog)
 
 
 def partition_count(gpu: Gpu, compute: str, catalog: GpuCatalog) -> int:
-    """Partitions of this GPU in a mode; 0 when its model is unknown or has no such mode."""
+    """Return the number of partitions of this GPU in a mode; 0 if its model is unknown or lacks the mode."""
     model = catalog.by_pci_id(gpu.pci_id)
     return (model.count(compute) if model else None) or 0
 
@@ -68,7 +68,7 @@ def partition_count(gpu: Gpu, compute: str, catalog: GpuCatalog) -> int:
 def declared_gpus(
     model: GpuModel, count: int, compute: str | None, catalog: GpuCatalog
 ) -> tuple[LogicalGpu, ...]:
-    """Logical GPUs of a host that was not looked at, from `instinct_gpus` alone."""
+    """Return the logical GPUs of a host that was not observed, from `instinct_gpus` alone."""
     parts = model.count(compute or model.modes[0]) or 0
     return tuple(
         LogicalGpu(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that look like one of the toolkit's and are none: a typo there would silently do nothing. Pure."""
+"""Find unknown variables that resemble public ones: such a typo would silently have no effect. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIKE_GIVEN = 0.8
 
 
 def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """A warning for each name that is none of the known ones and very like one of them."""
+    """Return a warning for each unknown name that closely resembles a known one."""
     found = []
     for name in sorted(set(names) - set(known)):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE)
@@ -23,7 +23,10 @@ def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
 
 
 def mistaken(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """What is wrong with the names behind -e. A slip there means everything: `stop.yml -e deploymnt=llama`."""
+    """Return the problems of the names given with -e.
+
+    A typo there may widen the operation to everything: `stop.yml -e deploymnt=llama`.
+    """
     found = []
     for name in sorted(set(given) - set(known)):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE_GIVEN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of hosts as plain data, from inside Ansible. Controller only."""
+"""Read variables of hosts as plain data, from inside Ansible. Control node only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MIN_TOKEN = 8
 
 
 class NeedsTemplating(Exception):
-    """A raw variable is not yet its value."""
+    """Raised for a raw variable that must be templated to get its value."""
 
 
 class Reader:
-    """Variables of hosts, as plain data.
+    """Reads variables of hosts as plain data.
 
-    Templating a variable costs more than all planning of a host. Raw values without a template in them are
-    taken as they are.
+    Templating a variable costs more time than planning a whole host, so raw values without a template are used
+    directly.
     """
 
     def __init__(self, task_vars: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Reader:
         self.hostvars = task_vars["hostvars"]
 
     def hosts(self, asked: Iterable[str] | None) -> list[str]:
-        """Hosts to plan: those asked for, else those of this play (--limit shortens it), else the group."""
+        """Return the hosts to plan: the requested ones, else those of this play (after --limit), else the group."""
         fleet = self.task_vars["groups"].get(GROUP, [])
         if asked is not None:
             return [str(name) for name in asked]
@@ -49,15 +49,15 @@ class Reader:
         return [str(name) for name in here or fleet]
 
     def names(self, hosts: Iterable[str]) -> set[str]:
-        """Every variable that some host has."""
+        """Return the names of all variables that some host has."""
         return {str(key) for name in hosts for key in self.hostvars.raw_get(name)}
 
     def groups(self) -> dict[str, list[str]]:
-        """Every group of the inventory with its hosts."""
+        """Return every group of the inventory with its hosts."""
         return {str(name): [str(host) for host in hosts] for name, hosts in self.task_vars["groups"].items()}
 
     def balancers(self, offline: bool) -> tuple[BalancerHost, ...]:
-        """The load balancers' hosts. Raises FleetError."""
+        """Return the load balancers' hosts. Raise FleetError if their variables or states have problems."""
         found: list[BalancerHost] = []
         problems: list[Problem] = []
         for name in sorted(self.groups().get(BALANCERS, ()), key=natural):
@@ -73,7 +73,7 @@ class Reader:
         return tuple(found)
 
     def host(self, name: str, offline: bool, names: Iterable[str] = VARIABLES) -> HostInput:
-        """What the planner takes of a host. Raises FleetError for a variable that cannot be evaluated."""
+        """Return the planner's input for a host. Raise FleetError for a variable that cannot be evaluated."""
         raw = self.hostvars.raw_get(name)
         variables = {key: self.value(name, key, raw) for key in names if key in raw}
         if offline:
@@ -85,7 +85,7 @@ class Reader:
         return HostInput(variables, None, why.strip().partition("\n")[0])
 
     def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
-        """One variable of a host, templated; None when it is not defined."""
+        """Return one variable of a host, templated; None if it is not defined."""
         raw = self.hostvars.raw_get(name) if raw is None else raw
         if key not in raw:
             return None
@@ -100,7 +100,7 @@ class Reader:
             raise FleetError([Problem((key,), what, "", (name,))]) from error
 
     def beside_inventory(self, names: Iterable[str]) -> Path:
-        """The directory of the inventory in which the hosts are."""
+        """Return the directory of the inventory that contains the hosts."""
         for name in names:
             place = self.hostvars.raw_get(name).get("inventory_dir")
             if place:
@@ -108,7 +108,7 @@ class Reader:
         return Path.cwd()
 
     def token(self, name: str) -> str | None:
-        """The hub token for a host's models. Raises FleetError, which does not hold it."""
+        """Return the hub token for a host's models, or None. Raise FleetError, without the token, if it is unusable."""
         token = self.value(name, "hf_model_token")
         key = "hf_model_token"
         if not token:
@@ -134,7 +134,7 @@ class Reader:
         return token
 
     def deployment(self, problem: Problem) -> str:
-        """The name of the deployment that a problem is of, where it has one."""
+        """Return the name of the deployment that a problem is about, or ""."""
         if problem.path[:1] != ("vllm_deployments",) or len(problem.path) < 2 or not problem.hosts:
             return ""
         try:
@@ -144,10 +144,10 @@ class Reader:
         return name if isinstance(name, str) else ""
 
     def origin(self, problem: Problem) -> str:
-        """file:line of a problem's key, where Ansible knows it."""
+        """Return file:line of a problem's key, if Ansible knows it."""
         if not problem.path or not problem.hosts:
             return ""
-        # Internal to Ansible, but it saves the operator a search through group_vars; nothing depends on it.
+        # Internal to Ansible, but it saves the operator a search through group_vars, and nothing depends on it.
         try:
             from ansible._internal._datatag._tags import Origin
         except ImportError:
@@ -158,7 +158,8 @@ class Reader:
             for part in problem.path:
                 if isinstance(value, Mapping):
                     key, value = next((key, item) for key, item in value.items() if key == part)
-                    # A variable's name keeps the place where it was first set; its value is what counts.
+                    # A variable's name keeps the location where it was first set; the value has the location that
+                    # applies.
                     places = (value, key) if found is None else (key, value)
                     found = next((tag for tag in map(Origin.get_tag, places) if tag), found)
                 else:
@@ -179,10 +180,10 @@ def _place(tag: Any) -> str:
 
 
 def plain(value: Any, templates: bool = False) -> Any:
-    """Ansible's lazy and tagged containers as plain data.
+    """Return Ansible's lazy and tagged containers as plain data.
 
-    Raises NeedsTemplating for text with a template in it, and for anything that is not plain data (a vaulted
-    value), unless `templates`: then text is what it is.
+    Raise NeedsTemplating for text with a template, and for anything that is not plain data (a vaulted value). With
+    `templates`, text is returned as it is.
     """
     if isinstance(value, str):
         if not templates and ("{{" in value or "{%" in value or "{#" in value):
