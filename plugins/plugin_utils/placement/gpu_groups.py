@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs go together: a tensor parallel group talks at every layer, and wants the shortest way."""
+"""Group GPUs: a tensor parallel group communicates in every layer, so its GPUs should be close to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Key = Callable[[LogicalGpu], tuple[int, ...]]
 
 
 def island(gpu: LogicalGpu) -> int:
-    """The number of the GPU's XGMI island."""
+    """Return the number of the GPU's XGMI domain."""
     return gpu.gpu // ISLAND
 
 
@@ -23,15 +23,15 @@ def _numa(gpu: LogicalGpu) -> tuple[int, ...]:
     return island(gpu), -1 if gpu.numa is None else gpu.numa
 
 
-# From the shortest way to the longest: within a GPU, its socket, its island.
+# From closest to farthest: within one GPU, one socket, one XGMI domain.
 _DOMAINS: tuple[_Key, ...] = (lambda gpu: (*_numa(gpu), gpu.gpu), _numa, lambda gpu: (island(gpu),))
 
 
 def pack(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int = 0) -> tuple[Gpus, ...]:
-    """As many instances of `size` GPUs as wanted (0: as many as fit), in groups of `tensor` GPUs.
+    """Return the GPUs of the wanted number of instances (0: as many as fit), `size` each, in groups of `tensor` GPUs.
 
-    A group never leaves its XGMI island, and its NUMA node or its physical GPU only when fewer instances than
-    wanted would fit otherwise. The groups of an instance may be anywhere. Fewer are returned when no more fit.
+    A group never crosses its XGMI domain, and crosses its NUMA node or physical GPU only if fewer instances than wanted
+    would fit otherwise. The groups of one instance may be anywhere. If not all instances fit, fewer are returned.
     """
     tensor = min(tensor, size)
     per = size // tensor
@@ -51,8 +51,8 @@ def pack(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int = 0) ->
 
 
 def _groups(gpus: Sequence[LogicalGpu], size: int, domain: _Key) -> list[Gpus]:
-    """Groups that lie in one domain each; GPUs of a domain that are too few for one more are left over."""
-    # In this order a group that has to cross a smaller border crosses as few as it can.
+    """Return groups within one domain each; remaining GPUs of a domain that cannot form a group are not used."""
+    # Sorted this way, a group that must cross smaller domains crosses as few as possible.
     ordered = sorted(gpus, key=lambda gpu: (*_numa(gpu), gpu.index))
     domains: dict[tuple[int, ...], list[LogicalGpu]] = {}
     for gpu in ordered:

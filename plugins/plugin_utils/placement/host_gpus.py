@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's logical GPUs as they will be: from what was observed, or from what the inventory declares."""
+"""Determine a host's logical GPUs after a run: from the observed state, or from the inventory's declaration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..desired.topology import LogicalGpu, declared_gpus, observed_gpus, partiti
 
 @dataclass(frozen=True)
 class HostGpus:
-    """Logical GPUs in the wanted mode ("" when GPUs differ or have none); whether that is a change."""
+    """The logical GPUs in the desired mode ("" if GPUs differ or have none), and whether that is a change."""
 
     gpus: tuple[LogicalGpu, ...]
     mode: str
@@ -24,13 +24,13 @@ class HostGpus:
 
     @property
     def text(self) -> str:
-        """For people: "8 GPUs (0 to 7) in SPX"."""
+        """Return a text such as "8 GPUs (0 to 7) in SPX"."""
         mode = f" in {self.mode}" if self.mode else ""
         return f"{len(self.gpus)} GPUs (0 to {len(self.gpus) - 1}){mode}"
 
 
 def host_gpus(host: Host, catalog: GpuCatalog) -> tuple[HostGpus, list[Problem]]:
-    """The GPUs of a host, and why its partition mode cannot be."""
+    """Return the GPUs of a host, and why its partition mode is impossible."""
     gpus, repartition, warnings, problems = _gpus(host, catalog)
     return HostGpus(gpus, _mode(host), repartition, tuple(warnings)), problems
 
@@ -69,10 +69,10 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
         problems.extend(_memory_refusal(host, memory, catalog))
     if compute is not None:
         for gpu in gpus:
-            # A GPU in the wanted mode is proof enough that the mode exists.
+            # A GPU that is in the desired mode proves that the mode exists.
             if gpu.compute == compute or problems:
                 continue
-            if not reload:  # what is offered depends on the memory mode
+            if not reload:  # the modes on offer depend on the memory mode
                 problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
             if not problems and not partition_count(gpu, compute, catalog):
                 what = f"GPU {gpu.index} ({gpu.pci_id}) is not in the catalogue with {compute}."
@@ -86,7 +86,7 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
 
 
 def _memory_refusal(host: Host, memory: str, catalog: GpuCatalog) -> list[Problem]:
-    """Why a memory mode cannot be; at most one reason."""
+    """Return why a memory mode is impossible; at most one reason."""
     path = ("gpu_partition_memory",)
     for gpu in host.state.gpus if host.state else ():
         if gpu.memory != memory and memory not in gpu.available_memory:

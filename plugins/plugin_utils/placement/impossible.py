@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployments whose sizes no host can serve: why, and what would do."""
+"""Find deployments whose sizes no host can serve, and suggest sizes that work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .host_gpus import HostGpus
 
 
 def impossible(deployment: Deployment) -> list[Problem]:
-    """Sizes that no hosts can serve."""
+    """Return a problem for sizes that no host can serve."""
     path, nodes, size = deployment.path, deployment.nodes, deployment.gpus_per_node
     tensor, data = deployment.tensor_parallel_size, deployment.data_parallel_size
     if data > 1 and data % nodes:
@@ -22,7 +22,10 @@ def impossible(deployment: Deployment) -> list[Problem]:
 
 
 def too_many(deployment: Deployment, there: HostGpus) -> Problem:
-    """More GPUs than the host has, or than XGMI joins as is needed; with what would do."""
+    """Return the problem of a deployment that needs more GPUs than the host has, or than XGMI connects.
+
+    The problem suggests what would fit.
+    """
     count, given = deployment.instances_per_host or 1, deployment.gpus
     size = deployment.gpus_per_node
     need, have = -(-count // deployment.instances_per_gpu) * size, len(given or there.gpus)
@@ -52,7 +55,7 @@ def too_many(deployment: Deployment, there: HostGpus) -> Problem:
 
 
 def _over_hosts(deployment: Deployment, have: int) -> list[str]:
-    """How an instance that is too large for one host could be divided over the fewest hosts with as many GPUs."""
+    """Suggest how to divide an instance that is too large for one host over the fewest hosts with as many GPUs."""
     world, tensor = deployment.world_size, deployment.tensor_parallel_size
     ranks = deployment.data_parallel_size
     fitting = (
@@ -63,7 +66,7 @@ def _over_hosts(deployment: Deployment, have: int) -> list[str]:
     nodes = next(fitting, None)
     if nodes is None:
         return []
-    if tensor == world and tensor // nodes > 1:  # tensor parallel groups belong within a host
+    if tensor == world and tensor // nodes > 1:  # tensor parallel groups must stay within a host
         keys = f"nodes: {nodes}, tensor_parallel_size: {tensor // nodes}, pipeline_parallel_size: {nodes}"
         return [f"divide it over hosts ({keys})"]
     return [f"divide it over hosts (nodes: {nodes})"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs, ports and CPUs the instances of a fleet get, and what cannot be."""
+"""Assign GPUs, ports and CPUs to the instances of a fleet, and report what is impossible."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ SYSTEM_PORTS = 1024
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one instance goes.
+    """The resources of one instance.
 
-    cpus: those of its GPUs' NUMA node, as a list in the kernel's form; "": any. share:
-    the part of each GPU's memory that is this instance's. rank: its place in an engine of several servers; network:
-    what an engine over several hosts uses of this one.
+    Attributes:
+        cpus: those of its GPUs' NUMA node, as a list in the kernel's form; "" for any.
+        share: the fraction of each GPU's memory for this instance.
+        rank: its position in an engine of several servers.
+        network: what an engine over several hosts uses on this one.
     """
 
     deployment: Deployment = field(hash=False)  # it may hold maps
@@ -43,17 +45,17 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The instance's name."""
+        """Return the instance's name."""
         return f"{self.deployment.name}-{self.index}"
 
     @property
     def port(self) -> int:
-        """The instance's port; a headless one leaves it free."""
+        """Return the instance's port; a headless instance does not listen there."""
         return self.deployment.port + self.index
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Ports at which it listens that are known before it starts."""
+        """Return the ports where it listens that are known before it starts."""
         if self.rank is None:
             return (self.port,)
         http = () if self.rank.headless else (self.port,)
@@ -62,10 +64,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """A host's logical GPUs as they will be, and its instances on them.
+    """A host's logical GPUs after the run, and its instances on them.
 
-    left_out: names of instances that are wanted and cannot run now, as another host of their group is missing:
-    they are neither started nor removed.
+    left_out: names of desired instances that cannot run now because another host of their group is missing; they are
+    neither started nor removed.
     """
 
     gpus: Gpus
@@ -76,9 +78,9 @@ class Layout:
 
 
 def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
-    """Place every instance of every host, by the host's name. Problems name the key and carry the host.
+    """Place the instances of every host. Return the layouts by host name, and problems that name key and host.
 
-    Hosts of one kind share the work.
+    The layout is computed once for hosts of the same kind.
     """
     groups, wrong = host_groups(fleet)
     problems = list(wrong)
@@ -98,7 +100,7 @@ def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]
 
 
 def _kind(host: Host) -> tuple[object, ...]:
-    """All that a host's layout follows from. Deployments are parsed once per distinct list."""
+    """Return everything that a host's layout depends on. Equal lists of deployments are parsed once."""
     settings, state = host.settings, host.state
     modes = settings.compute, settings.memory, settings.clean and needs_reload(state)
     wanted = (*map(id, host.deployments), *modes, settings.gpu_model, settings.gpu_count)
@@ -109,7 +111,7 @@ def _kind(host: Host) -> tuple[object, ...]:
 
 
 def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...]]:
-    """A host's layout but for the ranks of groups of hosts."""
+    """Return a host's layout without the ranks of groups of hosts."""
     there, problems = host_gpus(host, catalog)
     numa = {node.id: node for node in host.state.numa_nodes} if host.state else {}
     slots: list[Slot] = []
@@ -143,7 +145,7 @@ def _slot(deployment: Deployment, index: int, gpus: Gpus, numa: Mapping[int, Num
 def _ranked(
     layout: Layout, host: str, groups: Mapping[tuple[str, str], HostGroup], networks: Networks
 ) -> Layout:
-    """The layout with the ranks of instances that span hosts; those whose group is incomplete are left out."""
+    """Return the layout with the ranks of instances that span hosts, without those whose group is incomplete."""
     if not any(slot.deployment.nodes > 1 for slot in layout.slots):
         return layout
     slots: list[Slot] = []
@@ -178,7 +180,7 @@ def _incomplete(deployment: Deployment, group: HostGroup) -> str:
 def _unequal(
     fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup], layouts: Mapping[str, Layout]
 ) -> list[Problem]:
-    """Hosts that differ in their GPUs from the first of their group."""
+    """Return a problem for each host whose GPUs differ from those of the first host of its group."""
     if not groups:
         return []
     kinds = {host.name: _gpus_text(host, layouts[host.name], fleet.catalog) for host in fleet.hosts}
@@ -201,7 +203,7 @@ def _gpus_text(host: Host, layout: Layout, catalog: GpuCatalog) -> str:
 
 
 def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], list[Problem]]:
-    """The GPUs of each of a deployment's servers on a host."""
+    """Return the GPUs of each of a deployment's servers on a host."""
     path, given, gpus = deployment.path, deployment.gpus, there.gpus
     problems = impossible(deployment)
     problems += [
@@ -236,7 +238,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
 
 
 def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
-    """GPUs that the operator put together, and that XGMI does not join."""
+    """Return a warning if the operator configured a tensor parallel group that XGMI does not connect."""
     size = deployment.tensor_parallel_size
     groups = (gpus[start : start + size] for gpus in placed for start in range(0, len(gpus), size))
     if all(len({island(gpu) for gpu in group}) == 1 for group in groups):
@@ -245,7 +247,7 @@ def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
 
 
 def _low_port(deployment: Deployment) -> list[str]:
-    """A port where the host's own services listen."""
+    """Return a warning if the port is in the range of the host's own services."""
     if deployment.port >= SYSTEM_PORTS:
         return []
     return [
@@ -255,9 +257,9 @@ def _low_port(deployment: Deployment) -> list[str]:
 
 
 def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:
-    """At most one problem of each sort per pair of deployments; it stands at the later one.
+    """Return at most one problem of each kind per pair of deployments, reported at the later one.
 
-    A group's ports are kept free on all its hosts, whichever is its first.
+    A group's ports are reserved on all its hosts, whichever host is the first.
     """
     problems: dict[tuple[str, int, int], Problem] = {}
     ports: dict[int, Slot] = {}
@@ -291,7 +293,7 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] → "0-2, 5"."""
+    """Return numbers as ranges: [0, 1, 2, 5] → "0-2, 5"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][1] == number - 1:

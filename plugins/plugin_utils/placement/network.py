@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interface and which RDMA ports an engine over several hosts uses on each of them. Pure.
+"""Choose the interface and the RDMA ports that an engine over several hosts uses on each of them. Pure.
 
-Never the same for all hosts: names of interfaces and indexes of GIDs differ between equal servers, and a value that
+Each host has its own choice: interface names and GID indexes differ between otherwise equal servers, and a value that
 is right on one host makes another hang (InferenceX pull request 1806).
 """
 
@@ -43,7 +43,7 @@ FIX = "Set instinct_address to the address at which the other hosts of its group
 
 @dataclass(frozen=True)
 class Place:
-    """A host in the network of its group: an address of its own, and the interface that has it."""
+    """A host in the network of its group: one of its own addresses, and the interface with it."""
 
     address: str
     interface: Interface
@@ -51,9 +51,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Network:
-    """What an engine uses on one host. env: variables with their reasons; devices: for the container.
+    """The network resources of an engine on one host. env: variables with their reasons; devices: for the container.
 
-    hcas: the ports of `NCCL_IB_HCA`; of those RCCL takes what is active when it starts.
+    hcas: the ports in `NCCL_IB_HCA`; RCCL uses those that are active when it starts.
     """
 
     place: Place
@@ -63,10 +63,10 @@ class Network:
 
 
 def place_of(host: Host) -> tuple[Place | None, Problem | None]:
-    """Where the others of its group meet a host; (None, None) when nothing is known of its interfaces.
+    """Return the address where the group reaches a host; (None, None) if its interfaces are unknown.
 
-    An address is looked for on its interfaces. A name says nothing certain (many systems resolve their own to
-    127.0.1.1), so it will do only where there is no choice.
+    An IP address is searched on the host's interfaces. A host name is not reliable (many systems resolve their own to
+    127.0.1.1), so it is used only if there is exactly one candidate.
     """
     interfaces = host.state.interfaces if host.state else ()
     if not interfaces:
@@ -78,7 +78,7 @@ def place_of(host: Host) -> tuple[Place | None, Problem | None]:
     for interface in interfaces:
         if any(ip_address(address) == wanted for address in interface.addresses):
             return Place(host.address, interface), None
-    if wanted.is_loopback:  # the group's own check says it
+    if wanted.is_loopback:  # the group's own check reports it
         return None, None
     what = f"its address {host.address} is on none of its interfaces ({_listed(interfaces)})."
     return None, Problem((), what, FIX, (host.name,))
@@ -101,7 +101,7 @@ def _listed(interfaces: Sequence[Interface]) -> str:
 
 
 def network_of(host: Host, place: Place) -> Network:
-    """What an engine over several hosts uses on this one."""
+    """Return what an engine over several hosts uses on this one."""
     name, address = place.interface.name, place.address
     gpus = len(host.state.gpus) if host.state else 0
     verbs = bool(host.state and host.state.verbs)
@@ -135,11 +135,11 @@ def network_of(host: Host, place: Place) -> Network:
 
 
 def choose_hcas(hcas: Sequence[Hca], interface: str, gpus: int) -> tuple[tuple[Hca, ...], str]:
-    """The ports for traffic between GPUs, and what was left out and why; none without an active one.
+    """Return the ports for traffic between GPUs, and which ports were excluded and why; none without an active port.
 
-    The fastest of the link layer that most of them have. The port of the host's own address is for management when it
-    is slower, or when there are more ports than GPUs. Ports that are down now stay in: RCCL skips them, and an
-    engine's variables do not change each time that a link does.
+    The choice is the fastest ports of the link layer that most of them have. The port with the host's own address is
+    for management if it is slower, or if there are more ports than GPUs. Ports that are currently down are included:
+    RCCL skips them, and an engine's variables stay the same when a link changes.
     """
     active = [hca for hca in hcas if hca.active]
     if not active:
@@ -169,6 +169,9 @@ def _why_out(hca: Hca, layer: str, rate: int) -> str:
 
 
 def gid_index(hcas: Sequence[Hca]) -> int | None:
-    """The index that all ports share; None where they differ or have none, and for InfiniBand: RCCL chooses then."""
+    """Return the GID index that all ports share.
+
+    Return None, so that RCCL chooses, if the ports differ, have none, or are InfiniBand.
+    """
     found = {hca.gid_index for hca in hcas if hca.active}
     return found.pop() if len(found) == 1 and hcas[0].layer == ETHERNET else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the hosts of a group can run an engine together: what is wrong is said before anything stops. Pure.
+"""Check whether the hosts of a group can run an engine together, before anything is stopped. Pure.
 
-Errors are what makes an engine hang or fail at its start; warnings what makes it slow.
+Errors are conditions that make an engine hang or fail at its start; warnings are those that make it slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TCP_ONLY = "NCCL_IB_DISABLE"
 
 @dataclass(frozen=True)
 class Networks:
-    """What the hosts of groups use, by name, with what is wrong and the warnings of each."""
+    """The networks of the hosts of all groups by name, with the problems and the warnings."""
 
     of: Mapping[str, Network]
     problems: tuple[Problem, ...]
@@ -29,7 +29,7 @@ class Networks:
 
 
 def check_networks(fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup]) -> Networks:
-    """Decide the network of every host that is in a whole group, and hold the hosts of each group together."""
+    """Choose the network of every host in a complete group, and check the hosts of each group against each other."""
     whole = {name: group for name, group in groups.items() if not group.missing}
     if not whole:
         return Networks({}, (), {})
@@ -57,7 +57,7 @@ def check_networks(fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup]) ->
 def check_group(
     deployment: Deployment, hosts: Sequence[Host], networks: Mapping[str, Network]
 ) -> tuple[list[Problem], list[tuple[str, str]]]:
-    """Errors, and warnings with the host at which they are told, of one group."""
+    """Return the errors of one group, and its warnings with the host at which they are reported."""
     own = dict(deployment.env)
     problems: list[Problem] = []
     warnings: list[tuple[str, str]] = []
@@ -165,7 +165,7 @@ def _rdma(
 
 
 def _alike(deployment: Deployment, hosts: Sequence[Host]) -> Iterable[Problem]:
-    """Memory partition modes as they will be; numbers and models of GPUs are the layout's."""
+    """Return problems of differing memory partition modes after the run; the layout compares the GPUs themselves."""
     first = hosts[0]
     for host in hosts[1:]:
         mine, theirs = _memory_modes(host), _memory_modes(first)

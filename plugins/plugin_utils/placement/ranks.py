@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that are one engine together: over several hosts, or one per data parallel rank."""
+"""Rank the servers that form one engine: over several hosts, or one per data parallel rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ _LOCAL = ("localhost", "::1")
 
 @dataclass(frozen=True)
 class Rank:
-    """A server's place among those that make one engine.
+    """A server's position among those that form one engine.
 
-    hosts: the group of hosts, in natural order; none when the engine is within one host, as equal hosts then
-    have equal ranks. group: the group's number. node_rank: this host's place in it. master, master_port: where
-    the servers meet, at the group's first host (torch's store, data parallel's handshake, or Ray); group_port:
-    where their supervisors do. number: this server's place among the engine's `servers`. data_rank: the first data
-    parallel rank of this server. headless: it works for the first one, and has no HTTP port.
+    Attributes:
+        hosts: the group of hosts, in natural order; empty if the engine is within one host, so that equal hosts have
+            equal ranks.
+        group: the group's number.
+        node_rank: this host's position in the group.
+        master, master_port: the rendezvous of the servers at the group's first host (torch's store, data parallel's
+            handshake, or Ray).
+        group_port: the rendezvous of their supervisors.
+        number: this server's position among the engine's `servers`.
+        data_rank: the first data parallel rank of this server.
+        headless: it works for the first server, and has no HTTP port.
     """
 
     group: int
@@ -39,7 +45,7 @@ class Rank:
 
     @property
     def nodes(self) -> int:
-        """Hosts of the engine."""
+        """Return the number of hosts of the engine."""
         return len(self.hosts) or 1
 
 
@@ -54,22 +60,22 @@ class HostGroup:
 
 
 def external(deployment: Deployment) -> bool:
-    """Every data parallel rank is a server of its own, with its own port."""
+    """Return whether every data parallel rank is a server of its own, with its own port."""
     return deployment.data_parallel_size > 1 and deployment.data_parallel_balancing == "external"
 
 
 def servers_per_host(deployment: Deployment) -> int:
-    """Servers that one engine has on each of its hosts."""
+    """Return the number of servers that one engine has on each of its hosts."""
     return deployment.data_parallel_size // deployment.nodes if external(deployment) else 1
 
 
 def meeting_port(deployment: Deployment, index: int) -> int | None:
-    """The port at which the servers of instance `index`'s engine meet; None for a server that is alone.
+    """Return the port where the servers of instance `index`'s engine meet, or None if the server is alone.
 
-    It follows from the HTTP port of the engine's first server by its last four digits: 8000 → 28000, and for
-    ports that are there already 28000 → 18000. Both ranges lie below 32768, where Linux begins to hand out
-    ports of its own (net.ipv4.ip_local_port_range). Engines on the same hosts have different HTTP ports, so
-    that only ports that differ by a multiple of 10000 meet; the layout refuses those.
+    It is derived from the last four digits of the HTTP port of the engine's first server: 8000 → 28000, and for ports
+    that are in that range already 28000 → 18000. Both ranges are below 32768, where Linux starts to assign ephemeral
+    ports (net.ipv4.ip_local_port_range). Engines on the same hosts have different HTTP ports, so only ports that differ
+    by a multiple of 10000 collide; the layout refuses those.
     """
     if deployment.nodes == 1 and not external(deployment):
         return None
@@ -78,15 +84,16 @@ def meeting_port(deployment: Deployment, index: int) -> int | None:
 
 
 def group_port(meeting: int) -> int:
-    """Where the supervisors of an engine meet, by the port where its servers do: 28000 → 23000, 23000 → 28000.
+    """Return the port where the supervisors of an engine meet: 28000 → 23000, 23000 → 28000.
 
-    In the same ten thousand, 5000 away, so that both lie below 32768.
+    It is derived from the port where the servers meet: 5000 away within the same ten thousand, so that both are below
+    32768.
     """
     return meeting // 10000 * 10000 + (meeting + 5000) % 10000
 
 
 def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: str) -> Rank | None:
-    """The rank of a deployment's instance; `group` is None for an engine within one host."""
+    """Return the rank of a deployment's instance; `group` is None for an engine within one host."""
     port = meeting_port(deployment, index)
     if port is None:
         return None
@@ -112,10 +119,10 @@ def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: s
 
 
 def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[Problem, ...]]:
-    """Groups of hosts by (deployment, host), for deployments whose instances span hosts.
+    """Return the groups of hosts by (deployment, host), for deployments whose instances span hosts.
 
-    The hosts of a deployment in natural order, so many at a time as it has nodes. Hosts that are not in this
-    run count, so that a group is the same in every run.
+    A deployment's hosts are taken in natural order and divided into groups of `nodes` hosts. Hosts outside this run are
+    included, so that groups are the same in every run.
     """
     groups: dict[tuple[str, str], HostGroup] = {}
     problems: list[Problem] = []
@@ -168,7 +175,7 @@ def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterabl
 
 
 def _address(host: Host) -> str:
-    """The host's address in the cluster, as a number where its interfaces tell it."""
+    """Return the host's address in the cluster, as an IP address if its interfaces reveal it."""
     place, _ = place_of(host)
     return place.address if place else host.address
 
