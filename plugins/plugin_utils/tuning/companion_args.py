@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command line names the pinned commits of drafts, adapters and tokenizers. Pure."""
+"""Put the pinned commits of drafts, adapters and tokenizers on a command line. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Pin = tuple[Repository, str]
 
 
 def with_pins(tuned: Tuned, deployment: Deployment, commit_of: Callable[[Repository], str]) -> Tuned:
-    """The flags with the commits of what goes with the model; what is not pinned ("") stays as it is written.
+    """Return the flags with the commits of the model's companions; those without a pin ("") stay as written.
 
-    --speculative-config has a key for it and --tokenizer a flag. What has neither is named by the directory of
-    its snapshot in the container.
+    --speculative-config has a key for the commit and --tokenizer a flag. A repository with neither is replaced by the
+    directory of its snapshot in the container.
     """
     pins = [(item, commit_of(item)) for item in companions(deployment)]
     args, reasons = dict(tuned.args), list(tuned.reasons)
@@ -35,7 +35,7 @@ def with_pins(tuned: Tuned, deployment: Deployment, commit_of: Callable[[Reposit
 
 
 def _put(pin: Pin, args: dict[str, Value], reasons: list[Reason]) -> None:
-    """One commit at its place in the flags."""
+    """Put one commit in its place in the flags."""
     item, commit = pin
     place = snapshot_dir(item.repo, commit)
     if item.use == TOKENIZER:
@@ -59,7 +59,7 @@ def _put(pin: Pin, args: dict[str, Value], reasons: list[Reason]) -> None:
 
 
 def _placed(entry: Value, repo: str, place: str) -> Value:
-    """An entry of lora_modules with the adapter's directory, where it is this one."""
+    """Return an entry of lora_modules, with the directory of the adapter if the entry is for this one."""
     if adapter_of(entry) != repo:
         return entry
     given = mapping(entry)

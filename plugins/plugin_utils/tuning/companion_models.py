@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories of the hub that a deployment needs besides its model: drafts, adapters, tokenizers. Pure.
+"""Find the repositories of the hub that a deployment needs besides its model: drafts, adapters, tokenizers. Pure.
 
-A server has no network and a read-only cache, so whatever vLLM would download has to be there before it starts,
+A server has no network and a read-only cache, so everything that vLLM would download must be present before it starts,
 and is pinned like the model. Sources: vllm/config/speculative.py, vllm/lora/utils.py (get_adapter_absolute_path),
 vllm/config/model.py (tokenizer_revision), of 0.6.3 to 0.32.0.
 """
@@ -36,9 +36,9 @@ WEIGHTS = tuple(
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub, or those of its files that the patterns leave.
+    """A repository of the hub, or those of its files that match the patterns.
 
-    use: what it is to the deployment. path: the key that names it.
+    use: its role in the deployment. path: the key that names it.
     """
 
     use: str
@@ -50,7 +50,7 @@ class Repository:
 
 
 def repositories(deployment: Deployment) -> tuple[Repository, ...]:
-    """All that the deployment needs of the hub: its model, unless that is a path, and what goes with it."""
+    """Return all repositories of the deployment: the model, unless that is a path, and its companions."""
     if deployment.local_model:
         return companions(deployment)
     path = (*deployment.path, "model")
@@ -58,13 +58,13 @@ def repositories(deployment: Deployment) -> tuple[Repository, ...]:
 
 
 def companions(deployment: Deployment) -> tuple[Repository, ...]:
-    """What the deployment needs of the hub besides its model."""
+    """Return the repositories that the deployment needs besides its model."""
     named = (name for name in _named(deployment) if re.fullmatch(REPO, name.value))
     return tuple(_repository(deployment, name) for name in named)
 
 
 def unmounted(deployment: Deployment) -> tuple[str, ...]:
-    """Warnings of paths that nothing mounts into the container: they would have to be in the image."""
+    """Return warnings about paths that no mount puts into the container, so the image would have to contain them."""
     places = [mount.split(":")[1] for mount in deployment.runtime.extra_mounts]
     places.append(deployment.model if deployment.local_model else HF_MOUNT)
     found = []
@@ -83,7 +83,7 @@ def unmounted(deployment: Deployment) -> tuple[str, ...]:
 
 
 def speculates_with(deployment: Deployment) -> tuple[Repository, int | None] | None:
-    """The draft with weights of its own, and over how many GPUs it is divided (None: as the model); None: none."""
+    """Return the draft with weights of its own, and its number of GPUs (None: as the model); None without a draft."""
     draft = next((item for item in companions(deployment) if item.use == DRAFT), None)
     if draft is None or draft.repo == deployment.model:
         return None
@@ -114,7 +114,7 @@ def _of_model(deployment: Deployment, use: str, revision: str, path: Path) -> Re
 
 
 def _named(deployment: Deployment) -> Iterator[_Name]:
-    """What the deployment's flags and settings name."""
+    """Yield what the deployment's flags and settings name."""
     flags, path = dict(deployment.engine_args), (*deployment.path, "engine_args")
     model, revision = _speculative_model(deployment)
     if model:
@@ -134,7 +134,7 @@ def _named(deployment: Deployment) -> Iterator[_Name]:
 
 
 def _speculation(deployment: Deployment) -> dict[str, Any]:
-    """What is said of speculation, in whichever spelling, by the keys of --speculative-config."""
+    """Return the configuration of speculation in any spelling, by the keys of --speculative-config."""
     flags = dict(deployment.engine_args)
     found = {
         **mapping(dict(deployment.settings).get("speculative")),
@@ -148,7 +148,7 @@ def _speculation(deployment: Deployment) -> dict[str, Any]:
 
 
 def _speculative_model(deployment: Deployment) -> tuple[str, str]:
-    """The draft and its revision; where none is named, the model drafts for itself (multi-token prediction)."""
+    """Return the draft and its revision; without a name, the model drafts for itself (multi-token prediction)."""
     given = _speculation(deployment)
     method, model = str(given.get("method") or ""), str(given.get("model") or "")
     revision = str(given.get("revision") or "")
@@ -156,13 +156,13 @@ def _speculative_model(deployment: Deployment) -> tuple[str, str]:
         return "", ""
     if not model:
         return ("" if deployment.local_model else deployment.model), revision
-    if not method and "." in model and "/" not in model:  # a class of the image that proposes tokens
+    if not method and "." in model and "/" not in model:  # a class in the image that proposes tokens
         return "", ""
     return model, revision
 
 
 def _place_of_draft(deployment: Deployment) -> Path:
-    """The key that names the draft, or else the one that asks for speculation."""
+    """Return the path of the key that names the draft, or else of the one that enables speculation."""
     flags, path = dict(deployment.engine_args), deployment.path
     for key in ("speculative_config", "sc", "speculative_model"):
         value = flags.get(key)
@@ -177,7 +177,7 @@ def _place_of_draft(deployment: Deployment) -> Path:
 
 
 def adapter_of(item: Value) -> str:
-    """The path of an entry of lora_modules: {"name": …, "path": …}, or name=path."""
+    """Return the path in an entry of lora_modules: {"name": …, "path": …}, or name=path."""
     entry = mapping(item)
     if entry:
         return str(entry.get("path") or "")
@@ -185,10 +185,10 @@ def adapter_of(item: Value) -> str:
 
 
 def mapping(value: Value) -> Mapping[str, Any]:
-    """A map, or the text of one as JSON; empty for anything else."""
+    """Return a map, or the map in a JSON text; empty for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
-        except ValueError:  # vLLM's parser refuses it, which is told where flags are checked
+        except ValueError:  # vLLM's parser refuses it; the check of the flags reports that
             return {}
     return value if isinstance(value, Mapping) else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags and variables as they are decided one after the other, each with who decided it."""
+"""Collect flags and variables in the order in which they are decided, each with the source of the decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..desired.reasons import Reason
 
 @dataclass(frozen=True)
 class Clash:
-    """A flag or variable that is decided already, and otherwise."""
+    """A flag or variable that is already decided differently."""
 
     subject: str
     wanted: Value
@@ -20,7 +20,7 @@ class Clash:
 
 
 class Ledger:
-    """What is decided so far. Maps of one flag are put together; nothing that stands is changed."""
+    """The decisions so far. Maps of one flag are merged; a decided value never changes."""
 
     def __init__(self) -> None:
         self.args: dict[str, Value] = {}
@@ -28,7 +28,7 @@ class Ledger:
         self.reasons: list[Reason] = []
 
     def clash(self, args: Mapping[str, Value], env: Mapping[str, str]) -> Clash | None:
-        """The first of these that contradicts what stands."""
+        """Return the first of these that contradicts an earlier decision, or None."""
         for name, value in args.items():
             if name in self.args and not _agree(self.args[name], value):
                 return Clash(name, value, self.args[name])
@@ -38,7 +38,7 @@ class Ledger:
         return None
 
     def add(self, args: Mapping[str, Value], env: Mapping[str, str], reason: str, source: str) -> None:
-        """Decide these. The caller has asked `clash`; what stands already gets no second reason."""
+        """Decide these, which `clash` must have accepted; what was decided earlier keeps its reason."""
         for name, given in args.items():
             value, held = _ordered(given), self.args.get(name)
             if isinstance(held, Mapping) and isinstance(value, Mapping):
@@ -54,7 +54,7 @@ class Ledger:
                 self.reasons.append(Reason(name, text, reason, source))
 
     def put(self, name: str, value: Value, reason: str, source: str) -> None:
-        """Decide a flag anew."""
+        """Replace the value of a flag."""
         self.reasons = [item for item in self.reasons if item.setting != name]
         self.args.pop(name, None)
         self.add({name: value}, {}, reason, source)
@@ -67,7 +67,7 @@ def _agree(held: Value, value: Value) -> bool:
 
 
 def _ordered(value: Value) -> Value:
-    """Maps by their keys: the order in which something was written must not make another command."""
+    """Return maps sorted by key, so that the order in which they were written does not change the command."""
     if isinstance(value, Mapping):
         return {key: _ordered(value[key]) for key in sorted(value)}
     return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image holds: what the operator says, the catalogue knows, and the image itself answered. Pure."""
+"""Determine an image's software from the deployment, the catalogue, and a probe of the image. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ ASKED = "image"
 def software_of(
     deployment: Deployment, host: Host, lock: Lock, images_data: Mapping[str, Any]
 ) -> ImageFacts | None:
-    """What is known of a deployment's image on a host; None: the image has to be asked first.
+    """Return what is known of a deployment's image on a host, or None if the image must be probed first.
 
-    The deployment's vllm_version goes before an exact tag of the catalogue, and that before what the image
-    answered; what the one before does not tell, the next one fills in. A tag that moves, and one whose digest
-    is not the documented one, is not believed. vllm is None when the image was asked and has no vLLM that
-    could be found.
+    The deployment's vllm_version takes precedence over an exact tag of the catalogue, and that over the probe; each
+    source fills in what the ones before it leave open. Tags that move, and tags whose digest is not the documented one,
+    are not trusted. vllm is None if the probe found no vLLM in the image.
     """
     pin = lock.image(deployment.image) if deployment.image else None
     asked = _asked(deployment, host, pin)
@@ -45,7 +44,7 @@ def software_of(
 
 
 def _exact(deployment: Deployment, pin: ImagePin | None) -> str:
-    """The reference with its digest, as far as it is pinned."""
+    """Return the reference with its digest, if it is pinned."""
     ref = deployment.image or (deployment.build.tag if deployment.build else "")
     return f"{ref}@{pin.digest}" if pin and "@" not in ref else ref
 
@@ -78,7 +77,7 @@ def _filled(facts: ImageFacts, asked: ImageSoftware) -> ImageFacts:
 
 
 def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | None) -> ImageFacts:
-    """With a note where the image says that the operator is wrong."""
+    """Return the facts, with a note if the probe contradicts the operator."""
     if not asked or asked.vllm in ("", deployment.vllm_version):
         return facts
     note = f"vllm_version is {deployment.vllm_version}, and the image says that it has {asked.vllm}."
@@ -86,9 +85,9 @@ def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | Non
 
 
 def learned(fleet: Fleet, lock: Lock) -> Lock:
-    """The lock with what images of its digests answered on any host; the same object when that is nothing new.
+    """Return the lock with the results of probing its images on any host; the same object if there are no new ones.
 
-    So an image is asked once for all hosts, and plans made without hosts know it too.
+    So an image is probed once for all hosts, and plans without hosts use the result too.
     """
     wanted: dict[str, list[tuple[str, ImagePin]]] = {}
     for ref in {item.image for host in fleet.hosts for item in host.deployments if item.image}:
@@ -98,7 +97,7 @@ def learned(fleet: Fleet, lock: Lock) -> Lock:
     found: dict[str, ImagePin] = {}
     for host in fleet.hosts if wanted else ():
         for image in host.state.images if host.state else ():
-            # An image that could not say what it has is asked again elsewhere: that may have been a node's fault.
+            # A probe without a result is repeated on another host, as the node may have been the cause.
             if image.software and image.software.vllm:
                 for name in image.digests:
                     for ref, pin in wanted.pop(name, ()):

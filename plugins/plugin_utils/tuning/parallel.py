@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that make one engine of several GPUs, servers and hosts, as a vLLM release knows them.
+"""Build the flags that combine several GPUs, servers and hosts into one engine, for a vLLM release.
 
-And the options of the servers' supervisors, which start and end as a group.
+It also builds the options of the servers' supervisors, which start and end as a group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RAY_DEVICES = "vllm-docker"
 
 @dataclass(frozen=True)
 class Argument:
-    """A flag as engine_args would have it, with its value, and why; True stands for a flag without value."""
+    """A flag as in engine_args, with its value and the reason; True is a flag without a value."""
 
     flag: str
     value: str | int | bool
@@ -35,9 +35,9 @@ class Argument:
 
 
 def uses_ray(deployment: Deployment, table: FlagTable) -> bool:
-    """The hosts of an instance are joined by Ray: when asked for, and before vLLM could start it by itself.
+    """Return whether Ray connects the hosts of an instance: if requested, or if vLLM has no launcher of its own yet.
 
-    On ROCm vLLM never chooses Ray: it has to be named.
+    On ROCm vLLM never chooses Ray by itself, so the flags must name it.
     """
     if deployment.nodes == 1 or deployment.data_parallel_size > 1:
         return False
@@ -49,7 +49,7 @@ def uses_ray(deployment: Deployment, table: FlagTable) -> bool:
 
 
 def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple[Argument, ...]:
-    """The flags of one server. A Ray worker has those of its head, and its supervisor does not run the command."""
+    """Return the flags of one server. A Ray worker gets its head's flags, but its supervisor does not run vLLM."""
     ray = uses_ray(deployment, table)
     rank = slot.rank
     found = list(_sizes(deployment))
@@ -66,7 +66,7 @@ def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple
 
 
 def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
-    """What a release cannot do of what the deployment wants, with the release that brought it."""
+    """Return the features of the deployment that a release lacks, with the release that introduced them."""
     if uses_ray(deployment, table):
         return _other_executor(deployment, table)
     wanted = {}
@@ -88,7 +88,7 @@ def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
 
 
 def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
-    """The operator wants another executor than Ray, and the release has no other way over hosts."""
+    """Return a problem if the operator configured another executor than Ray, and the release needs Ray over hosts."""
     for where, key, values in (
         ("engine_args", "distributed_executor_backend", deployment.engine_args),
         ("settings", "executor", deployment.settings),
@@ -102,7 +102,7 @@ def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, 
 
 
 def ray_env(slot: Slot, table: FlagTable) -> tuple[Reason, ...]:
-    """Variables of engines by Ray; every GPU that a container has is the engine's."""
+    """Return the variables of engines that use Ray; the engine uses every GPU of a container."""
     if slot.rank is None or not uses_ray(slot.deployment, table):
         return ()
     reason = (
@@ -115,10 +115,10 @@ def ray_env(slot: Slot, table: FlagTable) -> tuple[Reason, ...]:
 
 
 def group_args(slot: Slot, tuned: Tuned, image: str, commit: str) -> tuple[tuple[str, ...], ...]:
-    """Options by which the supervisors of an engine's servers find each other, a line each; none for one alone.
+    """Return the options by which the supervisors of an engine's servers find each other, one line each.
 
-    Servers of another image, model, configuration or group of hosts are no part of the engine: in an upgrade a new
-    one waits until the others are new.
+    There are none for a single server. Servers with another image, model, configuration or group of hosts do not belong
+    to the engine: during an upgrade, a new server waits until the others are new too.
     """
     rank = slot.rank
     if rank is None:
@@ -143,7 +143,7 @@ def group_args(slot: Slot, tuned: Tuned, image: str, commit: str) -> tuple[tuple
         if slot.network:
             found.append(("--ray-ip", slot.network.place.address))
         found.append(("--ray-gpus", str(len(slot.gpus))))
-        # Any free ports: Ray's own range, 10002 to 19999, may have those of instances in it.
+        # Any free ports: Ray's own range, 10002 to 19999, may contain ports of instances.
         found += [(f"--ray-arg=--{end}-worker-port=0",) for end in ("min", "max")]
     return tuple(found)
 
@@ -175,7 +175,7 @@ def _sizes(deployment: Deployment) -> Iterator[Argument]:
 
 
 def _nodes(deployment: Deployment, rank: Rank) -> Iterator[Argument]:
-    """vLLM's own launcher: tensor and pipeline groups over hosts."""
+    """Yield the flags of vLLM's own launcher: tensor and pipeline groups over hosts."""
     together = f"{', '.join(rank.hosts)} run one engine"
     yield Argument("nnodes", rank.nodes, together, deployment_key(deployment, "nodes"))
     yield Argument("node_rank", rank.node_rank, "the host's place in the group, in natural order", LAUNCH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements of the recipes that no condition of theirs decides: which ones apply to a decided deployment. Pure."""
+"""Find the statements of the recipes that apply to a decided deployment, if no condition of theirs decides it. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OFF = ("0", "false")
 
 @dataclass(frozen=True)
 class Decided:
-    """A deployment on one sort of GPU, as it will run."""
+    """A deployment on one kind of GPU, as it will run."""
 
     deployment: Deployment
     machine: Machine
@@ -41,13 +41,13 @@ class Decided:
     fit: Fit
 
     def number(self, flag: str) -> float:
-        """The value of a flag that is given as a number, else 0."""
+        """Return the value of a flag with a number, else 0."""
         value = self.tuned.args.get(flag)
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
 
 def quotes(recipes: Sequence[Recipe], decided: Decided) -> tuple[Advice, ...]:
-    """The statements that apply."""
+    """Return the statements that apply."""
     found = []
     for name, applies in _APPLIES.items():
         answer = applies(decided)
@@ -72,7 +72,7 @@ def _kernels(decided: Decided) -> bool:
 
 
 def _formula(decided: Decided) -> str:
-    """The guide's sum for one request of the full length, on a partition as the guide has it."""
+    """Return the result of AMD's formula for one request of full length, on a partition as in the guide."""
     if decided.machine.compute != "CPX":
         return ""
     found = simple_formula(decided.shape, decided.engine, 1, decided.fit.max_model_len)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags and variables of a deployment on one sort of GPU: what the operator decided, then what recipes add.
+"""Decide the flags and variables of a deployment on one kind of GPU: first the operator's, then those of recipes.
 
-Pure. The operator's word wins everywhere: a recipe's choice that would change one of their flags or variables,
-even in part, is left out as a whole, as half of it may be worse than none.
+Pure. The operator always takes precedence: a recipe's choice that would change one of the operator's flags or
+variables, even in part, is omitted as a whole, as half of it may be worse than none.
 """
 
 from __future__ import annotations
@@ -47,10 +47,14 @@ OTHER_PLATFORMS = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPU, or partition, that an instance gets; memory in bytes, as the driver reports it.
+    """The GPU, or partition, of an instance; memory in bytes, as the driver reports it.
 
-    name: the product's. compute, memory: the partition modes. memory_bytes: of one partition. gpu_bytes: of the
-    whole GPU. driver: the version of the amdgpu module, "" when it is not known.
+    Attributes:
+        name: of the product.
+        compute, memory: the partition modes.
+        memory_bytes: of one partition.
+        gpu_bytes: of the whole GPU.
+        driver: version of the amdgpu module, "" if unknown.
     """
 
     gfx: str
@@ -64,10 +68,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is decided: flags ("--name" → value) and variables, with a reason for each.
+    """The decided flags ("--name" → value) and variables, with a reason for each.
 
-    known: the neutral settings that are decided, whoever did. chosen: flags and variables that recipes added.
-    recommended: keys of the deployment that documents would set otherwise.
+    known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. recommended:
+    keys of the deployment for which documents recommend other values.
     """
 
     release: Release
@@ -87,7 +91,7 @@ class Tuned:
 def tune(
     deployment: Deployment, machine: Machine, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
 ) -> Tuned:
-    """Decide flags and variables. ValueError when the vLLM version is none, or older than the catalogue."""
+    """Decide flags and variables. Raise ValueError if the vLLM version is malformed, or older than the catalogue."""
     book = knowledge.book(software.vllm or "")
     backends = None
     if software.platform not in OTHER_PLATFORMS:
@@ -128,7 +132,7 @@ def tune(
 
 
 class _Desk:
-    """Takes what is decided, in the order of who may decide, and collects what is wrong with it."""
+    """Applies decisions in order of precedence, and collects their problems."""
 
     def __init__(self, deployment: Deployment, book: SettingsBook, backends: Backends | None) -> None:
         self.deployment = deployment
@@ -140,7 +144,7 @@ class _Desk:
         self.problems: list[Problem] = []
 
     def take_engine_args(self) -> None:
-        """The operator's flags, each held against the release's."""
+        """Apply the operator's flags, each checked against the release."""
         table, path = self.book.flags, (*self.deployment.path, "engine_args")
         for key, value in self.deployment.engine_args:
             hit = table.get(key)
@@ -158,7 +162,7 @@ class _Desk:
                 self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
 
     def take_env(self) -> None:
-        """The operator's variables."""
+        """Apply the operator's variables."""
         for key, text in self.deployment.env:
             path: Path = (*self.deployment.path, "env", key)
             self.judge(path, check_env(self.book.env, key, text))
@@ -167,7 +171,7 @@ class _Desk:
             self.ledger.add({}, {key: text}, "set by the deployment", source)
 
     def take_settings(self) -> None:
-        """The operator's neutral settings."""
+        """Apply the operator's neutral settings."""
         for key, value in self.deployment.settings:
             path: Path = (*self.deployment.path, "settings", key)
             if key in SIZES:
@@ -191,7 +195,7 @@ class _Desk:
             self.ledger.add(found.args, found.env, reason, source)
 
     def take_choices(self, choices: Iterable[Choice]) -> None:
-        """What recipes recommend, where the operator has not decided otherwise."""
+        """Apply recommendations of recipes, unless the operator has decided otherwise."""
         before = len(self.ledger.reasons)
         for choice in choices:
             found = render_setting(self.book, choice.setting, choice.value)
@@ -207,7 +211,7 @@ class _Desk:
         self.chosen = tuple(dict.fromkeys(item.setting for item in self.ledger.reasons[before:]))
 
     def take_rules(self, rules: Iterable[Advice]) -> None:
-        """What documents refuse or warn of."""
+        """Report what documents refuse or warn about."""
         for rule in rules:
             if rule.say == "refuse":
                 self.problems.append(Problem(self.deployment.path, rule.text, f"Source: {rule.source}."))
@@ -215,7 +219,7 @@ class _Desk:
                 self.warnings.append(f"{rule.text} [{rule.source}]")
 
     def check_sequences(self, knowledge: Knowledge) -> None:
-        """vLLM stops when a step takes fewer tokens than sequences."""
+        """Report a step with fewer tokens than sequences, with which vLLM stops."""
         args = self.ledger.args
         tokens, seqs = (
             args.get(f"--{name.replace('_', '-')}", knowledge.default(name, self.book.release))
@@ -231,7 +235,7 @@ class _Desk:
             self.problems.append(Problem(path, what, "Make it at least as large as max_num_seqs."))
 
     def check_range(self, path: Path, name: str, value: Value) -> None:
-        """A number that the parser takes and vLLM then refuses."""
+        """Report a number that the parser accepts but vLLM then refuses."""
         low, high, meaning = RANGES.get(name, (None, None, ""))
         if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
             return
@@ -240,14 +244,14 @@ class _Desk:
             self.problems.append(Problem(path, f"{value} is out of range.", f"It is {meaning}.{hint}"))
 
     def check_backend(self, path: Path, name: str, value: Value) -> None:
-        """An attention backend that is not for these GPUs."""
+        """Report an attention backend that does not exist for these GPUs."""
         if self.backends is not None and name == self.backends.named_by():
             finding = check_named(self.backends, str(value))
             if finding is not None:
                 self.judge(path, finding)
 
     def check_share(self, knowledge: Knowledge) -> None:
-        """Instances on one GPU must not want more than all of its memory."""
+        """Report instances on one GPU that together request more than its memory."""
         count = self.deployment.instances_per_gpu
         name = "gpu_memory_utilization"
         part = self.ledger.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
@@ -259,7 +263,7 @@ class _Desk:
             self.problems.append(Problem((*self.deployment.path, "instances_per_gpu"), what, fix))
 
     def judge(self, path: Path, finding: Finding) -> None:
-        """A finding as a problem or a warning."""
+        """Record a finding as a problem or a warning."""
         what, source = f"{finding.what}.", f" [{finding.source}]" if finding.source else ""
         if finding.is_error:
             self.problems.append(Problem(path, what, finding.fix))
@@ -276,7 +280,7 @@ def _select(
     given: Mapping[str, Value],
 ) -> Selection:
     recipes = knowledge.recipes
-    if not deployment.recipes:  # what cannot work is refused all the same
+    if not deployment.recipes:  # what cannot work is refused nevertheless
         recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
     return select(recipes, model, context, given)
 
@@ -288,7 +292,7 @@ def _recommended(
     context: Context,
     given: Mapping[str, Value],
 ) -> tuple[Advice, ...]:
-    """Sizes that documents name for this model and that the deployment does not have."""
+    """Return recommended sizes for this model where the deployment has other values."""
     if not deployment.recipes:
         return ()
     open_sizes = {name: value for name, value in given.items() if name not in SIZES}
@@ -304,7 +308,7 @@ def _recommended(
 def _drafts(
     deployment: Deployment, knowledge: Knowledge, model: ModelFacts, context: Context
 ) -> tuple[Advice, ...]:
-    """Drafts that documents name for the model: they answer few requests sooner, and many later."""
+    """Return drafts that documents name for the model; they speed up few requests, and slow down many."""
     if not deployment.recipes or context.speculative or deployment.objective == "throughput":
         return ()
     found = []
@@ -317,7 +321,7 @@ def _drafts(
 
 
 def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
-    """The part of a GPU's memory for each of several instances on it."""
+    """Return the share of a GPU's memory for each of several instances on it."""
     count = deployment.instances_per_gpu
     if count < 2 or "gpu_memory_utilization" in given:
         return ()
@@ -365,13 +369,16 @@ def _context(
 
 
 def _drafted(speculative: Any) -> int:
-    """Tokens of a draft per step; 0 where it is not said."""
+    """Return the number of draft tokens per step; 0 if it is not configured."""
     count = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else 0
     return count if isinstance(count, int) else 0
 
 
 def _beyond_v1(given: Mapping[str, Value]) -> bool:
-    """vLLM takes the V0 engine for what V1 cannot do, unless VLLM_USE_V1 is set: then it stops instead."""
+    """Return whether vLLM falls back to the V0 engine because V1 lacks a configured feature.
+
+    If VLLM_USE_V1 is set, vLLM stops instead.
+    """
     speculative = given.get("speculative")
     draft = isinstance(speculative, Mapping) and "method" not in speculative and "model" in speculative
     return draft or given.get("scheduler_steps") not in (None, 1)
