@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line that measures an instance, right for the vLLM release of its client. Pure."""
+"""Build the command line that benchmarks an instance, for the vLLM release of its client. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ("name", "model", "served_model", "vllm", "port", "argv")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The command line, which holds no secret, and what is to be said of it."""
+    """The command line, which contains no secret, and the warnings."""
 
     argv: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -28,9 +28,10 @@ class Benchmark:
 def bench_command(
     knowledge: Knowledge, kind: str, instance: Mapping[str, Any], arguments: Mapping[str, Value]
 ) -> Benchmark:
-    """`instance` as the plan has it; `arguments` of the client, as the operator writes them. Raises FleetError.
+    """Return the benchmark of an instance. Raise FleetError for invalid arguments.
 
-    True gives a flag alone; false and null leave it out.
+    `instance` is as in the plan; `arguments` are the client's, as the operator writes them: true gives a flag without
+    value; false and null omit it.
     """
     where = f"targets[{instance.get('name') or '?'}]"
     missing = [key for key in NEEDED if not instance.get(key)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes instances. What is equal, as on hosts of one kind, is decided, composed and rendered once."""
+"""Build instances. What is equal, as on hosts of one kind, is decided, composed and rendered once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .render import Render
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model on the control node: its config.json, and its files with their sizes in bytes where it is a directory."""
+    """A model on the control node: its config.json, and its files with their sizes in bytes if it is a directory."""
 
     config: Mapping[str, Any]
     files: tuple[tuple[str, int], ...] | None = None
@@ -46,7 +46,7 @@ Sources = Mapping[str, ModelSource]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a deployment runs on one sort of GPU; tuned None: it cannot be."""
+    """What a deployment runs on one kind of GPU; tuned is None if that is impossible."""
 
     tuned: Tuned | None
     verdict: Verdict
@@ -54,7 +54,7 @@ class Decision:
 
 
 class Workshop:
-    """One run's knowledge and pins, and what was made with them."""
+    """Builds instances from one run's knowledge and pins, and caches the results."""
 
     def __init__(
         self, knowledge: Knowledge, lock: Lock, render: Render, models: Sources, key: InstanceKey = NO_KEY
@@ -70,7 +70,7 @@ class Workshop:
 
     @property
     def cited(self) -> dict[str, Mapping[str, Any]]:
-        """The documents that reasons name: of all instances made so far."""
+        """Return the documents that the reasons of all instances so far refer to."""
         cited: set[str] = set()
         for made in self._made.values():
             cited.update(item.source for item in made.instance.reasons)
@@ -79,26 +79,26 @@ class Workshop:
         return {name: self.knowledge.sources[name] for name in named if name in self.knowledge.sources}
 
     def software(self, deployment: Deployment, host: Host) -> ImageFacts | None:
-        """What the deployment's image holds; None when it has to be asked."""
+        """Return the software of the deployment's image, or None if it must be probed."""
         pin = self.lock.image(deployment.image) if deployment.image else None
         own = () if pin and pin.software else (host.name,)
-        # Deployments are parsed once per distinct list, and kept by their hosts as long as this object lives.
+        # Deployments are parsed once per distinct list, and their hosts keep them as long as this object exists.
         key = (id(deployment), *own)
         if key not in self._software:
             self._software[key] = software_of(deployment, host, self.lock, self.knowledge.images)
         return self._software[key]
 
     def unknown_images(self, host: Host) -> tuple[str, ...]:
-        """References of the host's images that have to be asked what they hold."""
+        """Return the references of the host's images that must be probed."""
         if host.state is None:
-            return ()  # nothing can be asked: that is a problem of each deployment
+            return ()  # probing is impossible, which is a problem of each deployment
         refs = {item.image_ref for item in host.deployments if self.software(item, host) is None}
         return tuple(sorted(refs))
 
     def instances(
         self, host: Host, layout: Layout, catalog: GpuCatalog
     ) -> tuple[tuple[Planned, ...], tuple[Problem, ...]]:
-        """The host's instances, and what is wrong with their deployments."""
+        """Return the host's instances, and the problems of their deployments."""
         found: list[Planned] = []
         problems: dict[Problem, None] = {}
         for slot in layout.slots:
@@ -119,7 +119,7 @@ class Workshop:
         return self.lock.model(endpoint, deployment.model, deployment.revision)
 
     def _weights(self, deployment: Deployment, endpoint: str) -> tuple[tuple[str, str], ...]:
-        """The commits that an instance loads, as far as they are pinned."""
+        """Return the commits that an instance loads, as far as they are pinned."""
         pins = (
             (item.repo, self.lock.model(endpoint, item.repo, item.revision))
             for item in repositories(deployment)
@@ -174,7 +174,7 @@ class Workshop:
         return Decision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
-        """The draft's weights as far as they are known."""
+        """Return the draft's weights as far as they are known."""
         found = speculates_with(deployment)
         if found is None:
             return None
@@ -203,12 +203,15 @@ class Workshop:
 
 
 def listen_of(deployment: Deployment, host: Host) -> str:
-    """The address at which a host's instances of a deployment listen: nothing asks those that no endpoint offers."""
+    """Return the address where a deployment's instances listen.
+
+    Instances without an endpoint listen on loopback, as no load balancer needs to reach them.
+    """
     return deployment.listen or (host.listen if deployment.endpoint else LOOPBACK)
 
 
 def machine_of(host: Host, slot: Slot, catalog: GpuCatalog) -> Machine:
-    """The GPU of a slot, as it will be when the plan is carried out."""
+    """Return the GPU of a slot, as it will be after the plan is applied."""
     first = slot.gpus[0]
     compute = host.settings.compute
     if host.state is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets by the names they go by, in command lines, environments and plans, before these are written down.
+"""Redact secrets by their names in command lines, environments and plans, before these are written down.
 
-What has no such name is caught by its value or its looks: redact.Redactor.
+Secrets without such a name are recognized by value or form: redact.Redactor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...module_utils.common.redact import MASK, is_secret_name, mask_env
 
 
 def mask_argv(argv: Iterable[object]) -> list[str]:
-    """A command line with the values of secret options masked: --api-key a b --port 1 → both masked."""
+    """Return a command line with the values of secret options redacted: both values of --api-key a b --port 1."""
     masked: list[str] = []
     secret = False
     for word in map(str, argv):
@@ -29,26 +29,26 @@ def mask_argv(argv: Iterable[object]) -> list[str]:
 
 
 def mask_command(command: object) -> str | None:
-    """The same for a command line given as list or as one shell line; None when there is none."""
+    """Return a command line, a list or one shell line, with secrets redacted; None for None."""
     if isinstance(command, (list, tuple)):
         return shlex.join(mask_argv(command)) if command else None
     if not isinstance(command, str) or not command:
         return None
     try:
         words = shlex.split(command)
-    except ValueError:  # not a shell line: leave it to the patterns of the Redactor
+    except ValueError:  # not a shell line: only the Redactor's patterns apply
         return command
     masked = mask_argv(words)
     return shlex.join(masked) if masked != words else command
 
 
 def mask_variables(env: Mapping[Any, Any]) -> dict[str, Any]:
-    """Environment variables with the values of secret ones masked."""
+    """Return environment variables with the values of secret ones redacted."""
     return {str(name): MASK if is_secret_name(str(name)) else value for name, value in env.items()}
 
 
 def mask_data(value: Any) -> Any:
-    """JSON data (a plan) with secret variables masked in its env maps, env files and command lines."""
+    """Return JSON data (a plan) with secret variables redacted in its env maps, env files and command lines."""
     if isinstance(value, Mapping):
         return {str(key): _mask_item(str(key), item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

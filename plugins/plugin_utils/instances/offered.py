@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load balancer needs to know of an instance."""
+"""Describe an instance for load balancers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from ...module_utils.common.generations import Offered
 from .compose import Instance
 
-# Requests that an instance gets at once when its max_num_seqs is not known: vLLM's default with 70 GiB and more.
-# Source: vllm/engine/arg_utils.py, get_batch_defaults.
+# Requests sent to an instance at once if its max_num_seqs is unknown: vLLM's default with 70 GiB and more. Source:
+# vllm/engine/arg_utils.py, get_batch_defaults.
 REQUESTS = 1024
 
 
 def offered(instance: Instance) -> Offered:
-    """What a balancer needs to know of an instance."""
+    """Return the description of an instance for load balancers."""
     return Offered(
         name=instance.name,
         deployment=instance.deployment.name,
@@ -30,7 +30,7 @@ def offered(instance: Instance) -> Offered:
 
 
 def models_of(instance: Instance) -> tuple[str, ...]:
-    """The names that clients ask an instance for: the served name and its LoRA adapters."""
+    """Return the model names that clients may request from an instance: the served name and its LoRA adapters."""
     names = [instance.deployment.served_model_name]
     modules = dict(instance.deployment.engine_args).get("lora_modules")
     for item in modules if isinstance(modules, (list, tuple)) else [modules] if modules else []:
@@ -41,7 +41,7 @@ def models_of(instance: Instance) -> tuple[str, ...]:
 
 
 def limit_of(item: Instance) -> int:
-    """Requests that an instance can work on at once; more of them wait in the balancer, for whichever is free first."""
+    """Return how many requests an instance processes at once; others wait in the balancer for a free instance."""
     value = item.tuned.args.get("max_num_seqs")
     ranks = item.deployment.data_parallel_size if item.deployment.data_parallel_balancing == "internal" else 1
     return (value if isinstance(value, int) and value > 0 else REQUESTS) * ranks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host is to run: instances that were composed from the inventory, and stored ones of a generation."""
+"""Represent what a host will run: instances composed from the inventory, and stored ones of a generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .offered import offered
 
 @dataclass(frozen=True)
 class Planned:
-    """An instance with its rendered files; weights: (repository, commit) of all that it loads."""
+    """An instance with its rendered files; weights: (repository, commit) of everything that it loads."""
 
     instance: Instance
     files: Mapping[str, str]
@@ -28,32 +28,32 @@ class Planned:
 
     @cached_property
     def name(self) -> str:
-        """<deployment>-<index>."""
+        """Return <deployment>-<index>."""
         return self.instance.name
 
     @cached_property
     def deployment_name(self) -> str:
-        """What it is an instance of."""
+        """Return the name of its deployment."""
         return self.instance.deployment.name
 
     @cached_property
     def server(self) -> dict[str, Any]:
-        """SERVER of the plan."""
+        """Return the plan's SERVER of this instance."""
         return server(self.instance, self.files, self.spec_hash)
 
     @cached_property
     def offered(self) -> Offered:
-        """What a load balancer needs to know of it."""
+        """Return the description for load balancers."""
         return offered(self.instance)
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """INSTANCE of the plan, but for its host."""
+        """Return the plan's INSTANCE without its host."""
         return {**self.instance.to_json(self.spec_hash), "server": self.server}
 
     @cached_property
     def member(self) -> Member:
-        """It as a member of a generation."""
+        """Return the instance as a member of a generation."""
         slot = self.instance.slot
         return Member(
             name=self.name,
@@ -69,7 +69,7 @@ class Planned:
 
     @cached_property
     def head(self) -> Generation:
-        """What a generation says of all its instances, where this is the first one; the number is yet to be given."""
+        """Return the generation's common part, taken from this as its first instance; its number is not yet set."""
         instance, deployment = self.instance, self.instance.deployment
         env = (f"{name}={MASK if is_secret_name(name) else value}" for name, value in instance.env)
         return Generation(
@@ -90,13 +90,16 @@ class Planned:
         )
 
     def file_hashes(self) -> dict[str, str]:
-        """sha256 of each file."""
+        """Return the sha256 of each file."""
         return {name: text_hash(text) for name, text in self.files.items()}
 
 
 @dataclass(frozen=True)
 class RecordedInstance:
-    """An instance as a generation in the node's store has it. acts False: it is merely there, nothing is done to it."""
+    """An instance as recorded in a generation of the node's store.
+
+    acts: False if the instance is only present, and no action applies to it.
+    """
 
     generation: Generation
     member: Member
@@ -105,32 +108,32 @@ class RecordedInstance:
 
     @property
     def name(self) -> str:
-        """<deployment>-<index>."""
+        """Return <deployment>-<index>."""
         return self.member.name
 
     @property
     def deployment_name(self) -> str:
-        """What it is an instance of."""
+        """Return the name of its deployment."""
         return self.generation.deployment
 
     @property
     def spec_hash(self) -> str:
-        """The hash of its files."""
+        """Return the hash of its files."""
         return self.member.spec_hash
 
     @property
     def server(self) -> dict[str, Any]:
-        """SERVER of the plan: files and container are read from the node's store."""
+        """Return the plan's SERVER of this instance; files and container are read from the node's store."""
         return self.generation.server(self.member)
 
     @property
     def offered(self) -> Offered:
-        """What a load balancer needs to know of it."""
+        """Return the description for load balancers."""
         return self.generation.offered(self.member, self.path)
 
     @property
     def described(self) -> dict[str, Any]:
-        """INSTANCE of the plan, but for its host; the store has all of it."""
+        """Return the plan's INSTANCE without its host, from the store."""
         made, member = self.generation, self.member
         return {
             "name": member.name,
@@ -150,7 +153,7 @@ class RecordedInstance:
         }
 
     def file_hashes(self) -> dict[str, str]:
-        """Not known here: the files are in the node's store."""
+        """Return nothing: the files are in the node's store."""
         return {}
 
 
@@ -158,14 +161,14 @@ Serving = Union[Planned, RecordedInstance]
 
 
 def recorded(generation: Generation, name: str, acts: bool = True) -> RecordedInstance:
-    """An instance of a generation. StopIteration when it has none of this name."""
+    """Return an instance of a generation. Raise StopIteration if there is none of this name."""
     return RecordedInstance(
         generation, next(item for item in generation.members if item.name == name), acts=acts
     )
 
 
 def running_member(state: NodeState, running: Running, acts: bool = False) -> RecordedInstance | None:
-    """A container as the newest generation that has it; None: no generation knows it."""
+    """Return a container as recorded in the newest generation that contains it, or None."""
     for history in state.generations:
         if history.deployment == running.deployment:
             found = history.of_spec(running.name, running.spec_hash)
@@ -175,7 +178,7 @@ def running_member(state: NodeState, running: Running, acts: bool = False) -> Re
 
 
 def generation_of(deployment: str, instances: Sequence[Planned], modes: str) -> Generation:
-    """The generation that these instances of a deployment on a host are; its number is 0."""
+    """Return the generation of these instances of a deployment on a host; its number is 0."""
     if not instances:
         return Generation(deployment, 0)
     members = tuple(item.member for item in instances)

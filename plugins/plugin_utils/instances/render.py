@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render an instance's files. Controller only: it needs Jinja, which a node need not have."""
+"""Render an instance's files. Control node only: it needs Jinja, which nodes may lack."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Render = Callable[[Instance], dict[str, str]]
 
 
 def _environment() -> Any:
-    import jinja2  # here, as this package is also shipped to nodes
+    import jinja2  # imported on use: importing this module does not require Jinja
 
     return jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # shell, JSON and HAProxy's, not HTML: quoted by the filters below
+        autoescape=False,  # shell, JSON and HAProxy's format, not HTML: the filters below quote
     )
 
 
 def drawer(template: str) -> Callable[[Mapping[str, Any]], str]:
-    """A function that renders haproxy.cfg with this template's text."""
+    """Return a function that renders haproxy.cfg from this template's text."""
     environment = _environment()
     environment.filters["json"] = canonical
     environment.filters["word"] = haproxy_word
@@ -37,14 +37,14 @@ def drawer(template: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def haproxy_word(text: str) -> str:
-    """A text as one word of HAProxy's configuration. Source: its manual, Quoting and escaping."""
+    """Return a text as one word of HAProxy's configuration. Source: its manual, Quoting and escaping."""
     for char in '\\"$':
         text = text.replace(char, "\\" + char)
     return f'"{text}"'
 
 
 def renderer(templates: Mapping[str, str]) -> Render:
-    """A function that renders an instance with these template texts ("serve.sh.j2" → text)."""
+    """Return a function that renders an instance from these template texts ("serve.sh.j2" → text)."""
     environment = _environment()
     environment.filters["quote"] = shlex.quote
     environment.filters["words"] = shlex.join
