@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the instances of all hosts to a load balancer's configuration, as data. Pure."""
+"""Turn the instances of all hosts into a load balancer's configuration, as data. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..desired.endpoint_settings import BalancerHost, BalancerSettings
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANY = ("0.0.0.0", "::")
 ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
-# Bytes of a request in which its model is looked for, where several are behind one address.
+# Bytes of a request that are searched for its model, if several models share one address.
 BODY = 1 << 20
 
 
 @dataclass(frozen=True)
 class Member:
-    """An instance behind the balancer; limit: requests that it gets at once."""
+    """An instance behind the load balancer; limit: requests that it gets at once."""
 
     host: str
     instance: str
@@ -32,16 +32,16 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Its name as HAProxy's server: with the port, as an instance that moves to another one is another server."""
+        """Return the name of HAProxy's server, which includes the port: after a change of port it is another server."""
         return f"{self.host}.{self.instance}:{self.port}"
 
     def to_json(self) -> dict[str, Any]:
-        """As balancer.json has it."""
+        """Return the instance's entry in balancer.json."""
         return {"name": self.name, **vars(self), "target": f"{bracketed(self.address)}:{self.port}"}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Member:
-        """The reverse of to_json."""
+        """Build from an entry of balancer.json."""
         return cls(
             str(item["host"]),
             str(item["instance"]),
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Backend:
-    """A deployment: the model names that clients ask for, and its instances on all hosts."""
+    """A deployment: the model names that clients request, and its instances on all hosts."""
 
     name: str
     models: tuple[str, ...]
@@ -62,15 +62,16 @@ class Backend:
 
     @property
     def queue(self) -> int:
-        """Requests that may wait: as many as all instances can work on at once."""
+        """Return how many requests may wait: as many as all instances process at once."""
         return sum(member.limit for member in self.members)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a GPU host serves; whole False: only its host is known, and what the balancer has of it stays.
+    """The instances of a GPU host.
 
-    stopping: instances that run and are going to be stopped by this run.
+    whole: False if only the host is known; then its servers in the balancer stay. stopping: running instances that this
+    run stops.
     """
 
     host: str
@@ -82,12 +83,12 @@ class Offer:
 
 
 def served(offer: Offer) -> tuple[Offered, ...]:
-    """The host's instances that clients may ask: not those that work for another host's server."""
+    """Return the host's instances that serve clients, without those that work for another host's server."""
     return tuple(item for item in offer.instances if item.endpoint and not item.headless)
 
 
 def names_twice(offers: Iterable[Offer]) -> Iterable[Problem]:
-    """Model names that two deployments would answer to."""
+    """Yield a problem for each model name that two deployments share."""
     owners: dict[str, str] = {}
     told = set()
     for offer in offers:
@@ -140,14 +141,15 @@ def backends_of(
 
 
 def _routed(host: BalancerHost) -> Mapping[str, Any]:
-    """Deployments that have a router now."""
+    """Return the deployments that currently have a router."""
     return (host.seen.config.get("routers") if host.seen else None) or {}
 
 
 def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tuple[Backend, ...]:
-    """What the balancer is to have while instances change: what comes, and what goes until it has gone.
+    """Return the backends during the change: the new servers, and the old ones until they are gone.
 
-    `seen`: its present balancer.json. A deployment that goes comes first, and keeps a name that another one takes over.
+    `seen` is the current balancer.json. Deployments that are removed come first, and keep a model name that another
+    deployment takes over.
     """
     wanted = {backend.name: backend for backend in backends}
     going: dict[str, Backend] = {}
@@ -165,7 +167,10 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
 
 
 def _address(item: Offered, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
-    """Where the balancer reaches an instance: its own address, or its host's where it listens on all."""
+    """Return the address where the balancer reaches an instance, and problems.
+
+    It is the instance's own address, or its host's if the instance listens on all addresses.
+    """
     listen = item.listen
     if offer.host == host.name and listen in (*ANY, *LOOPBACK):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
@@ -177,7 +182,7 @@ def _address(item: Offered, offer: Offer, host: BalancerHost) -> tuple[str, list
 
 
 def conflicts(host: BalancerHost, offers: Iterable[Offer], routers: bool = False) -> list[Problem]:
-    """Ports of instances on the balancer's own host."""
+    """Return problems of instances whose ports the balancer on the same host uses too."""
     taken = {port: item for o in offers if o.host == host.name for item in o.instances for port in item.ports}
     return [
         Problem(
@@ -197,9 +202,9 @@ def config_data(
     instance_key: bool = False,
     routers: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """All that haproxy.cfg says, decided. `version` names this configuration in the running HAProxy.
+    """Return everything that haproxy.cfg contains; `version` identifies this configuration in the running HAProxy.
 
-    instance_key: the key of instance.map is sent to instances. routers: their ports, by deployment.
+    instance_key: send the key of instance.map to instances. routers: their ports, by deployment.
     """
     data: dict[str, Any] = {
         "schema": 1,
@@ -214,7 +219,7 @@ def config_data(
         "agent_port": AGENT_PORT,
         "router_port": ROUTER_PORT,
         "routers": dict(routers or {}),
-        # With one deployment nothing has to be read of a request to know where it goes.
+        # A single deployment needs no inspection of requests to choose the backend.
         "route_by_model": len(backends) > 1,
         "buffer": BODY if len(backends) > 1 else 16384,
         "models": _model_list(backends) if len(backends) > 1 else None,
@@ -224,7 +229,7 @@ def config_data(
 
 
 def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[str, int]:
-    """Ports of the routers: a deployment keeps the one that it has, so that its router goes on."""
+    """Return the ports of the routers; a deployment keeps its port, so that its router keeps running."""
     names = sorted((item.name for item in backends if item.prefix and item.members), key=natural)
     had = seen.get("routers") or {}
     found = {name: int(had[name]) for name in names if name in had}
@@ -233,7 +238,7 @@ def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[s
 
 
 def _model_list(backends: Sequence[Backend]) -> str:
-    """The answer to GET /v1/models."""
+    """Return the answer to GET /v1/models."""
     entries = [
         {"id": model, "object": "model", "created": 0, "owned_by": "vllm"}
         for model in dict.fromkeys(model for backend in backends for model in backend.models)

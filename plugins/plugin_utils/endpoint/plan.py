@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load balancer lacks: desired minus observed, with reasons. Pure."""
+"""Plan the changes of load balancers: desired minus observed, with reasons. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INSTANCE_MAP = "instance.map"
 
 @dataclass(frozen=True)
 class Material:
-    """What the control node holds for a balancer: texts of its files, None when it is yet to be made."""
+    """The control node's secrets for a load balancer: texts of its files, None if they do not exist yet."""
 
     keys_map: str | None = None
     certificate: str | None = None
@@ -53,10 +53,11 @@ class Material:
 
 @dataclass(frozen=True)
 class BalancerPlan:
-    """What one balancer will be, and what is to be done for it.
+    """The desired state of one load balancer, and the changes to get there.
 
-    files_before: while instances change, what goes is still there. drain: servers to take out before they stop, and
-    their hosts. undrain: servers to take in afterwards, also what an earlier run left out.
+    files_before: the files during the change, with the old servers still present. drain: servers to drain before they
+    stop, and their hosts. undrain: servers to return to service afterwards, including those that an earlier run left
+    drained.
     """
 
     host: BalancerHost
@@ -72,17 +73,17 @@ class BalancerPlan:
     warnings: tuple[str, ...]
 
     def out(self, gpu_host: str) -> dict[str, list[str]]:
-        """The servers of one GPU host to take out before it is touched, and to take in afterwards."""
+        """Return the servers of one GPU host to drain before it changes, and to return to service afterwards."""
         drain = [name for name, host in self.drain.items() if host == gpu_host]
         return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """Return the URL for clients."""
         return url_of(self.host)
 
     def to_json(self) -> dict[str, Any]:
-        """A balancer's part of plan.json. Holds no key."""
+        """Return the load balancer's part of plan.json, which contains no key."""
         return {
             "status": "observed" if self.host.seen else "declared",
             "url": self.url,
@@ -101,7 +102,7 @@ class BalancerPlan:
 
 
 def url_of(host: BalancerHost) -> str:
-    """Where clients reach a host's balancer."""
+    """Return the URL of a host's load balancer for clients."""
     settings = host.settings
     address = host.address if settings.listen in ANY else settings.listen
     address = settings.virtual.address if settings.virtual else address
@@ -114,7 +115,10 @@ Draw = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True)
 class Kit:
-    """What balancers are made with: templates, programs of agent, routers and check, each host's secrets, one key."""
+    """What every load balancer is built from.
+
+    It consists of templates, the programs of agent, routers and check, each host's secrets, and one key.
+    """
 
     draw: Draw
     agent: str
@@ -127,7 +131,7 @@ class Kit:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The inventory's balancers; fleet: all its GPU hosts, also those that are not in this run."""
+    """The inventory's load balancers; fleet: all its GPU hosts, including those outside this run."""
 
     hosts: tuple[BalancerHost, ...]
     fleet: frozenset[str]
@@ -137,10 +141,10 @@ class Endpoint:
 def plan_balancers(
     endpoint: Endpoint, offers: Sequence[Offer], routing: Mapping[str, bool] | None = None
 ) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Plans of the balancers that are part of this run, what is wrong, and warnings.
+    """Return the plans of the load balancers in this run, the problems, and the warnings.
 
-    A balancer keeps what it has of GPU hosts that this run does not plan. routing: deployments of this run, and whether
-    they are routed by prefix.
+    A load balancer keeps its servers on GPU hosts that this run does not plan. routing: for each deployment of this
+    run, whether it is routed by prefix.
     """
     hosts = endpoint.hosts
     if not hosts:
@@ -212,7 +216,7 @@ def _plan(
 def wanted_files(
     files: Mapping[str, str], settings: BalancerSettings, material: Material, key: InstanceKey = NO_KEY
 ) -> dict[str, str] | None:
-    """All files of the balancer's directory; None when keys or certificate are yet to be made."""
+    """Return all files of the load balancer's directory, or None if keys or certificate do not exist yet."""
     found = dict(files)
     for name, wanted, text in (
         (KEYS_FILE, settings.auth, material.keys_map),
@@ -236,7 +240,7 @@ def _files(
 
 
 def _drains(seen: SeenBalancer | None, offers: Sequence[Offer]) -> dict[str, str]:
-    """Servers to take out before they stop, each with its host."""
+    """Return the servers to drain before they stop, each with its host."""
     if seen is None or not seen.running:
         return {}
     stopping = {(offer.host, name) for offer in offers for name in offer.stopping}
@@ -277,7 +281,7 @@ def _actions(
 
 
 def _missing(host: BalancerHost) -> list[tuple[str, str]]:
-    """Packages that the host lacks, as far as it was looked at, and what they are for."""
+    """Return the packages that the host is known to lack, each with its purpose."""
     seen, found = host.seen or SeenBalancer(), []
     if not seen.installed:
         found.append(("haproxy", "it spreads requests over the instances"))
@@ -291,7 +295,7 @@ def _counted(names: Collection[str]) -> str:
 
 
 def names_of(backends: Iterable[Backend]) -> set[str]:
-    """The servers of these backends, as "backend/server"."""
+    """Return the servers of these backends, as "backend/server"."""
     return {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
 
 
@@ -304,7 +308,7 @@ def _names(seen: SeenBalancer) -> set[str]:
 
 
 def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
-    """Why the balancer has to be told something; "" when it is as wanted."""
+    """Return why the load balancer must be changed; "" if it is up to date."""
     seen = host.seen
     if seen is None or not seen.files:
         return "the group load_balancer has this host"

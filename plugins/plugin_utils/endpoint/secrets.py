@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and certificate of load balancers on the control node: read, and made where none are given.
+"""Read the keys and certificates of load balancers on the control node, and create missing ones.
 
-They are kept beside the inventory in `.secrets` (Ansible does not look into hidden directories of an inventory), for
-their owner only. Either file may be vaulted. Controller only: it needs cryptography, which ansible-core brings.
+They are stored next to the inventory in `.secrets` (Ansible ignores hidden directories of an inventory), readable by
+their owner only. Either file may be vaulted. Control node only: it needs cryptography, which ansible-core requires.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .plan import Material
 
 DIRECTORY = ".secrets"
 KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"
-VALID_DAYS = 825  # what clients accept at most of a server's certificate
+VALID_DAYS = 825  # the maximum that clients accept for a server's certificate
 
 Load = Callable[[Path], Any]
 """Reads a text file, vaulted or not; raises OSError or ValueError."""
@@ -32,7 +32,7 @@ Load = Callable[[Path], Any]
 def materials(
     hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load, parse: Callable[[str], Any]
 ) -> dict[str, Material]:
-    """What each balancer gets. With `make`, what is missing is made. Raises FleetError, which holds no secret."""
+    """Return each load balancer's secrets; `make` creates missing ones. Raise FleetError, without any secret."""
     wanted = [host for host in hosts if not host.absent]
     keys = base / DIRECTORY / KEYS
     own = base / DIRECTORY / CERTIFICATE
@@ -51,10 +51,10 @@ def materials(
 
 
 def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load) -> InstanceKey:
-    """The key between load balancers and instances; with `make`, a missing one is made. Raises FleetError.
+    """Return the key between load balancers and instances; with `make`, create a missing one. Raise FleetError.
 
-    All balancers send the key that is there, also when new instances are to have none: those that still have it
-    need it, and the others do not look at it.
+    All load balancers send an existing key even if new instances do not require one: instances that still do need it,
+    and the others ignore it.
     """
     wanted = any(host.settings.instance_auth for host in hosts)
     path = base / DIRECTORY / INSTANCE_KEY
@@ -99,13 +99,13 @@ def _material(
 
 
 def _addresses(host: BalancerHost) -> list[str]:
-    """Addresses at which clients reach it."""
+    """Return the addresses where clients reach the load balancer."""
     virtual = host.settings.virtual
     return [host.address, *([virtual.address] if virtual else [])]
 
 
 def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[str, ...]:
-    """A warning where a certificate that was made earlier is not for the virtual address."""
+    """Return a warning if an existing certificate does not cover the virtual address."""
     from cryptography import x509
 
     virtual = host.settings.virtual
@@ -169,7 +169,7 @@ def _new_key() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Make a file for its owner only, never with other rights, and never over one that is there."""
+    """Create a file that only its owner may ever access. Never overwrite one that exists."""
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -182,7 +182,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def self_signed(addresses: Sequence[str]) -> str:
-    """A certificate for these addresses and its private key, as PEM."""
+    """Return a certificate for these addresses and its private key, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

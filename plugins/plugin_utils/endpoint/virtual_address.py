@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address that load balancers share: who announces it, on which interface, in which order. Pure.
+"""Plan the address that load balancers share: who announces it, on which interface, and in which order. Pure.
 
-Keepalived moves it by VRRP version 3 (RFC 9568), by unicast, as many networks drop multicast. All balancers start as
-backups and none preempts, so that one that comes back does not move the address, and cut connections, once more.
+Keepalived moves it by VRRP version 3 (RFC 9568), by unicast, as many networks drop multicast. All load balancers start
+as backups and none preempts, so that one that returns does not move the address, and cut connections, a second time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIX = "Set its instinct_address to its address in that network, or choose anothe
 
 
 def address_problems(hosts: Sequence[BalancerHost]) -> list[Problem]:
-    """What is wrong with the virtual address of these balancers, which are all of the inventory."""
+    """Return the problems of the virtual address; the hosts are all load balancers of the inventory."""
     names = tuple(host.name for host in hosts)
     if len({host.settings.virtual for host in hosts}) > 1:
         said = ", ".join(f"{host.name} {_said(host.settings.virtual)}" for host in hosts)
@@ -50,7 +50,7 @@ def _host_problems(host: BalancerHost) -> list[Problem]:
         what = f"its address {host.address} is not in {virtual.network}, the network of the virtual address."
         found.append(Problem((VIRTUAL,), what, FIX, (host.name,)))
     listen = host.settings.listen
-    # HAProxy's [::] takes IPv4 too; 0.0.0.0 takes IPv4 only.
+    # HAProxy's [::] accepts IPv4 too; 0.0.0.0 accepts IPv4 only.
     if listen not in ANY or (":" in virtual.address and ":" not in listen):
         what = f"is {listen}: HAProxy would not take connections to the virtual address {virtual.address}."
         fix = 'Set it to "::".' if ":" in virtual.address else "Leave it out, which means all addresses."
@@ -66,7 +66,7 @@ def _ip(text: str) -> Any:
 
 
 def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
-    """The interface that has the host's own address in the network of the virtual one; "" without a look at it."""
+    """Return the interface with the host's own address in the virtual address's network; "" if it was not observed."""
     own = _ip(host.address)
     if host.settings.virtual is None or host.seen is None or _host_problems(host):
         return "", []
@@ -81,7 +81,7 @@ def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
 
 
 def address_data(host: BalancerHost, hosts: Sequence[BalancerHost]) -> Mapping[str, Any] | None:
-    """All that keepalived.conf says, decided; None: no virtual address, or its interface is not known."""
+    """Return everything that keepalived.conf contains, or None without a virtual address or a known interface."""
     virtual, (interface, _) = host.settings.virtual, interface_of(host)
     if virtual is None or not interface:
         return None
@@ -99,13 +99,13 @@ def address_data(host: BalancerHost, hosts: Sequence[BalancerHost]) -> Mapping[s
 def address_files(
     host: BalancerHost, hosts: Sequence[BalancerHost], draw: Callable[[Mapping[str, Any]], str], check: str
 ) -> dict[str, str]:
-    """The files of the virtual address on a host; none without one. check: the text of CHECK_FILE."""
+    """Return the files of the virtual address on a host; none without one. check: the text of CHECK_FILE."""
     data = address_data(host, hosts)
     return {ADDRESS_FILE: draw(data), CHECK_FILE: check} if data else {}
 
 
 def address_warnings(host: BalancerHost, hosts: Sequence[BalancerHost]) -> list[str]:
-    """What to tell of the virtual address."""
+    """Return warnings about the virtual address."""
     if host.settings.virtual is None or len(hosts) > 1:
         return []
     return [f"{VIRTUAL} gains nothing with one load balancer: a second host in the group would take it over"]
