@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How two generations of a deployment differ, for people. Pure."""
+"""Describe how two generations of a deployment differ. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...module_utils.common.generations import Generation
 
-TOLD = 6  # differences that a text names
+TOLD = 6  # the maximum number of differences in a text
 
 
 def difference(old: Generation, new: Generation) -> str:
-    """What is new, for people: "image lab/x:1 → lab/x:2; --max-num-seqs 256 → 512"."""
+    """Return the changes as text: "image lab/x:1 → lab/x:2; --max-num-seqs 256 → 512"."""
     found = [
         *_image(old, new),
         *_pair("vLLM", old.vllm, new.vllm),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the nodes differ from their own records of generations, and from one another. Pure."""
+"""Find differences between nodes and their own records of generations, and among the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ UNKNOWN, FILES, STOPPED, MISSING, SURPLUS, DIFFERS, HELD, TRIAL, BROKEN = (
 
 @dataclass(frozen=True)
 class Drift:
-    """One difference. host "": of the fleet. instance "": of the whole deployment. fix: what to do."""
+    """One difference.
+
+    host: "" if it concerns the fleet. instance: "" if it concerns the whole deployment. fix: what to do.
+    """
 
     kind: str
     host: str
@@ -29,9 +32,9 @@ class Drift:
 
 
 def drift(states: Mapping[str, NodeState]) -> tuple[Drift, ...]:
-    """All differences, by host in natural order.
+    """Return all differences, by host in natural order.
 
-    What a host should run is its newest record, or what it is held at; while a rollout is on trial, any record.
+    A host should run its newest record, or the one at which it is held; during an open rollout, any record is right.
     """
     found: list[Drift] = []
     for host in sorted(states, key=natural):
@@ -44,7 +47,7 @@ def drift(states: Mapping[str, NodeState]) -> tuple[Drift, ...]:
 
 
 def wanted_of(history: History) -> Generation | None:
-    """The record that a host should run; None while a rollout is on trial, or when it has none."""
+    """Return the record that a host should run, or None during an open rollout or without records."""
     if history.held:
         return history.as_of(history.held.generation)
     return None if history.trial else history.newest
@@ -98,7 +101,7 @@ def _of_instance(host: str, history: History, wanted: Generation | None, running
 
 
 def _between(states: Mapping[str, NodeState]) -> Iterable[Drift]:
-    """Deployments of which hosts run different releases: image, vLLM, model or flags, not GPUs."""
+    """Yield deployments whose hosts run different releases: image, vLLM, model or flags, not GPUs."""
     found: dict[str, dict[tuple[str, ...], list[tuple[str, int]]]] = {}
     for host in sorted(states, key=natural):
         for history in states[host].generations:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of generations: which hosts record one before they change, under which number, and why. Pure."""
+"""Number generations: which hosts record one before they change, under which number, and why. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SOURCE = "the node's record of generations"
 
 @dataclass(frozen=True)
 class Made:
-    """What a host is to have of the deployments that are composed.
+    """A host with its desired instances of the deployments composed from the inventory.
 
-    open_ones: of which it is not known what; None: of all.
+    open_ones: deployments whose desired instances are not known yet; None: none is known.
     """
 
     host: Host
@@ -37,7 +37,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Step:
-    """A deployment on one host. runs: the lowest generation that its containers are of. wanted: that it will be of."""
+    """A deployment on one host.
+
+    runs: the lowest generation of its running containers. wanted: the generation that they will have.
+    """
 
     runs: int | None
     wanted: int | None
@@ -46,9 +49,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """What becomes of a deployment. before: the newest generation that runs anywhere. new: nobody has this number yet.
+    """The change of a deployment's generation.
 
-    known: what is wanted is the newest record of every host.
+    before: the newest generation that runs on any host. new: the number is not in use yet. known: the desired
+    generation is the newest record of every host.
     """
 
     deployment: str
@@ -61,7 +65,7 @@ class Turn:
     hosts: Mapping[str, Step] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As plan.json has it."""
+        """Return the change's entry in plan.json."""
         held, trial = self.choice.held, self.choice.trial
         return {
             "deployment": self.deployment,
@@ -81,7 +85,7 @@ class Turn:
 
 
 def turns_of(selection: Selection, made: Sequence[Made]) -> tuple[Turn, ...]:
-    """What becomes of every deployment; hosts of `made` in the order of the fleet."""
+    """Return the change of every deployment; hosts of `made` are in the order of the fleet."""
     histories = histories_of(selection.fleet)
     found = []
     for name, choice in selection.choices.items():
@@ -94,11 +98,11 @@ def turns_of(selection: Selection, made: Sequence[Made]) -> tuple[Turn, ...]:
 
 
 def _composed(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
-    """A deployment that is composed from the inventory."""
+    """Return the change of a deployment that is composed from the inventory."""
     newest = {host: history.newest for host, history in histories.items()}
     drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
     highest = max((item.generation for item in newest.values() if item), default=0)
-    wanted: dict[str, Generation | None] = {}  # None: the newest record is what is wanted
+    wanted: dict[str, Generation | None] = {}  # None: the newest record is the desired one
     for item in made:
         host = item.host.name
         instances = item.instances.get(name, ())
@@ -114,7 +118,7 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
             drafts[key] = generation_of(name, instances, item.modes)
         wanted[host] = drafts[key]
     lacking = {host for host, item in wanted.items() if item}
-    # A run that was cut off, or that had a --limit, has left this number to some hosts: the others join it.
+    # An interrupted run, or one with --limit, recorded this number on some hosts: the others use it too.
     joins = highest > 0 and all(
         (there := newest.get(host)) is None or there.generation < highest for host in lacking
     )
@@ -151,7 +155,7 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
 
 
 def _stored(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
-    """A deployment that is as of a generation, or as it runs."""
+    """Return the change of a deployment that uses a stored generation, or stays as it runs."""
     steps: dict[str, Step] = {}
     before = 0
     for item in made:
@@ -170,7 +174,7 @@ def _stored(name: str, choice: Choice, histories: Mapping[str, History], made: S
 
 
 def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
-    """What is new on a host."""
+    """Return the description of what changes on a host."""
     if not new.members:
         return GONE
     if history is None or history.newest is None:
@@ -184,7 +188,7 @@ def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
 
 
 def refused(turns: Iterable[Turn], wishes: Wishes) -> list[Problem]:
-    """Upgrades to what was turned back."""
+    """Return problems of upgrades to a generation that was rolled back."""
     found = []
     for turn in turns:
         held = turn.choice.held
@@ -205,7 +209,7 @@ def refused(turns: Iterable[Turn], wishes: Wishes) -> list[Problem]:
 
 
 def bound(turns: Iterable[Turn]) -> list[str]:
-    """Warnings of deployments that do not follow the inventory."""
+    """Return warnings about deployments that do not follow the inventory."""
     found = []
     for turn in turns:
         held, trial = turn.choice.held, turn.choice.trial
@@ -222,11 +226,11 @@ def bound(turns: Iterable[Turn]) -> list[str]:
     return found
 
 
-# ---- what a host does --------------------------------------------------------------------------------
+# ---- actions of a host -------------------------------------------------------------------------------
 
 
 def record_actions(host: str, turns: Iterable[Turn]) -> tuple[Action, ...]:
-    """The generations that a host records."""
+    """Return the actions that record generations on a host."""
     found = []
     for turn in turns:
         step = turn.hosts.get(host)
@@ -238,7 +242,10 @@ def record_actions(host: str, turns: Iterable[Turn]) -> tuple[Action, ...]:
 
 
 def records(host: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
-    """The same, as the module serving_generation takes them. needed: what containers run now is not pruned."""
+    """Return the generations to record on a host, as arguments of the module serving_generation.
+
+    needed: the generations of running containers, which must not be pruned.
+    """
     return [
         {**step.record.to_json(), "needed": [step.runs] if step.runs else []}
         for step in (turn.hosts.get(host) for turn in turns)
@@ -247,7 +254,7 @@ def records(host: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
 
 
 def bindings(host: Host, turns: Iterable[Turn], wishes: Wishes) -> tuple[tuple[dict[str, Any], Action], ...]:
-    """Holds that a run sets or lifts on a host, as the module serving_generation takes them."""
+    """Return the holds that a run sets or lifts on a host, as arguments of the module serving_generation."""
     histories = {item.deployment: item for item in (host.state.generations if host.state else ())}
     found = []
     for turn in turns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether stored instances can come back on a host, and what kept generations need of it. Pure."""
+"""Check whether stored instances can be restored on a host, and what kept generations need of it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sources import HELD, Choice, Chosen, Selection, histories_of
 
 
 def modes_of(host: Host, layout: Layout) -> str:
-    """The partition modes of a host's GPUs as they will be: "SPX NPS1"; "" where they are not known."""
+    """Return the partition modes of a host's GPUs after the run, such as "SPX NPS1"; "" if unknown."""
     gpus = host.state.gpus if host.state else ()
     settings = host.settings
     compute = settings.compute or next((gpu.compute for gpu in gpus if gpu.compute), "")
@@ -35,7 +35,10 @@ def problems_of(
     choices: Mapping[str, Choice],
     starting: Iterable[str],
 ) -> tuple[Problem, ...]:
-    """Why the host's stored instances cannot run as they did. `starting`: names that this run starts."""
+    """Return why the host's stored instances cannot run as they did.
+
+    starting: names of instances that this run starts.
+    """
     start = set(starting)
     found: dict[Problem, None] = {}
     if host.state is None:
@@ -59,7 +62,7 @@ def _held(item: RecordedInstance, choices: Mapping[str, Choice]) -> bool:
 def _missing(
     state: NodeState, host: Host, layout: Layout, item: RecordedInstance
 ) -> Iterable[tuple[str, str]]:
-    """What the host lacks for an instance, and what to do."""
+    """Yield what the host lacks for an instance, and what to do about it."""
     made, other = item.generation, "or choose another generation."
     if not has_image(state, made.image):
         yield f"its image {_name(made)} is no longer on the host", f"docker pull {made.image} there, {other}"
@@ -95,7 +98,7 @@ def _has_weights(state: NodeState, host: Host, repo: str, commit: str) -> bool:
 
 
 def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
-    """Ports and GPUs that a stored instance and one of another deployment would both have."""
+    """Yield a problem for ports and GPUs that a stored instance shares with one of another deployment."""
     ports: dict[int, Serving] = {}
     users: dict[str, list[Serving]] = {}
     told = set()
@@ -117,7 +120,10 @@ def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
 
 
 def _clash(one: Serving, other: Serving) -> bool:
-    """The layout has looked at composed ones; what merely runs is not this run's matter."""
+    """Return whether a resource that two instances share is a conflict to report.
+
+    The layout has checked composed ones, and instances that only keep running do not concern this run.
+    """
     if one.deployment_name == other.deployment_name:
         return False
     return any(isinstance(item, RecordedInstance) and item.acts for item in (one, other))
@@ -136,7 +142,7 @@ def _told(item: Serving) -> str:
 
 
 def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
-    """Held deployments of which the inventory's definition has become what is held, on every host."""
+    """Return held deployments whose definition in the inventory equals the held generation on every host."""
     found: set[str] = set()
     for name, choice in selection.choices.items():
         if choice.kind != HELD or choice.generation is None:
@@ -160,7 +166,7 @@ def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]
 
 
 def kept_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
-    """Images and weights that only kept generations need: the toolkit removes none, and nobody else should."""
+    """Return images and weights that only kept generations need; the toolkit keeps them, and so should operators."""
     if not (host.state and host.state.generations):
         return []
     wanted = set()

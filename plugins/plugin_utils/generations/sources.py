@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the instances of each deployment come from in a run: the inventory, a generation, or what runs. Pure."""
+"""Choose the source of each deployment's instances: the inventory, a generation, or what runs. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ KEPT_TOLD = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a deployment's instances come from on all hosts; generation: as of which, None: of none.
+    """The source of a deployment's instances on all hosts.
 
-    held, trial: how it was bound when the run began.
+    generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began.
     """
 
     kind: str
@@ -41,7 +41,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is not composed on a host. stored: instances of generations. left: those that stay as they are."""
+    """The instances of a host that are not composed.
+
+    stored: instances of generations. left: those that stay as they are.
+    """
 
     stored: tuple[RecordedInstance, ...] = ()
     left: tuple[str, ...] = ()
@@ -50,7 +53,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices of a run. fleet: with those deployments only that are composed from the inventory."""
+    """The sources of a run. fleet: restricted to deployments that are composed from the inventory."""
 
     fleet: Fleet
     choices: Mapping[str, Choice]
@@ -62,7 +65,10 @@ NOTHING = Chosen()
 
 
 def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Selection:
-    """Choose for every deployment. `released`: held ones whose definition has become what runs."""
+    """Choose the source of every deployment.
+
+    released: held deployments whose definition equals what runs. Raise FleetError if a rollback names no deployment.
+    """
     histories = histories_of(fleet)
     wanted = {item.name for host in fleet.hosts for item in host.deployments}
     names = sorted({*wanted, *histories, *_there(fleet)}, key=natural)
@@ -97,13 +103,13 @@ def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Select
 
 
 def _as_it_is(host: Host) -> Host:
-    """The host without wishes for the host itself: the run is about what serves."""
+    """Return the host without changes to the host itself, as the run is about instances only."""
     settings = replace(host.settings, numa_balancing=None, compute=None, memory=None, clean=False)
     return replace(host, settings=settings)
 
 
 def histories_of(fleet: Fleet) -> dict[str, dict[str, History]]:
-    """What hosts keep, by deployment and host."""
+    """Return the records of all hosts, by deployment and host."""
     found: dict[str, dict[str, History]] = {}
     for host in fleet.hosts:
         for history in host.state.generations if host.state else ():
@@ -112,7 +118,7 @@ def histories_of(fleet: Fleet) -> dict[str, dict[str, History]]:
 
 
 def running_numbers(host: Host, deployment: str) -> set[int]:
-    """The generations that a host's containers of a deployment are of, as far as they are known."""
+    """Return the generations of a host's containers of a deployment, as far as they are known."""
     found = (
         running_member(host.state, item)
         for item in (host.state.instances if host.state else ())
@@ -146,7 +152,10 @@ def _unknown(wishes: Wishes, names: Iterable[str]) -> Iterable[Problem]:
 def _choice(
     name: str, wishes: Wishes, histories: Mapping[str, History], bound: bool, fleet: Fleet
 ) -> tuple[Choice, list[Problem]]:
-    """`bound`: the inventory has it, and a hold of it counts."""
+    """Return a deployment's source, and problems.
+
+    bound: the deployment is in the inventory, and a hold of it applies.
+    """
     held, trial = _binding(histories.values())
     if not wishes.about(name):
         return Choice(RUNNING, None, held, trial), []
@@ -165,7 +174,7 @@ def _choice(
 
 
 def _binding(histories: Iterable[History]) -> tuple[Hold | None, Trial | None]:
-    """The newest hold and trial, unless one that is as new was taken away on another host."""
+    """Return the newest hold and open rollout, unless it ended on another host at the same time or later."""
     known = list(histories)
     holds = [item.held for item in known if item.held]
     trials = [item.trial for item in known if item.trial]
@@ -184,7 +193,7 @@ def _binding(histories: Iterable[History]) -> tuple[Hold | None, Trial | None]:
 def _target(
     name: str, number: int | None, histories: Mapping[str, History], fleet: Fleet
 ) -> tuple[int | None, list[Problem]]:
-    """The generation to go back to, by default the newest one that is older than what runs; and why it cannot be."""
+    """Return the generation to roll back to, by default the newest one older than what runs, and problems."""
     kept: dict[int, Generation] = {}
     for host in sorted(histories, key=natural):
         for item in histories[host].kept:
@@ -203,7 +212,7 @@ def _target(
 
 
 def _listed(kept: Mapping[int, Generation]) -> str:
-    """What can come back."""
+    """Return the text about the generations that can be restored."""
     if not kept:
         return "site.yml and upgrade.yml record what they start."
     parts = [f"{number} ({kept[number].made}: {kept[number].why})" for number in sorted(kept)[-KEPT_TOLD:]]
@@ -216,7 +225,10 @@ def _listed(kept: Mapping[int, Generation]) -> str:
 def _without_mates(
     host: Host, chosen: Chosen, choices: Mapping[str, Choice], here: frozenset[str]
 ) -> tuple[Chosen, list[Problem]]:
-    """Servers of an engine over hosts of which one is not in this run stay as they are; they cannot go back alone."""
+    """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
+
+    They cannot be rolled back alone, so a rollback gets a problem, and other operations a warning.
+    """
     alone = [item for item in chosen.stored if item.acts and not here.issuperset(item.member.hosts)]
     if not alone:
         return chosen, []
@@ -239,7 +251,7 @@ def _without_mates(
 
 
 def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
-    """What a host has of deployments that are not composed."""
+    """Return a host's instances of deployments that are not composed."""
     if host.state is None:
         return NOTHING
     histories = {item.deployment: item for item in host.state.generations}
