@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May the nodes have what they are going to fetch? Asked of registries and hubs before anything is touched.
+"""Check that the nodes may download what they need, at registries and hubs, before anything changes.
 
-A pin tells what to fetch, not that it may still be had: an account can have lost its access since. Controller
-only; it is imported when there is something to fetch.
+A pin identifies content but does not grant access, which an account may have lost since. Control node only; imported
+only if there is something to download.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFRESH = "It is no longer there: run playbooks/plan.yml -e refresh=true to pin 
 
 @dataclass(frozen=True)
 class Question:
-    """A request to a registry or hub (`where`); hosts that would make the same one have the same key."""
+    """A request to a registry or hub (`where`); hosts with the same request have the same key."""
 
     key: tuple[object, ...]
     where: str
@@ -37,10 +37,10 @@ def check_access(
     lock: Lock,
     token: Callable[[str], str | None],
 ) -> tuple[str, ...]:
-    """Ask for the pinned images and models, each once per account. `token` gives a host's token for the hub.
+    """Check the access to the pinned images and models, each once per account.
 
-    Raises FleetError with all refusals. Returns warnings for what could not be asked from this machine: the
-    nodes may be able to fetch it all the same.
+    `token` returns a host's token for the hub. Raise FleetError with all refusals. Return warnings for checks that were
+    impossible from this machine, as the nodes may still be able to download.
     """
     problems: list[Problem] = []
     warnings: list[str] = []

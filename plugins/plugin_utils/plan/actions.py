@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wanted of a host minus what is there, one function per resource."""
+"""Compare a host's desired state with what exists, one function per resource."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITION_KINDS = frozenset(("memory_partition", "compute_partition", "partition
 
 @dataclass(frozen=True)
 class ImageStep:
-    """An image to bring."""
+    """An image to pull or build."""
 
     ref: str
     pull: str
@@ -39,7 +39,7 @@ class ImageStep:
     build: Build | None
 
     def to_json(self) -> dict[str, Any]:
-        """As the role vllm_image takes it; pull and digest are null for an image that is built."""
+        """Return the arguments of the role vllm_image; pull and digest are null for an image that is built."""
         return {
             "ref": self.ref,
             "pull": self.pull or None,
@@ -52,7 +52,7 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Weights to fetch."""
+    """Weights to download."""
 
     repo: str
     revision: str
@@ -66,11 +66,11 @@ class ModelStep:
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """Return the size of all files."""
         return sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As the role hf_model takes it."""
+        """Return the arguments of the role hf_model."""
         return {
             "repo": self.repo,
             "revision": self.revision,
@@ -86,7 +86,7 @@ class ModelStep:
 
 
 def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
-    """Install the distribution's engine where there is none; one that does not answer is an error."""
+    """Return the action that installs the distribution's Docker, if needed; one that does not answer is a problem."""
     state = host.state
     if not host.deployments or (state and state.docker_available):
         return None, None
@@ -107,7 +107,7 @@ def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
 
 
 def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[str, ...]] | None:
-    """What the host lacks to build the images that are built on it: the action, and the packages."""
+    """Return the action and the packages that the host lacks to build its images; None if it lacks none."""
     if not any(image.build for image in images):
         return None
     packages = build_packages(host.state)
@@ -124,7 +124,7 @@ def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[
 
 
 def numa_balancing(host: Host) -> Action | None:
-    """Automatic NUMA balancing as wanted, now and after a reboot."""
+    """Return the action that sets automatic NUMA balancing as configured, now and after a reboot."""
     wanted, state = host.settings.numa_balancing, host.state
     if wanted is None:
         return None
@@ -144,7 +144,7 @@ def numa_balancing(host: Host) -> Action | None:
 
 
 def instance_key(host: Host, key: InstanceKey) -> Action | None:
-    """The load balancers' key, where instances are offered by them."""
+    """Return the action that installs the load balancers' key, if the host has instances behind them."""
     if not key.mark or not any(item.endpoint for item in host.deployments):
         return None
     before = host.state.instance_key if host.state else "unknown"
@@ -166,7 +166,7 @@ def _on(value: bool) -> str:
 
 
 def partition(host: Host) -> tuple[Action, ...]:
-    """The changes of the host's partition modes; only called when there is one, or a reload to be done."""
+    """Return the changes of the host's partition modes; only called if there is one, or a reload is needed."""
     settings, state = host.settings, host.state
     gpus = state.gpus if state else ()
     found = []
@@ -207,20 +207,20 @@ def _modes(values: Iterable[str | None]) -> str:
 
 
 def stop_servers(host: Host) -> tuple[Running, ...]:
-    """Instances of ours that hold the GPUs while the mode is to change."""
+    """Return instances of this toolkit that use the GPUs whose mode changes."""
     return tuple(item for item in host.state.instances if item.state in ALIVE) if host.state else ()
 
 
 def stop_action(running: Running) -> Action:
-    """Stop an instance before the mode changes."""
+    """Return the action that stops an instance before the mode changes."""
     reason = "the driver refuses to partition a GPU that is in use"
     return Action("stop_server", "gpu_partition", running.name, "running", "stopped", reason, PARTITIONING)
 
 
 def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple[ImageStep, Action], ...]:
-    """Images that the host's deployments need and its engine lacks, each once.
+    """Return the images that the host's deployments need and its Docker lacks, each once.
 
-    `unknown` are references of images that have to be asked what they hold; an image is asked when it is brought.
+    `unknown` are references of images that must be probed; pulling an image also probes it.
     """
     found: dict[str, tuple[ImageStep, Action]] = {}
     for deployment in host.deployments:
@@ -258,7 +258,7 @@ def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
 
 
 def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
-    """A complete snapshot of the pinned commit that holds the wanted files."""
+    """Return whether a complete snapshot of the pinned commit contains the wanted files."""
     if host.state is None:
         return False
     for found in host.state.models:
@@ -267,7 +267,7 @@ def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
         ) or not found.complete:  # fmt: skip
             continue
         if not found.exclude and not found.include:
-            return True  # everything that the repository has
+            return True  # all files of the repository
         if (found.exclude, found.include) == (wanted.exclude, wanted.include):
             return True
         if pin.files is not None:
@@ -278,10 +278,10 @@ def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
 
 
 def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
-    """Weights that the host's deployments need and its cache lacks; one fetch per commit.
+    """Return the weights that the host's deployments need and its cache lacks; one download per commit.
 
-    Deployments that want different files of one commit get one fetch of all those files, as a snapshot has
-    one marker. `image_of` names the image in which a deployment's weights are fetched.
+    Deployments that need different files of one commit share one download of all of them, as a snapshot has one marker.
+    `image_of` names the image that downloads a deployment's weights.
     """
     groups: dict[tuple[str, str], list[tuple[Deployment, Repository]]] = {}
     pins: dict[tuple[str, str], ModelPin] = {}
@@ -320,7 +320,7 @@ _VERBS = {
 
 
 def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
-    """Which deployments need a repository, and what for."""
+    """Return which deployments need a repository, and for what."""
     names: dict[str, dict[str, None]] = {}
     for deployment, wanted in users:
         names.setdefault(wanted.use, {})[deployment.name] = None
@@ -336,7 +336,7 @@ def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
 
 
 def _model_step(host: Host, users: Sequence[Repository], pin: ModelPin, image: str) -> ModelStep:
-    """One fetch for all users; where their patterns differ, the files' names are the patterns."""
+    """Return one download for all users; if their patterns differ, file names are used instead."""
     first = users[0]
     exclude, include = first.exclude, first.include
     files: dict[str, int] = {}
@@ -374,7 +374,7 @@ def _weights_before(host: Host, repo: str, pin: ModelPin) -> str:
 
 
 def remove(running: Running) -> Action:
-    """An instance of ours that no deployment wants any more."""
+    """Return the action that removes an instance of this toolkit that no deployment defines."""
     before = running.state or "stopped"
     reason = f"no deployment of this host makes {running.name}"
     return Action("remove_server", "vllm_serve", running.name, before, "removed", reason, "vllm_deployments")
@@ -383,7 +383,7 @@ def remove(running: Running) -> Action:
 def server(
     name: str, spec: str, file_hashes: Mapping[str, str], running: Running | None, repartition: bool
 ) -> Action | None:
-    """Start, restart or replace an instance; None when it runs as wanted."""
+    """Return the action that starts, restarts or replaces an instance; None if it runs as configured."""
     after = f"running, spec {spec[:12]}"
     source = "vllm_deployments"
     if running is None:
@@ -417,7 +417,7 @@ def _gave_up(running: Running) -> bool:
 
 
 def _why_down(running: Running) -> str:
-    """Why an instance does not serve, with the first failure as its supervisor told it."""
+    """Return why an instance does not serve, with the first failure in its supervisor's record."""
     said = running.supervisor
     cause = f"{said.cause.kind}: {said.cause.line}" if said and said.cause else ""
     if said and _gave_up(running):
@@ -450,5 +450,5 @@ def _which(file_hashes: Mapping[str, str], running: Running) -> str:
 
 
 def unique(items: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order of first appearance."""
+    """Return each item once, in the order of first appearance."""
     return tuple(dict.fromkeys(items))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there room for what is to be pulled and fetched? Asked before anything is touched."""
+"""Check that there is room for pulls and downloads, before anything changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .actions import ImageStep, ModelStep
 def check_disk(
     host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep]
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Problems for each file system that is too small, and warnings for what could not be checked."""
+    """Return a problem for each file system that is too small, and warnings for what could not be checked."""
     if host.state is None:
         return (), ()
     needs: list[tuple[str, int, str]] = []
@@ -60,7 +60,7 @@ def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:
 
 
 def _partial(host: Host, model: ModelStep) -> int:
-    """What an interrupted fetch of this repository has left in the cache."""
+    """Return the bytes that an interrupted download of this repository left in the cache."""
     if host.state is None:
         return 0
     return sum(
@@ -71,6 +71,6 @@ def _partial(host: Host, model: ModelStep) -> int:
 
 
 def _disk(disks: Iterable[Disk], path: str) -> Disk | None:
-    """The entry for this path, or for the nearest directory above it."""
+    """Return the entry for this path, or for the nearest directory above it."""
     above = [disk for disk in disks if path == disk.path or path.startswith(disk.path.rstrip("/") + "/")]
     return max(above, key=lambda disk: len(disk.path), default=None)

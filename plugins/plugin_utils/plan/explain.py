@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as text for people. Hosts with equal plans are told once."""
+"""Format a plan as text. Hosts with equal plans appear once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TITLES = {
 
 
 def explain(plan: FleetPlan, full: bool = False) -> str:
-    """The plan's text: what each host gets and why; `full` adds every rendered setting with its source."""
+    """Return the plan's text: each host's changes with reasons; `full` adds every rendered setting with its source."""
     busy = [host for host in plan.hosts if host.actions]
     lines = [_summary(plan, len(busy))]
     for names, host in _alike(busy):
@@ -91,7 +91,7 @@ def _actions_text(count: int) -> str:
 
 
 def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
-    """What a load balancer offers, and what is to be done for it; nothing of one that is as wanted."""
+    """Return a load balancer's deployments and changes; empty if it is up to date."""
     if not (plan.actions or full):
         return []
     lines = ["", f"Load balancer {plan.host.name}, {plan.url}"]
@@ -111,7 +111,7 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
 def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
     groups: dict[tuple[object, ...], list[HostPlan]] = {}
     for host in hosts:
-        # Spec hashes differ between nodes whose group numbers differ; that is no difference to people.
+        # Spec hashes differ between nodes whose group numbers differ, which is irrelevant to the reader.
         shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
         groups.setdefault((shape, _gpus(host)), []).append(host)
     return [(listed([item.host.name for item in group]), group[0]) for group in groups.values()]
@@ -142,7 +142,7 @@ def _gpus(host: HostPlan) -> str:
 
 
 def _bare(state: str) -> str:
-    """A state without its spec hash."""
+    """Return a state without its spec hash."""
     return state.partition(", spec ")[0]
 
 
@@ -167,7 +167,7 @@ def _actions(host: HostPlan) -> list[str]:
 
 
 def _groups(actions: Iterable[Action]) -> list[list[Action]]:
-    """Actions in order; neighbours that do the same to instances of one deployment are together."""
+    """Return the actions in order; consecutive ones that do the same to instances of one deployment are grouped."""
     groups: dict[tuple[str, ...], list[Action]] = {}
     for number, action in enumerate(actions):
         key: tuple[str, ...] = (str(number),)

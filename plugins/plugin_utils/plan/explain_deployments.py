@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan says of a deployment: where it runs, whether it fits, what was chosen, and with which command."""
+"""Format the deployments of a plan: where they run, whether they fit, the settings, and the command."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ ADDRESS = "--host"
 
 @dataclass
 class Told:
-    """A deployment as it is on one sort of host, or of groups of hosts that run an engine together.
+    """A deployment on one kind of host, or of groups of hosts that run an engine together.
 
-    groups: by the hosts of a group, the address and the ports at which its servers meet. idle: GPUs that no
-    instance has. addresses: where instances listen, each host at its own. networks: what servers of an
-    engine use of their hosts' networks.
+    Attributes:
+        groups: for the hosts of each group, the address and the ports where its servers meet.
+        idle: GPUs without an instance.
+        addresses: where instances listen, for hosts that use their own address.
+        networks: the servers' variables for the networks of their hosts.
     """
 
     instance: Instance
@@ -39,7 +41,10 @@ class Told:
     networks: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def lines(self, full: bool, once: Mapping[str, Sequence[str]]) -> list[str]:
-        """The deployment's block; `full`: with its command and every reason. `once`: warnings told elsewhere."""
+        """Return the deployment's block.
+
+        full: include the command and every reason. once: warnings that are printed elsewhere.
+        """
         instance, deployment = self.instance, self.instance.deployment
         many = f"{self.count} instances" if self.count > 1 else "1 instance"
         goal = f", tuned for {deployment.objective}" if deployment.objective else ""
@@ -83,7 +88,7 @@ class Told:
         return [*lines, *_command(instance, self._differing()), *_reasons(instance), *self._elsewhere()]
 
     def _elsewhere(self) -> list[str]:
-        """Variables for the network that other hosts have otherwise than the first, for the same reasons."""
+        """Return the network variables whose values on other hosts differ from those of the first."""
         first = next(iter(self.networks.values()), {})
         lines = []
         for host, values in self.networks.items():
@@ -92,7 +97,7 @@ class Told:
         return lines
 
     def _differing(self) -> str:
-        """What is another in the commands of its other instances."""
+        """Return what differs in the commands of the other instances."""
         found = ["address"] if len(self.addresses) > 1 else []
         found += ["port"] if self.count > 1 else []
         found += ["rank"] if self.instance.deployment.nodes > 1 else []
@@ -100,7 +105,7 @@ class Told:
 
 
 def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
-    """Each deployment on each sort of host; without `full` only those of which an instance is started."""
+    """Return each deployment on each kind of host; without `full`, only those with an instance to start."""
     seen: dict[tuple[object, ...], Told] = {}
     for host in hosts:
         composed = [item.instance for item in host.instances if isinstance(item, Planned)]
@@ -113,7 +118,7 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
             if not (full or name in new):
                 continue
             spans = instance.deployment.nodes > 1
-            # Servers of one engine differ in their ranks; the head, which comes first, stands for them.
+            # Servers of one engine differ in their ranks; the head, which comes first, represents them.
             same = (instance.tuned.chosen, idle) if spans else tuple(map(_alike, instance.reasons))
             told = seen.setdefault(
                 (name, counts[name], same, instance.verdict.fit), Told(instance, counts[name], idle)
@@ -133,12 +138,12 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
 
 
 def _alike(reason: Reason) -> Reason:
-    """Without the address, which is another one on each host for the same reason."""
+    """Return the reason without the address, which differs between hosts."""
     return replace(reason, value="") if reason.setting == ADDRESS else reason
 
 
 def told_once(told: Iterable[Told]) -> dict[str, list[str]]:
-    """Warnings that several deployments share, as those of their image, with the deployments' names."""
+    """Return warnings that several deployments share, such as those of their image, with the deployments' names."""
     names: dict[str, dict[str, None]] = {}
     for item in told:
         for warning in item.instance.warnings:
@@ -147,7 +152,7 @@ def told_once(told: Iterable[Told]) -> dict[str, list[str]]:
 
 
 def _division(deployment: Deployment) -> str:
-    """How an engine over hosts is divided: within each, and between them."""
+    """Return how an engine over hosts is divided: within each, and between them."""
     tensor, pipeline, data = (
         deployment.tensor_parallel_size,
         deployment.pipeline_parallel_size,
@@ -166,7 +171,7 @@ def _division(deployment: Deployment) -> str:
 
 
 def _memory(fit: Fit, sharing: int) -> str:
-    # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
+    # The reserve for activations and graphs is always an estimate; with a guessed shape, everything is.
     guess = "" if fit.basis == "exact" else ", a guess"
     unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
     return (
@@ -176,14 +181,14 @@ def _memory(fit: Fit, sharing: int) -> str:
 
 
 def _words(instance: Instance, name: str) -> str:
-    """A flag or variable as it stands in the command; "" for what the command does not have."""
+    """Return a flag or variable as it appears in the command; "" if the command lacks it."""
     if not name.startswith("-"):
         return f"{name}={shlex.quote(dict(instance.env)[name])}"
     return shlex.join(flag_argv(instance.tuned.table, name, instance.tuned.args[name]))
 
 
 def _command(instance: Instance, differing: str) -> list[str]:
-    """The whole command with its variables, to be copied; serve.sh runs the same."""
+    """Return the whole command with its variables, ready to copy; serve.sh runs the same."""
     others = f"; the others differ in {differing}" if differing else ""
     words = [f"{name}={shlex.quote(value)}" for name, value in instance.env]
     words += [shlex.join(group) for group in instance.argv]
@@ -192,7 +197,7 @@ def _command(instance: Instance, differing: str) -> list[str]:
 
 
 def _reasons(instance: Instance) -> list[str]:
-    """Every setting with its reason and source, then what documents say of such a deployment."""
+    """Return every setting with its reason and source, then statements of documents about such a deployment."""
     lines = []
     width = min(32, max(len(reason.setting) for reason in instance.reasons))
     for reason in instance.reasons:

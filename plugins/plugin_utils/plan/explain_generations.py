@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan says of deployments that run a stored generation, and of what is kept for others."""
+"""Format deployments that run a stored generation, and what is kept for others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANING = {
 
 
 def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
-    """A block for each deployment that comes from the nodes' stores; `full`: also for those that nothing is done to."""
+    """Return a block for each deployment from the nodes' stores; `full` includes those without an action."""
     started = {name.rpartition("-")[0] for host in plan.hosts for name in host.start}
     lines: list[str] = []
     for turn in plan.turns:
@@ -44,7 +44,7 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
 
 
 def kept_lines(plan: FleetPlan) -> list[str]:
-    """Images and weights that only kept generations need."""
+    """Return the images and weights that only kept generations need."""
     hosts: dict[str, list[str]] = {}
     for host in plan.hosts:
         for item in kept_resources(host.host, host.instances):
@@ -57,7 +57,7 @@ def kept_lines(plan: FleetPlan) -> list[str]:
 
 
 def _numbers(users: Sequence[str]) -> str:
-    """["llama 2", "llama 3"] → "generations 2, 3 of llama"."""
+    """Return generations grouped by deployment: ["llama 2", "llama 3"] → "generations 2, 3 of llama"."""
     found: dict[str, list[str]] = {}
     for user in users:
         name, _, number = user.rpartition(" ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of several servers in a plan: what holds for one of them holds for all. Pure."""
+"""Plan engines of several servers: what applies to one of them applies to all. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A server of an engine: the plan of its host (by its place), and its name."""
+    """A server of an engine: the index of its host's plan, and its name."""
 
     plan: int
     name: str
 
 
 def parts_of(plans: Sequence[HostPlan]) -> dict[Key, list[Part]]:
-    """The servers of each engine that has several, hosts in the plan's order."""
+    """Return the servers of each engine that has several, with hosts in the plan's order."""
     found: dict[Key, list[Part]] = {}
     for number, plan in enumerate(plans):
         for item in plan.instances:
@@ -37,9 +37,9 @@ def parts_of(plans: Sequence[HostPlan]) -> dict[Key, list[Part]]:
 
 
 def _engine(host: str, item: Any) -> Key | None:
-    """What the servers of an engine have in common; None for one alone, and for what is left as it is.
+    """Return what the servers of an engine have in common; None for a single server, and for one that is not changed.
 
-    Of a stored one nothing but the hosts is known, and that it is one of as many as there are hosts.
+    Of a stored server only the hosts are known, and that the engine has one server on each.
     """
     instance = getattr(item, "instance", None)
     if instance is None:
@@ -54,10 +54,10 @@ def _engine(host: str, item: Any) -> Key | None:
 
 
 def with_mates(plans: Sequence[HostPlan]) -> list[HostPlan]:
-    """The plans, where the running mates of a server that is started or replaced have an action too.
+    """Return the plans with actions for running peers of servers that are started or replaced.
 
-    They end with it and start with it: their supervisors see to that. With an action they leave the load balancer
-    first, and are waited for.
+    Peers stop and start together, as their supervisors ensure. With an action they are also drained first, and the run
+    waits for them.
     """
     changed = list(plans)
     for parts in parts_of(plans).values():
@@ -91,7 +91,7 @@ def _alive(plan: HostPlan, name: str) -> bool:
 
 
 def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
-    """Servers of one engine that could not work together: other images, other vLLMs, or what Ray would mix up."""
+    """Yield problems of servers that cannot work as one engine: other images or vLLMs, or variables that Ray shares."""
     for parts in parts_of(plans).values():
         made = {
             part: instance
@@ -116,7 +116,7 @@ def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
 
 
 def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem]:
-    """vLLM gives the head's variables that begin with NCCL_ to the workers that Ray starts on other hosts."""
+    """Yield variables that begin with NCCL_ and differ: vLLM passes the head's to the workers that Ray starts."""
     own, given = dict(mine.env), dict(theirs.env)
     names = sorted(
         name for name in {*own, *given} if name.startswith("NCCL_") and own.get(name) != given.get(name)

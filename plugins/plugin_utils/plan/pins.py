@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pins a run needs and does not have, and what it will fetch by those that it has."""
+"""Find the pins that a run lacks, and what it will download by those that it has."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ModelNeed:
 def missing_pins(
     fleet: Fleet, lock: Lock, refresh: bool = False
 ) -> tuple[tuple[ImageNeed, ...], tuple[ModelNeed, ...]]:
-    """What must be asked of registries and hubs, each once, with the first deployment and host that wants it.
+    """Return what registries and hubs must resolve, each once, with the first deployment and host that needs it.
 
-    A digest or a commit that every host has needs no pin: sizes matter only for what is to be fetched.
+    A digest or a commit that every host has needs no pin, as sizes matter only for downloads.
     """
     images: dict[str, ImageNeed] = {}
     models: dict[tuple[str, str, str], ModelNeed] = {}
@@ -60,7 +60,7 @@ def missing_pins(
 
 
 def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
-    """Pinned images that hosts lack, for each host and deployment."""
+    """Yield pinned images that hosts lack, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
             pin = None if deployment.build else lock.image(deployment.image)
@@ -70,7 +70,7 @@ def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
 
 
 def absent_models(fleet: Fleet, lock: Lock) -> Iterator[ModelNeed]:
-    """Pinned models, and what goes with them, whose files hosts lack, for each host and deployment."""
+    """Yield pinned models and companions whose files hosts lack, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
             for wanted in repositories(deployment):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask registries and hubs what references stand for. Controller only, imported when a pin is missing.
+"""Resolve references at registries and hubs. Control node only, imported if a pin is missing.
 
-Nothing here puts a token or a password into a message: texts of the libraries' exceptions are not repeated.
+Messages never contain a token or a password: texts of the libraries' exceptions are not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
 
 TIMEOUT = 20.0
 HUB = "https://huggingface.co"
-# What a hub that limits requests is given: three tries with pauses, then the operator decides.
+# Attempts at a hub that limits requests, with pauses between them; after that the operator decides.
 RETRY_PAUSES = (2.0, 5.0, 10.0)
 _T = TypeVar("_T")
 
@@ -33,8 +33,8 @@ UNCERTAIN = "uncertain"
 class ResolveError(Exception):
     """A reference cannot be resolved; the problem names the key and the fix.
 
-    kind: REFUSED and GONE are the registry's or hub's own answer, that holds for nodes too; UNCERTAIN: it could
-    not be asked from this machine.
+    kind: REFUSED and GONE are answers of the registry or hub, which apply to nodes too; UNCERTAIN: it could not be
+    reached from this machine.
     """
 
     def __init__(self, problem: Problem, kind: str = UNCERTAIN) -> None:
@@ -55,7 +55,7 @@ class Answer:
 
 
 def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
-    """Digest and transfer size of an image for linux/amd64. Raises ResolveError."""
+    """Return digest and transfer size of an image for linux/amd64. Raise ResolveError."""
     parsed = parse_ref(ref)
     access = registry_of(parsed, registries)
     answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
@@ -77,12 +77,12 @@ def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
 
 
 def registry_of(ref: ImageRef, registries: Iterable[Registry]) -> Registry:
-    """How to speak to an image's registry."""
+    """Return how to reach an image's registry."""
     return next((item for item in registries if item.host == ref.registry), Registry(ref.registry))
 
 
 def image_access(ref: ImageRef, digest: str, path: Path, access: Registry) -> None:
-    """Ask for the manifest of a pinned image, as a pull does first. Raises ResolveError."""
+    """Request the manifest of a pinned image, which is the first step of a pull. Raise ResolveError."""
     _manifest(ref, digest, path, access)
 
 
@@ -95,7 +95,7 @@ def _platform_manifest(entries: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
-    """Fetch one manifest; every failure is told in terms of the deployment's key."""
+    """Request one manifest; every failure is reported in terms of the deployment's key."""
     import dxf
     import dxf.exceptions
     import requests
@@ -158,7 +158,7 @@ def _http_problem(error: Any, ref: ImageRef, shown: str, path: Path, where: str)
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, as the operating system words it; never a URL, which may hold secrets."""
+    """Return the innermost cause in the operating system's words; never a URL, which may contain secrets."""
     text = str(error)
     for known in (
         "Connection refused",
@@ -184,16 +184,16 @@ def model_pin(
     token: str | None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ModelPin:
-    """Commit, files with sizes, and config.json of a model's revision. Raises ResolveError.
+    """Return commit, files with sizes, and config.json of a model's revision. Raise ResolveError.
 
-    `path` is the key that names it; a revision's problems are told at the key beside model.
+    `path` is the key that names the model; a revision's problems are reported at the key next to it.
     """
     hub = endpoint or HUB
 
     def ask() -> ModelPin:
         from huggingface_hub import HfApi
 
-        # token=False: a token that happens to lie in the user's home must not decide what a fleet can fetch.
+        # token=False: a token in the user's home directory must not decide what a fleet can download.
         api = HfApi(endpoint=hub, token=token or False)
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
         siblings = info.siblings or []
@@ -208,7 +208,7 @@ def model_pin(
 
 
 def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:
-    """Ask for a file of a pinned commit, as a fetch does. Raises ResolveError; waits for nobody."""
+    """Request a file of a pinned commit, as a download does. Raise ResolveError; there are no retries."""
     hub = endpoint or HUB
     names = [name for name, _ in pin.files or ()]
     _of_hub(lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None)
@@ -222,8 +222,8 @@ def _of_hub(
     token: str | None,
     sleep: Callable[[float], None] | None,
 ) -> _T:
-    """The answer of a hub; every failure is told in terms of the deployment's keys. sleep None: one try."""
-    # Read at import: without it the first call also asks huggingface.co, whatever the endpoint.
+    """Return a hub's answer; every failure is reported in terms of the deployment's keys. sleep None: one attempt."""
+    # Read at import: without it the first call also contacts huggingface.co, for any endpoint.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub.errors as hub_errors
 
@@ -250,7 +250,7 @@ def _of_hub(
         except ResolveError:
             raise
         except Exception as error:
-            # httpx's errors, by whichever name this huggingface_hub ships it, and the operating system's.
+            # httpx's errors, under the name of this huggingface_hub version, and the operating system's.
             what = f"the hub at {hub} cannot be reached from this machine ({_cause(error)})."
             fix = "Check hf_model_endpoint and the network; HF_HUB_OFFLINE must not be set."
             raise ResolveError(Problem(path, what, fix)) from None
@@ -260,11 +260,11 @@ def _of_hub(
 def _config(
     repo: str, commit: str, names: Iterable[str], hub: str, token: str | None
 ) -> Mapping[str, Any] | None:
-    """config.json; asking for a file also shows whether a gated model may be had, as its listing does not."""
+    """Return config.json; requesting a file also tests the access to a gated model, which listing does not."""
     import huggingface_hub.utils
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    utils: Any = huggingface_hub.utils  # documented there, and not declared for type checkers
+    utils: Any = huggingface_hub.utils  # documented there, but not declared for type checkers
     if "config.json" not in names:
         for name in sorted(names)[:1]:
             url = hf_hub_url(repo, name, revision=commit, endpoint=hub)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a plan's text for people."""
+"""Format pieces of a plan's text."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def listed(names: Sequence[str], limit: int = 6) -> str:
-    """Names of hosts; the first and the last when they are many."""
+    """Return names of hosts; only the first and the last ones if there are many."""
     if len(names) <= limit:
         return ", ".join(names)
     return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:
-    """[0, 1, 2] → "ports 0-2"."""
+    """Return numbers with a noun: [0, 1, 2] → "ports 0-2"."""
     return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
 def gpus_text(gpus: Sequence[int]) -> str:
-    """The GPUs of instances, each as often as it is used: "GPUs 0-7, two on each"."""
+    """Return the GPUs of instances, each counted as often as it is used: "GPUs 0-7, two on each"."""
     uses = Counter(gpus)
     most = max(uses.values(), default=0)
     text = numbered("GPU", sorted(uses))
@@ -38,7 +38,7 @@ def gpus_text(gpus: Sequence[int]) -> str:
 
 
 def wrapped(title: str, text: str) -> list[str]:
-    """A titled paragraph of a block."""
+    """Return a titled paragraph of a block."""
     head = f"  {title:8} "
     return textwrap.wrap(
         text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
