@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order serving instances change, and how many at a time. Pure.
+"""Order the changes of serving instances, and limit how many change at a time. Pure.
 
-A unit is what can only change together: the servers of one engine, and instances of a host of which one gets GPUs or
-ports that another one has. Units change in batches. The first unit of a deployment is its canary and changes alone;
-one deployment follows the other. A batch never takes so many engines that fewer are in than what is to be kept.
+A group consists of instances that can only change together: the servers of one engine, and instances of a host if one
+takes over GPUs or ports of another. Groups change in batches. The first group of a deployment is its canary and changes
+alone; deployments change one after the other. No batch reduces the engines in service below the configured minimum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEEP: Count = "50%"
 
 @dataclass(frozen=True)
 class Place:
-    """What an instance has for itself on its host: ports, and GPUs by their render nodes; share: of each GPU."""
+    """The ports of an instance, and its GPUs by their render nodes; share: of each GPU."""
 
     ports: frozenset[int]
     gpus: frozenset[str]
@@ -35,11 +35,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Member:
-    """An instance as it is (old) and as it will be (new); None: it is not there.
+    """An instance as it is (old) and as it will be (new); None if it does not exist then.
 
-    known False: it is there, and nobody knows which GPUs and ports it has. engine, old_engine: instances with the same
-    one work together. changes: this run touches it. serves: it is in the load balancer, as far as this can be seen.
-    headless: it works for another server, and is asked nothing.
+    Attributes:
+        known: False if it exists, but its GPUs and ports are unknown.
+        engine, old_engine: instances with the same value work together.
+        changes: this run changes it.
+        serves: it is in service, as far as the load balancer shows.
+        headless: it works for another server, and receives no requests.
     """
 
     host: str
@@ -56,42 +59,42 @@ class Member:
 
     @property
     def id(self) -> str:
-        """Its name in the fleet."""
+        """Return its name in the fleet."""
         return f"{self.host}/{self.name}"
 
     @property
     def there(self) -> bool:
-        """It is on its host now."""
+        """Return whether it currently exists on its host."""
         return self.old is not None or not self.known
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Instances that change together. loses: engines that do not serve meanwhile, by deployment."""
+    """Instances that change together. loses: engines out of service during the change, by deployment."""
 
     members: tuple[Member, ...]
     loses: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def deployment(self) -> str:
-        """The deployment in whose turn it changes: that of what comes, or of what goes."""
+        """Return the deployment with which the group changes: that of its new instances, or else of its old ones."""
         return next((item for item in self.members if item.new is not None), self.members[0]).deployment
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Its hosts."""
+        """Return its hosts."""
         return tuple(dict.fromkeys(item.host for item in self.members))
 
     @property
     def rank(self) -> int:
-        """What changes comes first, then what is added, then what only goes."""
+        """Return the order of the group: replacements first, then additions, then removals."""
         if any(item.there and item.new is not None for item in self.members):
             return 0
         return 1 if any(item.new is not None for item in self.members) else 2
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name for texts."""
         return ", ".join(
             f"{host} {' + '.join(item.name for item in self.members if item.host == host)}"
             for host in self.hosts
@@ -100,7 +103,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Trial:
-    """An upgrade that was cut off: its canary ("host/instance", "": none was begun), and whether that was judged."""
+    """An interrupted upgrade.
+
+    canary: "host/instance", "" if none was started. judged: whether it was judged.
+    """
 
     canary: str = ""
     judged: bool = False
@@ -108,7 +114,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Terms:
-    """How careful a rollout is. serial, keep None: the defaults. canary: the first unit is compared with what was."""
+    """The limits of a rollout.
+
+    serial, keep: None for the defaults. canary: compare the first group with the state before.
+    """
 
     serial: tuple[Count, ...] | None = None
     keep: Count | None = None
@@ -118,7 +127,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Engines of a deployment: all that are there, those that serve, and how many are to stay in."""
+    """Engines of a deployment: existing ones, those in service, and the minimum in service."""
 
     there: int
     serving: int
@@ -127,7 +136,10 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Batch:
-    """Units that change at a time; canary: the instance that is measured, reference: one that stays beside it."""
+    """Groups that change at the same time.
+
+    canary: the instance to measure. reference: an unchanged instance next to it.
+    """
 
     number: int
     deployment: str
@@ -137,24 +149,24 @@ class Batch:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that take part."""
+        """Return the hosts that take part."""
         return tuple(dict.fromkeys(host for unit in self.units for host in unit.hosts))
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """All batches, in order, and what is kept of each deployment."""
+    """All batches, in order, and the capacity of each deployment."""
 
     batches: tuple[Batch, ...]
     capacity: Mapping[str, Capacity]
     warnings: tuple[str, ...] = ()
 
 
-# ---- units -------------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------------
 
 
 def units_of(members: Sequence[Member]) -> tuple[Unit, ...]:
-    """The units of all members that change, in the order of the members."""
+    """Return the groups of all members that change, in the order of the members."""
     changing = [item for item in members if item.changes]
     parent = list(range(len(changing)))
 
@@ -182,7 +194,7 @@ def units_of(members: Sequence[Member]) -> tuple[Unit, ...]:
 
 
 def _in_the_way(items: Sequence[tuple[int, Member]]) -> Iterable[tuple[int, int]]:
-    """Pairs of a host's instances of which one gets what the other one has."""
+    """Yield pairs of a host's instances of which one takes over ports or GPUs of the other."""
     users: dict[str, list[tuple[int, Member]]] = defaultdict(list)
     for index, item in items:
         for gpu in item.old.gpus if item.old else ():
@@ -196,7 +208,7 @@ def _in_the_way(items: Sequence[tuple[int, Member]]) -> Iterable[tuple[int, int]
         yield from ((index, ports[port]) for port in item.new.ports if port in ports)
         for gpu in item.new.gpus:
             there = users[gpu]
-            # One of several on a GPU that stays there, with no more of it than before, is in nobody's way.
+            # An instance that stays on a shared GPU, with no larger share than before, conflicts with no other one.
             stays = item.old is not None and gpu in item.old.gpus
             if not stays or item.new.share * len(there) > 1 + 1e-9:
                 yield from ((index, other) for other, _ in there)
@@ -216,7 +228,7 @@ def _loses(members: Iterable[Member]) -> dict[str, int]:
 
 
 def capacity_of(members: Sequence[Member], keep: Count | None) -> dict[str, Capacity]:
-    """By deployment; the default keeps nothing of a single engine."""
+    """Return the capacity by deployment; by default, a deployment with a single engine keeps none in service."""
     engines: dict[str, dict[str, list[Member]]] = {}
     for item in members:
         if item.there:
@@ -234,12 +246,12 @@ def capacity_of(members: Sequence[Member], keep: Count | None) -> dict[str, Capa
 
 
 def count_of(value: Count, total: int) -> float:
-    """A number, or that share of the total."""
+    """Return a number as it is, or a percentage as that share of the total."""
     return total * int(str(value)[:-1]) / 100 if str(value).endswith("%") else int(value)
 
 
 def parse_count(value: Any) -> Count | None:
-    """A whole number or a percentage, also as text; None for anything else."""
+    """Return an integer or a percentage, also if given as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
     text = str(value).strip()
@@ -249,7 +261,10 @@ def parse_count(value: Any) -> Count | None:
 
 
 def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
-    """upgrade_serial, upgrade_min_in and upgrade_soak, as -e and inventories give them; None: not set."""
+    """Parse upgrade_serial, upgrade_min_in and upgrade_soak, from -e or the inventory, and return problems.
+
+    None counts as not set.
+    """
     problems = []
     serial: tuple[Count, ...] | None = None
     given = values.get("upgrade_serial")
@@ -283,7 +298,7 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
 def plan_rollout(
     members: Sequence[Member], terms: Terms, trials: Mapping[str, Trial] | None = None
 ) -> tuple[Rollout, tuple[Problem, ...]]:
-    """The batches, and why it cannot be."""
+    """Return the batches, and the problems that prevent the rollout."""
     trials = trials or {}
     capacity = capacity_of(members, terms.keep)
     by_deployment: dict[str, list[Unit]] = {}
@@ -310,12 +325,12 @@ def plan_rollout(
 
 
 def _ordered(units: Sequence[Unit], members: Sequence[Member], trial: Trial) -> list[Unit]:
-    """The canary, then one unit of each host in turn; what is added comes last."""
+    """Return the canary, then one group of each host in turn; additions come last."""
     if not units:
         return []
 
     def suits(unit: Unit) -> tuple[bool, int, bool, bool]:
-        """Best last: the trial's, what changes, what serves, what has something to be compared with beside it."""
+        """Rank groups as canaries, the best last: the interrupted one, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in unit.members)
         serves = any(item.serves and item.there for item in unit.members)
         return mine, -unit.rank, serves, _reference(unit, members) is not None
@@ -330,13 +345,13 @@ def _ordered(units: Sequence[Unit], members: Sequence[Member], trial: Trial) -> 
 
 
 def _measured(unit: Unit) -> Member | None:
-    """The instance of a unit that is measured: one that answers, if possible one that did before too."""
+    """Return the instance of a group to measure: one that answers requests, if possible one that did before too."""
     able = [item for item in unit.members if item.new is not None and not item.headless]
     return max(able, key=lambda item: item.there and item.serves, default=None)
 
 
 def _reference(unit: Unit, members: Sequence[Member]) -> Member | None:
-    """An instance of the same deployment that stays as it is on the canary's host while the canary changes."""
+    """Return an unchanged instance of the same deployment on the canary's host, or None."""
     measured, inside = _measured(unit), {item.id for item in unit.members}
     if measured is None:
         return None
@@ -369,7 +384,7 @@ def _batches(
         reference = _reference(first, members)
         room = capacity.get(name, Capacity(0, 0, 0))
         if reference and room.serving - first.loses.get(name, 0) - 1 < room.keep:
-            reference = None  # measuring it would take one more than what is to stay in
+            reference = None  # measuring it would take one more engine out of service than allowed
         found.append(Batch(0, name, (first,), _measured(first), reference))
     total, sizes = len(units), list(terms.serial or SERIAL)
     if found and len(sizes) > 1:
@@ -388,7 +403,7 @@ def _batches(
 
 
 def lost(units: Iterable[Unit]) -> dict[str, int]:
-    """Engines that do not serve while these units change, by deployment."""
+    """Return the number of engines that are out of service while these groups change, by deployment."""
     found: dict[str, int] = {}
     for unit in units:
         for name, count in unit.loses.items():
@@ -401,7 +416,7 @@ def _fits(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> bool:
 
 
 def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterable[Problem]:
-    """Units that take more than may go, whatever the batches."""
+    """Yield problems of groups that are too large for the capacity, in whatever batches."""
     told = set()
     for unit in units:
         for name, count in unit.loses.items():
@@ -428,7 +443,7 @@ def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterabl
 
 
 def _too_many(batches: Sequence[Batch], terms: Terms, capacity: Mapping[str, Capacity]) -> Iterable[Problem]:
-    """A serial that takes more than may go, though single units fit."""
+    """Yield problems of batches that are too large because of the configured serial, though single groups fit."""
     for batch in batches:
         if all(_fits([unit], capacity) for unit in batch.units):
             for name, count in lost(batch.units).items():
@@ -459,5 +474,5 @@ def _engines(count: int) -> str:
 
 
 def sorted_members(members: Iterable[Member]) -> tuple[Member, ...]:
-    """In the order of hosts and names."""
+    """Return the members in the order of hosts and names."""
     return tuple(sorted(members, key=lambda item: (natural(item.host), natural(item.name))))

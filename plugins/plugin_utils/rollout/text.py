@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout will do, and what it did, for people. Pure."""
+"""Format what a rollout will do, and what it did. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from ..plan.text import wrapped
 from .batches import KEEP, Batch
 from .plan import RolloutPlan
 
-SHOWN = 8  # batches that are told one by one
+SHOWN = 8  # batches that are listed one by one
 VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
 
 
 def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]:
-    """The lines of a plan. `waits`: seconds at most of drain, stop and start of a unit."""
+    """Return the lines of a plan.
+
+    waits: the timeouts of drain, stop and start of a group, in seconds.
+    """
     lines: list[str] = []
     names = dict.fromkeys(batch.deployment for batch in planned.rollout.batches)
     for name in names:
@@ -86,7 +89,10 @@ def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from a batch. stop: no more batches. back: this one goes back. why: in one line."""
+    """The consequence of a batch's result.
+
+    stop: no more batches. back: roll this batch back. why: the reason, in one line.
+    """
 
     stop: bool
     back: bool
@@ -94,16 +100,17 @@ class Verdict:
     told: str
 
     def to_json(self) -> dict[str, Any]:
-        """For the playbook."""
+        """Return the verdict for the playbook."""
         return dict(vars(self))
 
 
 def judge(
     operation: str, batch: Mapping[str, Any], failures: Mapping[str, str], gone: Sequence[str]
 ) -> Verdict:
-    """`failures`: why hosts of the batch failed; `gone`: hosts that cannot be reached any more.
+    """Judge a batch.
 
-    A host that went away says nothing about the new generation: the others keep it, and the rollout ends.
+    failures: why hosts of the batch failed. gone: hosts that became unreachable. An unreachable host says nothing about
+    the new generation: the others keep it, and the rollout ends.
     """
     what = f"{VERBS.get(operation, operation)} of {batch['deployment']}, {batch['text']}"
     if failures:
@@ -116,7 +123,7 @@ def judge(
 
 
 def message_of(result: Any) -> str:
-    """The error of a task's result, or of its first failed item."""
+    """Return the error of a task's result, or of its first failed item."""
     if not isinstance(result, Mapping):
         return str(result)
     items = result.get("results")
@@ -132,7 +139,10 @@ def report(
     verdict: Mapping[str, Any],
     unmended: Mapping[str, str],
 ) -> str:
-    """What was done; `ended`: the number of the batch that ended the rollout. unmended: hosts that did not go back."""
+    """Return what was done.
+
+    ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed.
+    """
     done = [item for item in batches if ended is None or item["number"] < ended]
     lines = [f"{VERBS.get(operation, operation)}: {_count(_units(done), 'unit')} of {_units(batches)} done."]
     if ended is None:
