@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the modules on the node returned to the verdict on a new release. Pure.
+"""Judge a new release by the results of the modules on the node. Pure.
 
-SMOKE is the result of vllm_smoke, BENCH of vllm_bench; of a module that failed, its message. The baseline is what was
-found of the old release; it is kept on the node, so that a run after a dead controller can go on.
+SMOKE is the result of vllm_smoke, BENCH that of vllm_bench; if a module failed, its message. The baseline is what was
+measured of the old release; it is stored on the node, so that a run can continue after the control node was
+interrupted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The old release. `identity` is vllm_smoke's `instance`; `rounds` are its replies, two times.
+    """The measurements of the old release.
 
-    `reference`: the name of the instance measured beside it, "" for none. `notes`: what could not be found out.
+    `identity` is vllm_smoke's `instance`; `rounds` are its replies, in two rounds. `reference`: the name of the
+    instance measured next to it, "" for none. `notes`: what could not be measured.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -37,12 +39,12 @@ class Baseline:
 
     @property
     def empty(self) -> bool:
-        """There was no old instance."""
+        """Return whether there was no old instance."""
         return not self.identity
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
-        """What to_json made; {} is the empty one, and so is what another release of this toolkit made."""
+        """Build from the result of to_json; {} and data of another release of this toolkit give the empty baseline."""
         if data.get("schema") != SCHEMA:
             return cls(notes=("the baseline is of another version of this toolkit",) if data else ())
         return cls(
@@ -55,7 +57,7 @@ class Baseline:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, some ten kilobytes."""
+        """Return plain data, about ten kilobytes."""
         return {
             "schema": SCHEMA,
             "identity": dict(self.identity),
@@ -69,9 +71,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of the new release. `more`: runs that are wanted before this is final; 0: it is.
+    """The verdict on the new release. `more`: further runs that a final verdict needs; 0 if this one is final.
 
-    `client`: the image that is to measure the new release, {} for its own.
+    `client`: the image to measure the new release with, {} for its own.
     """
 
     kind: str
@@ -84,12 +86,12 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """Return the verdict in one line."""
         return f"{self.kind}: {'; '.join(self.reasons)}"
 
 
 def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
-    """What is known of the old release, after both modules were run on it; the empty one without `instance`."""
+    """Return the measurements of the old release by both modules; the empty baseline without `instance`."""
     identity = smoke.get("instance") or {}
     if not identity:
         return Baseline(notes=tuple(filter(None, [str(smoke.get("msg") or "")])))
@@ -114,12 +116,12 @@ def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
 
 
 def replies_of(smoke: Result) -> list[tuple[Reply, ...]]:
-    """The replies of each time that the prompts were asked."""
+    """Return the replies of each round of prompts."""
     return [tuple(map(Reply.from_json, replies)) for replies in smoke.get("rounds") or ()]
 
 
 def measured(bench: Result, name: str, reference: str) -> tuple[Window | None, str]:
-    """(what was measured, ""), or (None, why it was not)."""
+    """Return (the measurement, ""), or (None, why there is none)."""
     entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
     own = entries.get(name)
     if own is None:
@@ -133,9 +135,9 @@ def measured(bench: Result, name: str, reference: str) -> tuple[Window | None, s
 
 
 def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:
-    """The image that measures the new release: the old one's, as the same client measures both alike.
+    """Return the image that measures the new release: the old one's, so that the same client measures both.
 
-    A model of another name may need a tokenizer that only its own image has.
+    A model with another name may need a tokenizer that only its own image has.
     """
     if before.empty or before.identity.get("model") != new.get("model"):
         return {}
@@ -143,7 +145,7 @@ def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:
 
 
 def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Rules) -> Verdict:
-    """The verdict on what is known so far: the new one's answers, and the benchmarks of no, one or two looks."""
+    """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
     identity = smoke.get("instance") or {}
     if not identity:
         return Verdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be asked"),))
@@ -201,7 +203,7 @@ def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Ru
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[bool, bool, list[str]]:
-    """(answers are to agree, speeds are to agree, what is different on purpose)."""
+    """Return (whether answers should agree, whether speeds should agree, the intended differences)."""
     if not old:
         return False, False, []
     told = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence of a canary, for people and for machines. Pure."""
+"""Format the evidence of a canary, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .verdict import INSTEAD, METRICS, Metric, Rules
 
 SCHEMA = 1
 _WIDTH = 110
-_ANSWER = 88  # characters of an answer in the text; canary.json has all of it
+_ANSWER = 88  # maximum characters of an answer in the text; canary.json has all of it
 
 
 @dataclass(frozen=True)
 class Case:
-    """A canary: where it was, what it was, and what was found. `made`: UTC; `change`: what the release changes."""
+    """A canary: its host and instance, and the results. `made`: time in UTC; `change`: what the release changes."""
 
     run: str
     made: str
@@ -32,7 +32,7 @@ class Case:
 
 
 def to_json(case: Case) -> dict[str, Any]:
-    """canary.json."""
+    """Return the content of canary.json."""
     verdict, smoke = case.verdict, case.verdict.smoke
     return {
         "schema": SCHEMA,
@@ -65,7 +65,7 @@ def to_json(case: Case) -> dict[str, Any]:
 
 
 def text(case: Case) -> str:
-    """canary.txt."""
+    """Return the content of canary.txt."""
     verdict, old, new = case.verdict, case.before.identity, case.new
     lines = [f"Canary {new.get('name') or '?'} on {case.host}, {case.made}"]
     lines += _wrapped("", verdict.summary)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far one small sample lies beside another: Hodges and Lehmann's shift with its exact interval. Pure.
+"""Estimate how far a small sample is shifted from another: Hodges and Lehmann's shift with its exact interval. Pure.
 
-Nothing is assumed of the noise, and one wild run among five moves the estimate little: both come from the
-order of all differences between a new run and an old one. For the interval see Hollander, Wolfe, Chicken,
+The method assumes nothing about the noise, and one outlier among five runs has little effect: estimate and interval
+come from the order of all differences between a new run and an old one. For the interval see Hollander, Wolfe, Chicken,
 Nonparametric Statistical Methods, 3rd ed., 4.2 and 4.3.
 """
 
@@ -22,7 +22,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Shift:
-    """New against old, in the unit of the samples; low and high are infinite when there are too few runs."""
+    """New against old, in the unit of the samples; low and high are infinite if there are too few runs."""
 
     estimate: float
     low: float
@@ -30,7 +30,7 @@ class Shift:
 
 
 def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
-    """The shift from `old` to `new`. ValueError when one of them is empty."""
+    """Return the shift from `old` to `new`. Raise ValueError if one of them is empty."""
     if not old or not new:
         raise ValueError("a shift needs runs on both sides")
     differences = sorted(after - before for after in new for before in old)
@@ -43,10 +43,10 @@ def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
 
 @cache
 def _rank(old: int, new: int) -> int:
-    """The interval goes from the difference of this rank to the one as far from the end; 0: there is none.
+    """Return the rank of the difference at the interval's lower end; 0 if there is no interval.
 
-    It is the largest rank with P(U < rank) at most half of what the level leaves, U being Mann and Whitney's
-    statistic of equal samples.
+    The upper end has the same rank from above. It is the largest rank with P(U < rank) at most half of 1 - level, where
+    U is Mann and Whitney's statistic of equal samples.
     """
     counts = _arrangements(old, new)
     total, below, rank = sum(counts), 0, 0
@@ -60,10 +60,10 @@ def _rank(old: int, new: int) -> int:
 
 @cache
 def _arrangements(old: int, new: int) -> tuple[int, ...]:
-    """In how many orders of the two samples U is 0, 1, 2 …"""
+    """Return the number of orders of the two samples for which U is 0, 1, 2 …"""
     if not old or not new:
         return (1,)
-    # The largest value is an old one, or it is a new one, which lies above all old ones.
+    # The largest value is either an old one, or a new one, which exceeds all old ones.
     found = [0] * (old * new + 1)
     for value, count in enumerate(_arrangements(old - 1, new)):
         found[value] += count

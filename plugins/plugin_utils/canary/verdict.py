@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a new release is as fast as the old one: the judgement of a canary. Pure.
+"""Judge whether a new release is as fast as the old one, for a canary. Pure.
 
-Both were measured by the same client in the same way, some runs each. The effect is the shift of the log of a
-metric; with a reference instance, which ran the old release at the same time in both windows, it is the shift
-of the difference to it, so that what the machine itself did between the windows cancels out.
+The same client measured both in the same way, with several runs each. The effect is the shift of the log of a metric.
+With a reference instance, which ran the old release in both windows, it is the shift of the difference to it, so that
+changes of the machine itself between the windows cancel out.
 
-A first look that is not clearly good is looked at again, with more runs, which are judged by themselves: what
-disturbed the first ones for a minute stops no release.
+If the first look is not clearly good, a second one follows with more runs, which are judged by themselves: a
+disturbance of a minute during the first look stops no release.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Runs = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which releases are compared. `floor`: a difference below it, in `unit`, is none."""
+    """A number by which releases are compared. `floor`: smaller differences, in `unit`, do not count."""
 
     key: str
     label: str
@@ -39,7 +39,7 @@ class Metric:
 
 METRICS = (
     Metric("output_throughput", "output throughput", "tok/s", True, True),
-    # Nobody feels a few milliseconds, and of a small engine they are noise.
+    # A few milliseconds are not noticeable, and with a small engine they are noise.
     Metric("median_ttft_ms", "TTFT", "ms", False, False, 20.0),
     Metric("median_tpot_ms", "TPOT", "ms", False, False, 2.0),
 )
@@ -49,7 +49,7 @@ INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True,
 
 @dataclass(frozen=True)
 class Rules:
-    """What is accepted. Tolerances in percent: of throughput, and of the medians of TTFT and TPOT."""
+    """The accepted changes, in percent: of throughput, and of the medians of TTFT and TPOT."""
 
     tolerance: float
     latency_tolerance: float
@@ -58,12 +58,12 @@ class Rules:
 
     @property
     def more(self) -> int:
-        """Runs of a second look; 0: there is none."""
+        """Return the number of runs of a second look; 0 if there is none."""
         left = self.max_runs - self.runs
         return left if left >= FEWEST else 0
 
     def wrong(self) -> tuple[tuple[str, str], ...]:
-        """Variables whose values make no sense, and why."""
+        """Return variables with invalid values, and why they are invalid."""
         found = []
         if self.runs < FEWEST:
             found.append(("canary_runs", f"is {self.runs}: fewer than {FEWEST} runs prove nothing."))
@@ -80,7 +80,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Window:
-    """What was measured at one time: of the instance, and of the reference (None: there was none)."""
+    """The measurements of one time window: of the instance, and of the reference (None if there was none)."""
 
     own: Runs
     reference: Runs | None = None
@@ -111,7 +111,7 @@ class Comparison:
     tolerance: float  # percent
 
     def text(self) -> str:
-        """`31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""
+        """Return a text such as `31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""
         more = self.change > 0
         words = ("more", "less") if self.metric.more_is_better else ("longer", "shorter")
         word = words[0] if more else words[1]
@@ -125,7 +125,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Speed:
-    """The outcome. `more`: runs that are wanted before it is final; 0: it is."""
+    """The outcome. `more`: further runs that a final verdict needs; 0 if it is final."""
 
     state: str
     comparisons: tuple[Comparison, ...]
@@ -134,7 +134,7 @@ class Speed:
 
 
 def runs_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The metrics of an instance's runs, from vLLM's JSON of each. Runs without a number are left out."""
+    """Return the metrics of an instance's runs, from vLLM's JSON of each. Runs without a number are omitted."""
     found: dict[str, list[float]] = {}
     for raw in results:
         try:
@@ -149,7 +149,7 @@ def runs_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
-    """The new release's runs, of one look or of two, against the old one's. ValueError without a look."""
+    """Judge the new release's runs, of one look or two, against the old one's. Raise ValueError without a look."""
     if not looks:
         raise ValueError("there is nothing to judge yet")
     first = compare(before, looks[0], rules)
@@ -171,10 +171,10 @@ def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
 
 
 def _final(comparisons: tuple[Comparison, ...]) -> Speed:
-    """No more runs: what is undecided is decided by its median.
+    """Decide without further runs: undecided metrics are decided by their medians.
 
-    Where the runs would even allow for no change at all, the median has to be twice the tolerance: otherwise
-    noise alone would stop equal releases now and then.
+    If the interval contains a change of zero, the median must exceed twice the tolerance: otherwise noise alone would
+    now and then stop equal releases.
     """
     state = _worst(comparisons)
     if state != UNDECIDED:
@@ -192,7 +192,7 @@ def _worst(comparisons: Sequence[Comparison]) -> str:
 
 
 def compare(before: Window, after: Window, rules: Rules) -> tuple[Comparison, ...]:
-    """Each metric that both windows have."""
+    """Compare each metric that both windows have."""
     found = []
     for metric in METRICS:
         if _both(metric, before, after):
@@ -224,7 +224,7 @@ def _compare(metric: Metric, before: Window, after: Window, rules: Rules) -> Com
 
 
 def referred(before: Window, after: Window) -> bool:
-    """Whether a reference was measured well enough in both windows."""
+    """Return whether enough runs of a reference were measured in both windows."""
     key = METRICS[0].key
     return all(
         window.reference is not None
@@ -238,7 +238,7 @@ def _logs(key: str, window: Window, reference: bool) -> list[float]:
     beside = (window.reference or {}).get(key) if reference else None
     if not beside:
         return own
-    # Runs of the same number ran at about the same time.
+    # Runs with the same number ran at about the same time.
     return [value - math.log(other) for value, other in zip(own, beside)]
 
 
