@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a host's GPUs, driver, hardware and services. Pure functions, named in host_items.yml."""
+"""Check a host's GPUs, driver, hardware and services. Pure functions, named in host_items.yml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_GPUS = Verdict(ELSEWHERE, "no GPU")
 
 
 def gpu_count(rule: Rule, view: View) -> Verdict:
-    """As many GPUs on the PCI bus as declared, or as servers of this model have."""
+    """Check that the PCI bus has as many GPUs as declared, or as servers of this model have."""
     if view.facts.get("pci_gpus") is None:
         return Verdict(UNKNOWN, "the PCI bus was not read")
     there = len(view.gpus)
@@ -27,7 +27,7 @@ def gpu_count(rule: Rule, view: View) -> Verdict:
 
 
 def gpu_driver(rule: Rule, view: View) -> Verdict:
-    """Every GPU is driven by amdgpu."""
+    """Check that amdgpu drives every GPU."""
     if not view.gpus:
         return NO_GPUS
     if not view.state["driver"]["loaded"]:
@@ -39,7 +39,7 @@ def gpu_driver(rule: Rule, view: View) -> Verdict:
 
 
 def gpu_link(rule: Rule, view: View) -> Verdict:
-    """Every GPU's PCIe link has `speed` (GT/s) and `width` (lanes)."""
+    """Check that every GPU's PCIe link has `speed` (GT/s) and `width` (lanes)."""
     if not view.gpus:
         return NO_GPUS
     slow: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def gpu_link(rule: Rule, view: View) -> Verdict:
             return Verdict(UNKNOWN, f"{gpu['bdf']} does not tell its link")
         try:
             right = float(speed) >= rule["speed"] and gpu["link_width"] >= rule["width"]
-        except ValueError:  # "Unknown", which the kernel says of a link that is down
+        except ValueError:  # "Unknown", which the kernel reports for a link that is down
             right = False
         if not right:
             slow.setdefault(f"{speed.removesuffix('.0')} GT/s x{gpu['link_width']}", []).append(gpu["bdf"])
@@ -60,7 +60,7 @@ def gpu_link(rule: Rule, view: View) -> Verdict:
 
 
 def gpu_firmware(rule: Rule, view: View) -> Verdict:
-    """All GPUs have one VBIOS."""
+    """Check that all GPUs have the same VBIOS."""
     versions = Counter(gpu["vbios"] for gpu in view.gpus if gpu["vbios"])
     if not versions:
         return Verdict(ELSEWHERE, "no GPU tells its VBIOS")
@@ -72,7 +72,7 @@ def gpu_firmware(rule: Rule, view: View) -> Verdict:
 
 
 def driver_for_image(rule: Rule, view: View) -> Verdict:
-    """The driver is new enough for the ROCm of each image that the host's deployments name."""
+    """Check that the driver is new enough for the ROCm of each image of the host's deployments."""
     version = view.state["driver"]["version"]
     if not view.rocms:
         return Verdict(ELSEWHERE, "no image whose ROCm is known")
@@ -86,7 +86,7 @@ def driver_for_image(rule: Rule, view: View) -> Verdict:
 
 
 def rocm_for_gpu(rule: Rule, view: View) -> Verdict:
-    """The host's ROCm knows the GPUs."""
+    """Check that the host's ROCm supports the GPUs."""
     version = view.state["rocm"]["version"]
     if not version or not view.models:
         return Verdict(ELSEWHERE, "no ROCm on the host" if not version else "no GPU")
@@ -98,7 +98,7 @@ def rocm_for_gpu(rule: Rule, view: View) -> Verdict:
 
 
 def kernel_log(rule: Rule, view: View) -> Verdict:
-    """amdgpu has told of no trouble since the boot."""
+    """Check that amdgpu has reported no errors since the boot."""
     log = view.facts.get("kernel_log")
     if log is None:
         return Verdict(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
@@ -109,7 +109,7 @@ def kernel_log(rule: Rule, view: View) -> Verdict:
 
 
 def memory(rule: Rule, view: View) -> Verdict:
-    """Memory of the host, by GPU model (TB = 10^12 bytes)."""
+    """Check the host's memory, by GPU model (TB = 10^12 bytes)."""
     wanted = max((rule["tb"].get(model.name, 0.0) for model in view.models), default=0.0)
     found = view.state.get("memory_bytes")
     if not found:
@@ -121,7 +121,7 @@ def memory(rule: Rule, view: View) -> Verdict:
 
 
 def acs(rule: Rule, view: View) -> Verdict:
-    """No PCI bridge has Access Control Services on."""
+    """Check that no PCI bridge has Access Control Services enabled."""
     found = view.facts.get("acs")
     if found is None:
         return Verdict(UNKNOWN, "PCI configuration space could not be read", note=_problem(view, "acs"))
@@ -131,7 +131,7 @@ def acs(rule: Rule, view: View) -> Verdict:
 
 
 def rdma_ports(rule: Rule, view: View) -> Verdict:
-    """Every port of the RDMA NICs is active."""
+    """Check that every port of the RDMA NICs is active."""
     nics = view.facts.get("nics")
     if nics is None:
         return Verdict(UNKNOWN, "the RDMA NICs were not read")
@@ -144,7 +144,7 @@ def rdma_ports(rule: Rule, view: View) -> Verdict:
 
 
 def clock(rule: Rule, view: View) -> Verdict:
-    """Something keeps the clock in time."""
+    """Check that the clock is synchronized."""
     found = view.facts.get("clock_synchronized")
     if found is None:
         return Verdict(UNKNOWN, "the kernel did not tell")
@@ -152,7 +152,7 @@ def clock(rule: Rule, view: View) -> Verdict:
 
 
 def shm(rule: Rule, view: View) -> Verdict:
-    """/dev/shm has `gib_per_gpu` for every GPU."""
+    """Check that /dev/shm has `gib_per_gpu` for every GPU."""
     found, count = view.facts.get("shm_bytes"), len(view.gpus)
     if found is None:
         return Verdict(UNKNOWN, "/dev/shm was not read")
@@ -163,7 +163,7 @@ def shm(rule: Rule, view: View) -> Verdict:
 
 
 def disk(rule: Rule, view: View) -> Verdict:
-    """Free space where Docker keeps images."""
+    """Check the free space where Docker stores images."""
     root = view.state["docker"]["root_dir"] or "/var/lib/docker"
     found = next((item["free_bytes"] for item in view.state["disk"] if item["path"] == root), None)
     if found is None:
@@ -174,7 +174,7 @@ def disk(rule: Rule, view: View) -> Verdict:
 
 
 def docker(rule: Rule, view: View) -> Verdict:
-    """The Docker engine answers, and is not older than `version`."""
+    """Check that Docker answers, and is not older than `version`."""
     found = view.state["docker"]
     if not found["available"]:
         return Verdict(
@@ -188,7 +188,7 @@ def docker(rule: Rule, view: View) -> Verdict:
 
 
 def numa_nodes_per_socket(rule: Rule, view: View) -> Verdict:
-    """The BIOS splits no socket into NUMA nodes."""
+    """Check that the BIOS does not split sockets into NUMA nodes."""
     sockets = view.state["cpu"]["sockets"]
     nodes = sum(bool(node["cpus"]) for node in view.state["numa_nodes"])
     if not sockets or not nodes:
@@ -199,14 +199,14 @@ def numa_nodes_per_socket(rule: Rule, view: View) -> Verdict:
 
 
 def iommu(rule: Rule, view: View) -> Verdict:
-    """The kernel found an IOMMU."""
+    """Check that the kernel found an IOMMU."""
     return (
         Verdict(OK, "found") if view.facts["iommus"] else Verdict(WRONG, "the kernel found none", "an IOMMU")
     )
 
 
 def large_bar(rule: Rule, view: View) -> Verdict:
-    """The CPU sees all of each GPU's memory."""
+    """Check that the CPU can access all of each GPU's memory."""
     known = [gpu for gpu in view.gpus if gpu["vram"] and gpu["visible_vram"] is not None]
     if not known:
         return Verdict(UNKNOWN, "the driver does not tell") if view.gpus else NO_GPUS
@@ -217,7 +217,7 @@ def large_bar(rule: Rule, view: View) -> Verdict:
 
 
 def smt(rule: Rule, view: View) -> Verdict:
-    """Cores do not run two threads."""
+    """Check that SMT is off."""
     found = (view.facts.get("cpu") or {}).get("smt")
     if found is None:
         return Verdict(ELSEWHERE, "these CPUs have none")
@@ -225,12 +225,12 @@ def smt(rule: Rule, view: View) -> Verdict:
 
 
 def _problem(view: View, what: str) -> str:
-    """Why something could not be read."""
+    """Return why something could not be read."""
     return next((item["error"] for item in view.facts.get("problems") or () if item["what"] == what), "")
 
 
 def _names(names: Iterable[str], limit: int = 3) -> str:
-    """ "a, b, c" or "8: a, b, c, …"."""
+    """Return names as "a, b, c" or "8: a, b, c, …"."""
     listed = [name.removeprefix("0000:") for name in names]
     if len(listed) <= limit:
         return ", ".join(listed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items of a host's audit (catalog/host_items.yml), and what looking at one comes to. Pure data."""
+"""Define the items of a host's audit (catalog/host_items.yml), and their results. Pure data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits")
 
 @dataclass(frozen=True)
 class Item:
-    """One thing a host should have; the keys are those of catalog/host_items.yml."""
+    """One property that a host should have; the keys are those of catalog/host_items.yml."""
 
     id: str
     title: str
@@ -35,17 +35,16 @@ class Item:
 
 
 def parse_items(data: Mapping[str, Any]) -> tuple[Item, ...]:
-    """The items of catalog/host_items.yml, in its order."""
+    """Return the items of catalog/host_items.yml, in its order."""
     return tuple(Item(**item) for item in data["items"])
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: OK, WRONG, UNKNOWN or ELSEWHERE.
+    """The result of a check: OK, WRONG, UNKNOWN or ELSEWHERE.
 
-    `note` names what decides or changed it. Of what is wrong, `pending` says that the next boot puts it right,
-    and `now` that it is right until the next boot. `fix` takes the place of the item's where the host needs
-    another one.
+    `note` names what decides or changed the value. For a wrong value, `pending` means that the next boot corrects it,
+    and `now` that it is right until the next boot. `fix` replaces the item's fix if the host needs another one.
     """
 
     status: str
@@ -59,28 +58,28 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """An item with its verdict on one host."""
+    """An item with its result on one host."""
 
     item: Item
     verdict: Verdict
 
     @property
     def status(self) -> str:
-        """The verdict's."""
+        """Return the status of the result."""
         return self.verdict.status
 
     @property
     def fix(self) -> Mapping[str, Any]:
-        """What puts it right here."""
+        """Return the fix on this host."""
         return self.item.fix if self.verdict.fix is None else self.verdict.fix
 
     @property
     def reboot(self) -> bool:
-        """Whether putting it right takes a reboot."""
+        """Return whether the fix needs a reboot."""
         return self.status == WRONG and self.item.reboot and not self.verdict.now
 
     def to_json(self) -> dict[str, Any]:
-        """For -e audit_file and other programs."""
+        """Return the content for -e audit_file and other programs."""
         (how, what), *_ = self.fix.items()
         wrong = self.status == WRONG
         return {
@@ -99,11 +98,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class View:
-    """A host as the checks see it: what was read, what the inventory declares, and the catalogue.
+    """A host as the checks see it: its facts, the inventory's declarations, and the catalogue.
 
-    `facts` and `state` are those of the module host_facts; `rocms` are the ROCm releases of the host's images,
-    by image; `images` is catalog/images.yml; gpu_count 0: as many as `per_node` says of the model; `drift` is how what
-    runs differs from its records.
+    Attributes:
+        facts, state: from the module host_facts.
+        rocms: the ROCm releases of the host's images, by image.
+        images: catalog/images.yml.
+        gpu_count: 0 for as many as `per_node` of the model.
+        drift: differences between what runs and its records.
     """
 
     facts: Mapping[str, Any]
@@ -118,12 +120,12 @@ class View:
 
     @property
     def gpus(self) -> tuple[Mapping[str, Any], ...]:
-        """Accelerators on the PCI bus; none when it could not be read."""
+        """Return the accelerators on the PCI bus; empty if it could not be read."""
         return tuple(self.facts.get("pci_gpus") or ())
 
     @property
     def models(self) -> tuple[GpuModel, ...]:
-        """The GPUs' models as far as the catalogue knows them, each once; else the one that is declared."""
+        """Return the GPU models that the catalogue knows, each once; else the declared one."""
         ids = dict.fromkeys(f"1002:{gpu['device_id'] or 0:04x}" for gpu in self.gpus)
         found = [model for model in map(self.catalog.by_pci_id, ids) if model]
         declared = self.catalog.by_name(self.gpu_model) if self.gpu_model and not found else None
@@ -131,7 +133,7 @@ class View:
         return tuple(dict.fromkeys(found))
 
     def applies(self, when: Mapping[str, Any]) -> bool:
-        """Whether all conditions of an item hold."""
+        """Return whether all conditions of an item are met."""
         vendor = (self.facts.get("cpu") or {}).get("vendor") or ""
         roce = any(nic["layer"] == "Ethernet" for nic in self.facts.get("nics") or ())
         holds = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge hosts against the catalogue's items, and say what prepare.yml has to do. Pure functions."""
+"""Judge hosts by the catalogue's items, and determine the work of prepare.yml. Pure functions."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
 def audit(
     items: Iterable[Item], view: View, skip: Collection[str] = (), also: Collection[str] = ()
 ) -> tuple[Finding, ...]:
-    """Every item's finding on a host, in the catalogue's order.
+    """Return every item's finding on a host, in the catalogue's order.
 
-    `skip` are ids that the operator does not want judged. Advisory items in `also` count as recommended.
+    `skip` are ids that the operator excludes. Advisory items in `also` count as recommended.
     """
     found = []
     for item in items:
@@ -80,12 +80,12 @@ def audit(
 
 
 def counted(findings: Iterable[Finding], level: str, status: str = WRONG) -> list[Finding]:
-    """The findings of a level with this status."""
+    """Return the findings of a level with this status."""
     return [finding for finding in findings if finding.item.level == level and finding.status == status]
 
 
 def result(findings: Collection[Finding]) -> str:
-    """What the findings come to: FAILS when a required item is wrong, IMPROVABLE when a recommended one is."""
+    """Return the overall result: FAILS if a required item is wrong, IMPROVABLE if a recommended one is."""
     if counted(findings, REQUIRED):
         return FAILS
     return IMPROVABLE if counted(findings, RECOMMENDED) else FINE
@@ -93,9 +93,9 @@ def result(findings: Collection[Finding]) -> str:
 
 @dataclass(frozen=True)
 class Todo:
-    """What prepare.yml does on a host, as the modules kernel_cmdline and host_settings take it.
+    """The work of prepare.yml on a host, as arguments of the modules kernel_cmdline and host_settings.
 
-    `waiting` are ids of items that take a reboot.
+    `waiting` are ids of items that need a reboot.
     """
 
     cmdline: tuple[str, ...] = ()
@@ -106,27 +106,27 @@ class Todo:
 
     @property
     def reboot(self) -> bool:
-        """Whether some item waits for a reboot, be it after these changes or after earlier ones."""
+        """Return whether some item needs a reboot, after these changes or after earlier ones."""
         return bool(self.waiting)
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
-        """Arguments of host_settings that are not empty."""
+        """Return the arguments of host_settings that are not empty."""
         named = {"sysctl": self.sysctl, "sysfs": self.sysfs, "limits": self.limits}
         return {name: dict(value) for name, value in named.items() if value}
 
     @property
     def anything(self) -> bool:
-        """Whether there is something to write."""
+        """Return whether there is something to write."""
         return bool(self.cmdline or self.settings)
 
     def to_json(self) -> dict[str, Any]:
-        """For add_host."""
+        """Return the variables for add_host."""
         return {"cmdline": list(self.cmdline), "settings": self.settings, "waiting": list(self.waiting)}
 
 
 def todo(findings: Iterable[Finding]) -> Todo:
-    """Fixes of required and recommended items that are wrong, and of advisory ones that were asked for."""
+    """Return the fixes of wrong items: required and recommended ones, and requested advisory ones."""
     words: list[str] = []
     settings: dict[str, dict[str, str]] = {"sysctl": {}, "sysfs": {}, "limits": {}}
     waiting = []
@@ -143,17 +143,20 @@ def todo(findings: Iterable[Finding]) -> Todo:
 
 
 def by_prepare(finding: Finding) -> bool:
-    """Whether prepare.yml puts it right, a reboot aside."""
+    """Return whether prepare.yml fixes the finding, apart from a reboot."""
     return next(iter(finding.fix)) in SETTINGS
 
 
 def unknown(findings: Iterable[Finding]) -> list[Finding]:
-    """What could not be judged, advisory items aside."""
+    """Return the findings that could not be judged, except advisory ones."""
     return [finding for finding in findings if finding.status == UNKNOWN and finding.item.level != ADVISORY]
 
 
 def differences(views: Mapping[str, View]) -> dict[str, dict[str, list[str]]]:
-    """Versions that hosts with the same GPUs do not share: {what: {version: hosts}}. AMD asks for one on all."""
+    """Return versions that differ between hosts with the same GPUs: {what: {version: hosts}}.
+
+    AMD recommends the same versions on all hosts.
+    """
     found: dict[str, dict[str, list[str]]] = {}
     for models in dict.fromkeys(view.models for view in views.values()):
         alike = {name: view for name, view in views.items() if view.models == models and models}

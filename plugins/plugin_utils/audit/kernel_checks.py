@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a host's kernel settings: now, and after the next boot. Pure functions, named in host_items.yml."""
+"""Check a host's kernel settings: now, and after the next boot. Pure functions, named in host_items.yml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = Mapping[str, Any]
 
 
 def cmdline(rule: Rule, view: View) -> Verdict:
-    """A word on the kernel's command line: `word`, or one of `same`; none of `against`."""
+    """Check the kernel's command line: it has `word`, or one of `same`, and none of `against`."""
     line = view.facts.get("cmdline")
     if not line or not line["now"]:
         return Verdict(UNKNOWN, "/proc/cmdline was not read", rule["word"])
@@ -38,7 +38,7 @@ def cmdline(rule: Rule, view: View) -> Verdict:
 
 
 def sysctl(rule: Rule, view: View) -> Verdict:
-    """A sysctl's value now and after a boot; `word` on the kernel's command line is as good as a file."""
+    """Check a sysctl's value now and after a boot; `word` on the kernel's command line is as good as a file."""
     key, value = rule["key"], rule["value"]
     wanted = f"{key} = {value}"
     found = (view.facts.get("sysctls") or {}).get(key)
@@ -67,13 +67,13 @@ def sysctl(rule: Rule, view: View) -> Verdict:
 
 
 def _tuned(view: View) -> str:
-    """What may have changed a setting after the boot, if anything is known."""
+    """Return what may have changed a setting after the boot; "" if nothing is known."""
     profile = view.facts.get("tuned")
     return f"; tuned applies its profile {profile}" if profile else ""
 
 
 def governor(rule: Rule, view: View) -> Verdict:
-    """Every CPU has the frequency governor `value`."""
+    """Check that every CPU has the frequency governor `value`."""
     cpu = view.facts.get("cpu")
     if cpu is None:
         return Verdict(UNKNOWN, "the CPUs were not read", rule["value"])
@@ -90,7 +90,7 @@ def governor(rule: Rule, view: View) -> Verdict:
 
 
 def idle_state(rule: Rule, view: View) -> Verdict:
-    """No CPU may enter the idle state `name`."""
+    """Check that no CPU may enter the idle state `name`."""
     cpu = view.facts.get("cpu")
     if cpu is None:
         return Verdict(UNKNOWN, "the CPUs were not read", f"{rule['name']} off")
@@ -104,7 +104,7 @@ def idle_state(rule: Rule, view: View) -> Verdict:
 
 
 def huge_pages(rule: Rule, view: View) -> Verdict:
-    """Transparent huge pages are `value`."""
+    """Check that transparent huge pages are `value`."""
     found = view.facts.get("huge_pages")
     if not found:
         return Verdict(ELSEWHERE, "this kernel has no transparent huge pages", rule["value"])
@@ -119,7 +119,7 @@ def huge_pages(rule: Rule, view: View) -> Verdict:
 def _written(
     value: str, path: str, right: bool, found: str, view: View, fix: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """A file of sysfs: right now, and not set otherwise at boot."""
+    """Judge a file of sysfs: its current value, and whether something sets it differently at boot."""
     file, boot = (view.facts.get("boot_settings") or {}).get(path, (None, None))
     if right and boot in (None, value):
         return Verdict(OK, value, value)
@@ -135,7 +135,7 @@ def _written(
 
 
 def limit(rule: Rule, view: View) -> Verdict:
-    """A resource limit of logins, for ordinary users and root: at least `value`."""
+    """Check a resource limit of logins, for ordinary users and root: at least `value`."""
     limits = view.facts.get("limits")
     if limits is None:
         return Verdict(UNKNOWN, "limits.conf was not read", rule["value"])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what runs on a host against its records of generations. Pure functions, and the items that use them.
+"""Check what runs on a host against its records of generations. Pure functions, and the items that use them.
 
-The items stand here and not in catalog/host_items.yml, as they are this toolkit's own rules and have no other source.
+The items are defined here instead of catalog/host_items.yml, as they are this toolkit's own rules and have no other
+source.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .items import OK, RECOMMENDED, WRONG, Item, Verdict, View
 TOLD = 3
 SEE = "playbooks/status.yml"
 SOURCE = "docs/runbooks/status.md"
-# What differs from host to host and says nothing to people: hosts in equal state are told together.
+# Details that differ between hosts and are irrelevant to the reader: hosts in equal state share a line.
 _OWN = re.compile(r" \(spec \w+\)| since [0-9TZ:.-]+(?= )")
 
 
@@ -66,7 +67,7 @@ RECORDS: tuple[Item, ...] = (
 
 
 def records(rule: Mapping[str, Any], view: View) -> Verdict:
-    """Differences of some kinds between a host and its records."""
+    """Check a host against its records, for some kinds of differences."""
     found = [item for item in view.drift if item.kind in rule["of"]]
     if not found:
         return Verdict(OK, "as recorded")
@@ -83,7 +84,7 @@ def records(rule: Mapping[str, Any], view: View) -> Verdict:
 
 
 def drifts(states: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[drift.Drift, ...]]:
-    """Differences of every host by its node_state; those between hosts are told on all that have the deployment."""
+    """Return every host's differences by its node_state; those between hosts appear on all hosts of the deployment."""
     nodes = {host: NodeState.from_json(state) for host, state in states.items()}
     found: dict[str, list[drift.Drift]] = {host: [] for host in nodes}
     for item in drift.drift(nodes):

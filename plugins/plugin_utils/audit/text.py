@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An audit as text for people: hosts in equal state together, the worst first, 100 columns."""
+"""Format an audit as text: hosts in equal state together, the worst first, 100 columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY = 6
 
 @dataclass(frozen=True)
 class Audited:
-    """A host's findings and what it is ("8 MI300X, Debian 12"); `why` is set for one that was not reached."""
+    """A host's findings and description ("8 MI300X, Debian 12"); `why` is set if the host was not reached."""
 
     name: str
     what: str = ""
@@ -28,20 +28,20 @@ class Audited:
 
     @property
     def result(self) -> str:
-        """One of RESULTS."""
+        """Return the result, one of RESULTS."""
         return UNREACHED if self.why else result(self.findings)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The whole fleet; differences as audit.differences has them, bios as catalog/host_items.yml."""
+    """The whole fleet; differences as from audit.differences, bios as in catalog/host_items.yml."""
 
     hosts: tuple[Audited, ...]
     differences: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     bios: Sequence[Mapping[str, str]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For -e audit_file."""
+        """Return the content for -e audit_file."""
         return {
             "schema": 1,
             "results": {name: [host.name for host in self.hosts if host.result == name] for name in RESULTS},
@@ -62,7 +62,7 @@ class Report:
 
 
 def text(report: Report, full: bool = False) -> str:
-    """The report; `full` lists every item with its reason and source, and the BIOS settings."""
+    """Return the report; `full` lists every item with its reason and source, and the BIOS settings."""
     hosts = sorted(report.hosts, key=lambda host: (RESULTS.index(host.result), natural(host.name)))
     lines = [_summary(hosts)]
     for group in _alike(hosts):
@@ -85,7 +85,7 @@ def _summary(hosts: Sequence[Audited]) -> str:
 
 
 def _alike(hosts: Iterable[Audited]) -> list[list[Audited]]:
-    """Hosts of the same kind in the same state."""
+    """Return the groups of hosts of the same kind in the same state."""
     groups: dict[tuple[Any, ...], list[Audited]] = {}
     for host in hosts:
         told = tuple((finding.item.id, finding.verdict) for finding in _told(host.findings))
@@ -95,7 +95,7 @@ def _alike(hosts: Iterable[Audited]) -> list[list[Audited]]:
 
 
 def _told(findings: Iterable[Finding]) -> list[Finding]:
-    """What gets a line in the table, the worst first."""
+    """Return the findings that get a line in the table, the worst first."""
     findings = tuple(findings)
     return counted(findings, REQUIRED) + counted(findings, RECOMMENDED) + unknown(findings)
 
@@ -131,7 +131,7 @@ def _finding(finding: Finding) -> list[str]:
 
 
 def fix_word(finding: Finding) -> str:
-    """What puts a finding right, in two words."""
+    """Return the fix of a finding in two words."""
     how = next(iter(finding.fix))
     if finding.verdict.pending:
         return "reboot"
@@ -143,7 +143,7 @@ def fix_word(finding: Finding) -> str:
 
 
 def _row(cells: Sequence[str]) -> list[str]:
-    """A row of the table; a cell that is too long goes on below."""
+    """Return a row of the table; long cells continue on the next lines."""
     wrapped = [_wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
     rows = []
     for index in range(max(len(cell) for cell in wrapped)):
@@ -180,7 +180,7 @@ def _differences(report: Report) -> list[str]:
 
 
 def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
-    """What is left to say: choices, what was not judged, and what to do next."""
+    """Return the notes: what was excluded, what could not be judged, and what to do next."""
     lines: list[str] = []
     reached = [host for host in hosts if not host.why]
     choices = _ids(
@@ -215,7 +215,7 @@ def _next(hosts: Sequence[Audited]) -> list[str]:
         else f" --limit '{','.join(sorted({*change, *boot}, key=natural))}'"
     )
     if len(limit) > 60:
-        limit = ""  # prepare.yml leaves hosts with nothing to do alone
+        limit = ""  # prepare.yml skips hosts without work
     lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
         told = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
@@ -232,7 +232,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _wrap(line: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines of at most `width`; names with hyphens stay whole."""
+    """Return lines of at most `width`; names with hyphens are not broken."""
     return textwrap.wrap(line, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
@@ -241,7 +241,7 @@ def _many(count: int, what: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """ "n1, n2, n3"; beyond MANY the first ones and how many there are."""
+    """Return names as "n1, n2, n3"; if there are more than MANY, the first ones and the number."""
     if len(names) <= MANY:
         return ", ".join(names)
     return f"{', '.join(names[:MANY])}, … ({len(names)} hosts)"
