@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the fleet: the rows of all hosts, the sums of a deployment, and what does not serve. Pure."""
+"""Summarize what runs in the fleet: the rows of all hosts, the sums of a deployment, and what does not serve. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from .rows import IN, NEXT, NONE, NOT_REACHED, SERVING, STATES, Row, place, row_
 
 @dataclass(frozen=True)
 class Sums:
-    """A deployment: instances that clients can ask (`total`), those of them that serve and that are in, and load."""
+    """The sums of a deployment.
+
+    They count instances that accept requests from clients (`total`), those that serve, those in service, and their
+    load.
+    """
 
     name: str
     total: int
@@ -29,13 +33,13 @@ class Sums:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For -e status_file."""
+        """Return the content for -e status_file."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class Status:
-    """The fleet: rows with trouble first, hosts that were not reached with the reason, load balancers' own trouble."""
+    """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves."""
 
     rows: tuple[Row, ...]
     deployments: tuple[Sums, ...] = ()
@@ -45,7 +49,7 @@ class Status:
     problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def verdict(self) -> str:
-        """What does not serve, in one line; "" when all of it does."""
+        """Return what does not serve, in one line; "" if everything does."""
         parts = []
         bad = [row for row in self.rows if not row.well and row.state != NOT_REACHED]
         if bad:
@@ -59,7 +63,7 @@ class Status:
         return ". ".join(text.rstrip(".") for text in parts) + ("." if parts else "")
 
     def to_json(self) -> dict[str, Any]:
-        """For -e status_file."""
+        """Return the content for -e status_file."""
         return {
             "schema": 1,
             "verdict": self.verdict(),
@@ -79,7 +83,7 @@ Servers = dict[Key, list[Mapping[str, Any]]]
 
 
 def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
-    """Servers of all load balancers, by (host, instance)."""
+    """Return the servers of all load balancers, by (host, instance)."""
     found: Servers = {}
     for state in seen.values():
         balancer = state.get("balancer")
@@ -92,7 +96,7 @@ def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
 
 
 def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> Status:
-    """The fleet by what instance_status found on each host, and why hosts were not reached."""
+    """Return the status from what instance_status found on each host, and why hosts were not reached."""
     servers = servers_by_instance(seen)
     rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
     for (host, instance), items in servers.items():
@@ -119,12 +123,12 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """By deployment, and there the worst first."""
+    """Return the sort key of a row: by deployment, the worst first."""
     return natural(row.deployment), STATES.index(row.state), natural(row.host), natural(row.instance)
 
 
 def histories(state: Mapping[str, Any]) -> dict[str, History]:
-    """What a host keeps of its deployments, as far as it is understood."""
+    """Return a host's records of its deployments, as far as this version can read them."""
     found = {}
     for item in state.get("generations") or ():
         with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -133,7 +137,7 @@ def histories(state: Mapping[str, Any]) -> dict[str, History]:
 
 
 def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """What could not be read on a host, or is not understood here."""
+    """Return what could not be read on a host, or is of an unknown version."""
     known = histories(state)
     strange = [
         item["deployment"] for item in state.get("generations") or () if item["deployment"] not in known
@@ -145,7 +149,7 @@ def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[Row]:
-    """The rows of one host: its containers, and what is recorded and has none."""
+    """Return the rows of one host: its containers, and recorded instances without one."""
     known = histories(state)
     found = []
     for item in state["instances"]:
@@ -179,7 +183,7 @@ ABSENT: Mapping[str, Any] = {
 
 
 def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Holds and rollouts that are under way, as sentences with their hosts, by deployment."""
+    """Return holds and open rollouts as sentences with their hosts, by deployment."""
     told: dict[tuple[str, str, str], dict[str, str]] = {}
     for host, state in seen.items():
         for name, history in histories(state).items():
@@ -199,7 +203,7 @@ def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]
 
 
 def sums(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Sums:
-    """A deployment's sums. Ranks that work for another host's server do not count as instances."""
+    """Return a deployment's sums, without ranks that work for another host's server."""
     asked = [row for row in rows if not row.rank]
     kv = [row.kv for row in asked if row.kv is not None]
     return Sums(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges an instance by what instance_status found of it: its state, why, and what to do next. Pure."""
+"""Determine an instance's state, the reason and the next step from the result of instance_status. Pure."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 @dataclass(frozen=True)
 class Row:
-    """An instance. Load and speed are None where nobody answered; age: seconds in this state.
+    """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
-    balancer: IN, OUT, DOWN, "1 of 2" where two load balancers differ, NONE where there is none for it.
-    rank: it works for a server on another host, and has no port of its own.
+    balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
+    server on another host, and has no port of its own.
     """
 
     deployment: str
@@ -64,21 +64,24 @@ class Row:
 
     @property
     def well(self) -> bool:
-        """Whether it does what it is there for."""
+        """Return whether it serves as it should."""
         return self.state in WELL
 
     @property
     def trouble(self) -> bool:
-        """Whether somebody has to look at it."""
+        """Return whether it needs attention."""
         return self.state in TROUBLE
 
     def to_json(self) -> dict[str, Any]:
-        """For -e status_file."""
+        """Return the content for -e status_file."""
         return {**vars(self), "well": self.well}
 
 
 def state_of(seen: Mapping[str, Any], now: float) -> str:
-    """The state of an instance by what instance_status found of it; now: the node's clock."""
+    """Return the state of an instance from the result of instance_status.
+
+    now: the node's clock.
+    """
     if seen["status"] != "running":
         return _not_running(seen)
     says = seen.get("supervisor") or {}
@@ -118,7 +121,7 @@ def _begins(seen: Mapping[str, Any], now: float) -> str:
 
 
 def why_of(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
-    """(why an instance is not well, what to do next); empty for one that is."""
+    """Return (why an instance does not serve, what to do next); empty texts for one that does."""
     if state in WELL:
         return "", ""
     says = seen.get("supervisor") or {}
@@ -132,7 +135,7 @@ def why_of(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
 
 
 def place(servers: Sequence[Mapping[str, Any]]) -> str:
-    """In, out or down by all load balancers that have it."""
+    """Return whether the instance is in service, drained or down in all load balancers that have it."""
     words = [OUT if item["state"] != "ready" else IN if item["up"] else DOWN for item in servers]
     if len(set(words)) == 1:
         return words[0]
@@ -140,7 +143,7 @@ def place(servers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
-    """Who took it out, and since when."""
+    """Return what drained it, and since when."""
     for item in servers:
         out = item.get("out") or {}
         if item["state"] != "ready" and out:
@@ -155,7 +158,7 @@ def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
 
 
 def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> Row:
-    """One instance as a row."""
+    """Return one instance as a row."""
     state, where = state_of(seen, now), place(servers)
     if state == SERVING and where == DOWN:
         state = NO_TRAFFIC

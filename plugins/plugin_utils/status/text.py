@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fleet's status as a table for people: trouble first, instances in equal state in one line, 100 columns."""
+"""Format the fleet's status as a table: trouble first, instances in equal state in one line, 100 columns."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ HOST_WIDTH = 24
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table, and what is told below it."""
+    """A line of the table, and the notes below it."""
 
     cells: tuple[str, ...]
     told: tuple[str, ...] = ()
 
 
 def text(status: Status, full: bool = False) -> str:
-    """The table; `full` has a line for every instance."""
+    """Return the table; `full` gives every instance its own line."""
     lines = [_summary(status)]
     for host, why in status.unreached.items():
         lines += _wrap(f"{host}: not reached: {why}", "  ", "    ")
@@ -102,7 +102,10 @@ def _lines(status: Status, item: Sums, full: bool) -> list[Line]:
 
 
 def _key(row: Row, full: bool) -> tuple[object, ...]:
-    """What makes two rows one line: of instances in trouble nothing does, but for those of a host that is gone."""
+    """Return the key that is equal for rows that share a line.
+
+    Instances in trouble get a line each, except those of an unreachable host.
+    """
     if full or (row.trouble and row.state != NOT_REACHED):
         return (row.host, row.instance)
     where = row.host if row.state == NOT_REACHED else ""
@@ -143,7 +146,7 @@ def _total(values: Iterable[float | None]) -> str:
 
 
 def ages(values: Iterable[float | None]) -> str:
-    """The youngest and the oldest: "5m-3d"; one when they read the same."""
+    """Return the lowest and the highest age: "5m-3d"; only one if both texts are equal."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return "-"
@@ -152,7 +155,7 @@ def ages(values: Iterable[float | None]) -> str:
 
 
 def age(seconds: float) -> str:
-    """Seconds in the largest unit of which there are two, or of which nothing is larger: 90 → "90s"."""
+    """Return seconds in the largest unit with a value of at least two, else in the smallest: 90 → "90s"."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size:.0f}{unit}"
@@ -160,7 +163,7 @@ def age(seconds: float) -> str:
 
 
 def hosts_text(hosts: Sequence[str]) -> str:
-    """Hosts in as little room as --limit understands: "mi300x-[01:64]"; else the first and how many."""
+    """Return hosts in the shortest form that --limit accepts: "mi300x-[01:64]"; else the first and the number."""
     if len(hosts) == 1:
         return hosts[0]
     short = ",".join(_ranges(hosts))
@@ -168,7 +171,7 @@ def hosts_text(hosts: Sequence[str]) -> str:
 
 
 def _ranges(hosts: Sequence[str]) -> list[str]:
-    """Names that differ in their last number only, and follow on one another, as Ansible's patterns have them."""
+    """Return names that differ only in a consecutive last number as ranges of Ansible's patterns."""
     runs: list[list[str]] = []
     for host in hosts:
         if runs and _follows(runs[-1][-1], host):
@@ -193,7 +196,7 @@ def _parts(host: str) -> tuple[str, str, str]:
 def _follows(one: str, other: str) -> bool:
     head, low, tail = _parts(one)
     head_2, high, tail_2 = _parts(other)
-    # n9 and n10 follow on one another as well; n09 and n10 do, n9 and n010 do not.
+    # n9 and n10 are consecutive as well; n09 and n10 are, n9 and n010 are not.
     wide = len(low) == len(high) or not (low.startswith("0") or high.startswith("0"))
     return bool(low and high) and (head, tail) == (head_2, tail_2) and int(high) == int(low) + 1 and wide
 
@@ -210,7 +213,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
         cell.rjust(width) if name in RIGHT else cell.ljust(width)
         for cell, width, name in zip(cells, widths, COLUMNS)
     )
-    between = "  " if sum(widths) + 2 * len(widths) <= WIDTH else " "  # long names take what they need
+    between = "  " if sum(widths) + 2 * len(widths) <= WIDTH else " "  # long names need the space
     return f"  {between.join(parts)}".rstrip()
 
 
