@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one run below the results directory, written so that no reader ever sees half of them."""
+"""Write the files of one run below the results directory, so that readers never see incomplete ones."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ResultsError(Exception):
-    """The results cannot be written as asked."""
+    """The results cannot be written as requested."""
 
 
 def check_run(run: str) -> str:
-    """The name of a run, if it can be that of a directory. Raises ResultsError."""
+    """Return the name of a run if it is valid for a directory. Raise ResultsError if not."""
     if not _RUN.fullmatch(run) or run == "latest":
         raise ResultsError(
             f"run: {run!r} cannot name a run. Use up to 64 letters, digits, dots, dashes and underscores, "
@@ -58,7 +58,7 @@ def check_run(run: str) -> str:
 
 
 def free_run(results_dir: Path, run: str) -> str:
-    """`run`, or `run`-2, -3 … when there is such a run already: a measurement is never overwritten."""
+    """Return `run`, or `run`-2, -3 … if the run exists already: measurements are never overwritten."""
     name, number = run, 1
     while (results_dir / name).exists():
         number += 1
@@ -67,7 +67,7 @@ def free_run(results_dir: Path, run: str) -> str:
 
 
 def raw_names(rows: Sequence[Row]) -> list[str]:
-    """File names <host>__<instance>__<kind>.json, made safe, each once."""
+    """Return unique file names <host>__<instance>__<kind>.json, with unsafe characters replaced."""
     names: list[str] = []
     for row in rows:
         stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind"))
@@ -80,7 +80,7 @@ def raw_names(rows: Sequence[Row]) -> list[str]:
 
 
 def csv_text(summary: Mapping[str, Any]) -> str:
-    """One line per benchmark: what it was, every scalar metric, and what it takes to measure it again.
+    """Return one line per benchmark: what was measured, every scalar metric, and how to repeat the measurement.
 
     Unknown values are empty. Further scalars of vLLM follow the known ones under their own names.
     """
@@ -110,9 +110,9 @@ def csv_text(summary: Mapping[str, Any]) -> str:
 
 
 def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: bool = True) -> Path:
-    """Write `files` (relative path → text) as results_dir/run and point results_dir/latest at it (`newest`).
+    """Write `files` (relative path → text) as results_dir/run; with `newest`, link results_dir/latest to it.
 
-    The directory appears complete or not at all. Raises ResultsError; OSError with the path for the rest.
+    The directory appears complete or not at all. Raise ResultsError, or OSError with the path for other errors.
     """
     latest = results_dir / "latest"
     if latest.exists() and not latest.is_symlink():
@@ -138,7 +138,7 @@ def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: boo
 
 
 def json_text(data: Any) -> str:
-    """JSON for people and machines: indented, with a newline at the end, without NaN."""
+    """Return readable JSON: indented, with a newline at the end, without NaN."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -147,7 +147,7 @@ def _safe(name: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Lists and maps as text: "0 1 2", "A=1 B=2"."""
+    """Return lists and maps as text: "0 1 2", "A=1 B=2"."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's part that lets somebody measure the same again: commands, environment, what the nodes are."""
+"""Describe how to repeat a measurement: commands, environment, and the nodes' facts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .tables import EN_DASH, TIMES
 Row = Mapping[str, Any]
 
 GIB = 1 << 30
-# Words of the kernel command line that name a node's own disks, and say nothing of its speed.
+# Words of the kernel command line that name a node's own disks, which do not affect its speed.
 _OWN_WORDS = ("BOOT_IMAGE=", "root=", "resume=", "initrd=")
 
 
 def reproduction(name: str, shared: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """How to serve and to measure a deployment again: facts, commands, environment, reasons."""
+    """Return how to serve and measure a deployment again: facts, commands, environment, reasons."""
     served = [row for row in rows if row["kind"] == "serve"] or list(rows)
     first = served[0]
     facts = [
@@ -53,10 +53,10 @@ def reproduction(name: str, shared: Mapping[str, Any], rows: Sequence[Row]) -> d
 
 
 def command_lines(command: str) -> str:
-    """A shell line with one option per line."""
+    """Return a shell line with one option per line."""
     try:
         words = shlex.split(command)
-    except ValueError:  # not a shell line: as it is
+    except ValueError:  # not a shell line: unchanged
         return command
     lines = [""]
     for word in words:
@@ -69,7 +69,7 @@ def command_lines(command: str) -> str:
 
 
 def hosts_view(hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What all nodes have in common, and which nodes differ in what."""
+    """Return what all nodes have in common, and how nodes differ."""
     described = {name: describe_host(facts) for name, facts in hosts.items()}
     labels = list(dict.fromkeys(label for facts in described.values() for label in facts))
     common, different = [], []
@@ -107,7 +107,7 @@ def hosts_view(hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def describe_host(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts of a node as text; what is not known is an empty text."""
+    """Return the facts of a node as text; unknown ones are empty."""
     cpu = facts.get("cpu") or {}
     balancing = facts.get("numa_balancing")
     partition = "/".join(
@@ -135,7 +135,7 @@ def describe_host(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def host_names(names: Sequence[str]) -> str:
-    """Names (in natural order) as text, with runs of numbers joined by a dash."""
+    """Return names (in natural order) as text, with consecutive numbers joined by a dash."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _follows(runs[-1][-1], name):
@@ -151,7 +151,7 @@ def _follows(before: str, name: str) -> bool:
 
 
 def _variants(served: Sequence[Row]) -> list[dict[str, Any]]:
-    """Instances whose command line or environment differs by more than port and GPUs from the first's."""
+    """Return instances whose command line or environment differs from the first's in more than port and GPUs."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in served:
         command = re.sub(r"(--port[= ])[0-9]+", r"\1PORT", row["serve_command"] or "")

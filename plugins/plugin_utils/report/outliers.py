@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How equal nodes that do the same work are: every instance against the median of its like."""
+"""Compare nodes that do the same work: every instance with the median of comparable ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SLOW = 0.10
 
 Row = Mapping[str, Any]
 
-# What an instance is compared by: the first is its speed, the others tell slowness too. At a fixed request
-# rate every node has the same throughput, and only the time per token tells a slow one.
+# The metrics that are compared: the first is the speed, the others reveal slowness too. At a fixed request rate every
+# node has the same throughput, and only the time per token reveals a slow one.
 _MEASURES: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
     "serve": (("output_throughput", True, "output tok/s"), ("median_tpot_ms", False, "TPOT p50")),
     "throughput": (("total_token_throughput", True, "total tok/s"),),
@@ -27,7 +27,7 @@ _MEASURES: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
 
 @dataclass(frozen=True)
 class Speed:
-    """One row against its like. `value` is 1.0 at the median and None when there is nothing like it."""
+    """One row compared with similar ones. `value` is 1.0 at the median and None if there is no similar row."""
 
     value: float | None
     slow: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class NodeSpeed:
-    """A node: the sum of its instances against the sum of their medians, and why it is slow if it is."""
+    """A node: the sum of its instances against the sum of their medians, and why it is slow, if it is."""
 
     host: str
     instances: int
@@ -45,13 +45,13 @@ class NodeSpeed:
 
 
 def like(row: Row) -> tuple[Any, ...]:
-    """Rows with an equal key did the same work on the same number of GPUs."""
+    """Return the key that is equal for rows with the same work on the same number of GPUs."""
     load = (row["num_prompts"], row["max_concurrency"], row["request_rate"])
     return (row["deployment"], row["kind"], len(row["gpus"]), *load)
 
 
 def speeds(rows: Sequence[Row]) -> list[Speed]:
-    """The speed of each row, in the order of `rows`."""
+    """Return the the speed of each row, in the order of `rows`."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(like(row), []).append(row)
@@ -59,14 +59,14 @@ def speeds(rows: Sequence[Row]) -> list[Speed]:
 
 
 def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
-    """The speed of each node, over its serving benchmarks, in natural order of the names."""
+    """Return the the speed of each node, over its serving benchmarks, in natural order of the names."""
     served = [row for row in rows if row["kind"] == "serve"]
     per_row = speeds(served)
     nodes = []
     for host in sorted({row["host"] for row in served}, key=natural):
         own = [(row, speed) for row, speed in zip(served, per_row) if row["host"] == host]
         done = [row["output_throughput"] for row, _ in own if row["output_throughput"] is not None]
-        # An instance's median is what it did divided by how fast it was.
+        # An instance's median is its result divided by its relative speed.
         known = [
             (row["output_throughput"], row["output_throughput"] / speed.value)
             for row, speed in own
@@ -86,9 +86,9 @@ def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
 
 
 def sequential_hosts(rows: Sequence[Row]) -> list[str]:
-    """Hosts whose serving benchmarks did not run at the same time, so that their sum is of no real load.
+    """Return hosts whose serving benchmarks did not run at the same time, so that their sum is not a real load.
 
-    Only benchmarks of one host are compared: clocks of several hosts may differ.
+    Only benchmarks of one host are compared, as clocks of several hosts may differ.
     """
     windows: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def sequential_hosts(rows: Sequence[Row]) -> list[str]:
 
 
 def reference(values: Sequence[float], higher_is_better: bool) -> float:
-    """The median; of an even number the better of the middle two, so that of two nodes one can be slow."""
+    """Return the median; of an even number, the better of the middle two, so that one of two nodes can be slow."""
     return statistics.median_high(values) if higher_is_better else statistics.median_low(values)
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's plots: matplotlib figures as SVG that takes its colours and its font from the page.
+"""Draw the report's plots: matplotlib figures as SVG with the page's colours and font.
 
-Controller only; matplotlib is imported when a plot is drawn. One unit of a figure is one CSS pixel at full
-width.
+Control node only; matplotlib is imported when a plot is drawn. One unit of a figure is one CSS pixel at full width.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ WIDTH = 1000
 HEAT_LIMITS = (0.80, 0.90, 0.95, 1.05)
 """Speeds that divide the classes of the heat map, heat-0 (below the first) to heat-4 (from the last on)."""
 
-_CHAR = 7.2  # pixels of a character of a 12 px label, wide ones included
+_CHAR = 7.2  # pixels per character of a 12 px label, wide ones included
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Cell:
 
 
 def bars(name: str, title: str, items: Sequence[Bar], median: float | None, median_text: str) -> str:
-    """Horizontal bars from zero, each with its value; a line at the median when there is one."""
+    """Draw horizontal bars from zero, each with its value; a line at the median, if there is one."""
     left, height = _label_width([item.label for item in items]), 27
     right = max(len(item.text) for item in items) * _CHAR + 14
     top = 22 if median is not None else 4
@@ -89,7 +88,7 @@ def bars(name: str, title: str, items: Sequence[Bar], median: float | None, medi
 
 
 def percentile_rows(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tuple[str, str]]) -> str:
-    """One row per instance, one panel per latency: a dot at p50, a diamond at p90, a ring at p99."""
+    """Draw one row per instance and one panel per latency: a dot at p50, a diamond at p90, a ring at p99."""
     left, gap = _label_width([item.label for item in items]), 28
     height = 28 if len(items) <= 12 else 20
     top, bottom = 48, 26
@@ -112,7 +111,7 @@ def percentile_rows(name: str, title: str, items: Sequence[Ranges], panels: Sequ
 
 
 def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) -> str:
-    """Many nodes, slowest first, as per cent of the median; slow ones are named."""
+    """Draw many nodes, slowest first, in percent of the median; slow ones are named."""
     left, top, height, bottom = 56, 10, 190, 30
     total = top + height + bottom
     fig = _figure(total)
@@ -135,7 +134,7 @@ def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) ->
         colour = COLOUR["warn" if item.slow else "series"]
         ax.plot([position], [item.value * 100], "o", markersize=7, color=colour, markeredgewidth=0)
         if item.slow and position < 12:
-            # Neighbours of the same speed: their names go above one another.
+            # Neighbours of the same speed: place their names above each other.
             height_of = max(item.value * 100, last_label + (high - low) * 100 * 15 / height)
             last_label = height_of
             ax.annotate(
@@ -150,7 +149,7 @@ def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) ->
 def heat_map(
     name: str, title: str, cells: Sequence[Cell], columns: Sequence[str], rows: Sequence[str]
 ) -> str:
-    """Every instance of every node, coloured by its speed; what has no result is crossed out."""
+    """Draw every instance of every node, coloured by its speed; missing results are crossed out."""
     left, right = _label_width(rows), 8
     width = min(88.0, (WIDTH - left - right) / len(columns))
     height, top = 22, 6
@@ -192,7 +191,7 @@ def heat_map(
 
 
 def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tuple[str, str]]) -> str:
-    """Many instances: for each latency three lanes (p50, p90, p99) with a dot per instance."""
+    """Draw many instances: for each latency three lanes (p50, p90, p99) with a dot per instance."""
     left, gap, lane, top, bottom = 44, 60, 40, 30, 30
     per_row = 2
     lines = -(-len(panels) // per_row)
@@ -215,7 +214,7 @@ def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tupl
 
 
 def heat_class(value: float) -> int:
-    """The class of a speed in the heat map."""
+    """Return the class of a speed in the heat map."""
     return sum(value >= limit for limit in HEAT_LIMITS)
 
 
@@ -224,16 +223,16 @@ def _figure(height: float) -> Any:
     from matplotlib.figure import Figure
 
     rcParams.update({
-        "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+        "svg.fonttype": "none",  # text stays text: searchable, and readable by screen readers
         "svg.hashsalt": "instinct-fleet",
-        "text.parse_math": False,  # a $ in a host's or model's name is a $
+        "text.parse_math": False,  # a $ in a host's or model's name is literal
         "font.family": "DejaVu Sans",
     })  # fmt: skip
     return Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
 
 
 def _axes(fig: Any, left: float, top: float, width: float, height: float, total: float) -> Any:
-    """Axes at pixels from the figure's upper left corner, without frame."""
+    """Add axes at pixels from the figure's upper left corner, without frame."""
     ax = fig.add_axes((left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total))
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -272,7 +271,7 @@ def _distribution_axis(ax: Any, found: Sequence[float]) -> None:
 
 
 def _lane(ax: Any, row: int, values: Sequence[tuple[float | None, bool]]) -> None:
-    """A dot for each instance, spread over the lane's height; slow ones on top; a tick at the median."""
+    """Draw a dot for each instance, spread over the lane's height; slow ones on top; a tick at the median."""
     import statistics
 
     for slow in (False, True):
@@ -304,7 +303,7 @@ def _percentiles(ax: Any, position: int, values: Sequence[float | None], colour:
 
 
 def _percentile_key(fig: Any, total: float, left: float) -> None:
-    """What the three marks mean, above the panels."""
+    """Draw the legend of the three marks above the panels."""
     ax = _axes(fig, left, 2, 300, 20, total)
     ax.set_xlim(0, 300)
     ax.set_ylim(1, -1)
@@ -345,7 +344,7 @@ def _row_labels(ax: Any, labels: Sequence[str], at: Sequence[float] | None = Non
 
 
 def _shortened(label: str, limit: int = 34) -> str:
-    """A long name without its middle: what tells names apart is mostly at their ends."""
+    """Shorten a long name in the middle, as names differ mostly at their ends."""
     if len(label) <= limit:
         return label
     return f"{label[: limit // 2]}…{label[-(limit // 2 - 1) :]}"

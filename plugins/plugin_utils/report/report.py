@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTML report of one summary: what the page shows, as formatted text, and its rendering.
+"""Render the HTML report of one summary: the page's content as formatted text, and the page.
 
-Controller only: Jinja and matplotlib are imported when a report is rendered. Everything that decides is here,
-the template (templates/report.html.j2) only places it.
+Control node only: Jinja and matplotlib are imported when a report is rendered. All decisions are made here; the
+template (templates/report.html.j2) only places the content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Row = Mapping[str, Any]
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The page for a summary (summary.json): one self-contained HTML document.
+    """Return the page for a summary (summary.json): one self-contained HTML document.
 
-    Nothing is loaded from anywhere, and every text of the summary is escaped.
+    It loads nothing from elsewhere, and every text of the summary is escaped.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -45,7 +45,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows. Plots are functions ("draw") that return SVG."""
+    """Return the page's content. Plots are functions ("draw") that return SVG."""
     rows: list[Row] = summary["benchmarks"]
     served = [row for row in rows if row["kind"] == "serve"]
     pairs = list(zip(rows, speeds(rows)))
@@ -96,7 +96,7 @@ def _notes(served: Sequence[Row]) -> list[str]:
 def _cards(
     served: Sequence[Row], nodes: Sequence[NodeSpeed], hosts: int, expected: int
 ) -> list[dict[str, str]]:
-    """The headline: every number with its unit and what it is a number of."""
+    """Return the headline: every number with its unit and what it counts."""
     total = f"sum of {counted(len(served), 'instance')}"
     failed, asked = _sum(served, "failed"), _sum(served, "num_prompts")
     cards = [
@@ -130,7 +130,7 @@ def _sum(rows: Sequence[Row], key: str) -> float | None:
 
 
 def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
-    """Slow nodes with the reasons that say most: the node's own, else those of its instances."""
+    """Return slow nodes with the most specific reasons: the node's own, else those of its instances."""
     found: dict[str, list[str]] = {node.host: list(node.slow) for node in nodes if node.slow}
     for row, speed in pairs:
         if row["kind"] != "serve" and speed.slow:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's sections of numbers: nodes, deployments, offline benchmarks.
+"""Build the report's sections of numbers: nodes, deployments, offline benchmarks.
 
-Few rows are drawn one by one, many as distributions.
-Controller only. Plots are functions ("draw") that return SVG, called when the page is rendered.
+Few rows are drawn individually, many as distributions. Control node only. Plots are functions ("draw") that return SVG,
+called when the page is rendered.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Pairs = Sequence[tuple[Row, Speed]]
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 instance", "1,024 instances"."""
+    """Return a number with its noun: "1 instance", "1,024 instances"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def nodes_section(nodes: Sequence[NodeSpeed]) -> dict[str, Any] | None:
-    """Nodes against each other; left out when the instances' own plots already show the nodes."""
+    """Compare the nodes with each other; omitted if the instances' own plots already show the nodes."""
     compared = [node for node in nodes if node.value is not None]
     if len(nodes) < 2 or all(node.instances == 1 for node in nodes):
         return None
@@ -80,7 +80,10 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
 
 
 def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
-    """A deployment's plots and tables. `number` keeps the ids of its plots apart from those of the others."""
+    """Return a deployment's plots and tables.
+
+    `number` distinguishes the ids of its plots from those of other deployments.
+    """
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
     rows = [row for row, _ in own]
     hosts = sorted({row["host"] for row in rows}, key=natural)
@@ -106,7 +109,7 @@ def _scale(rows: Sequence[Row], hosts: Sequence[str]) -> str:
 
 
 def _load(rows: Sequence[Row]) -> str:
-    """What the client sent; of the first instance, and says so when others got something else."""
+    """Return the load of the first instance, with a remark if others had a different one."""
 
     def words(row: Row) -> str:
         parts = [] if row["num_prompts"] is None else [f"{row['num_prompts']:,} requests"]
@@ -125,7 +128,7 @@ def _load(rows: Sequence[Row]) -> str:
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """The host, and the instance where a host has several."""
+    """Return the host, with the instance if the host has several."""
     alone = len({other["instance"] for other in rows if other["host"] == row["host"]}) == 1
     return str(row["host"]) if alone else f"{row['host']}  {row['instance']}"
 
@@ -269,7 +272,7 @@ def _latency_table(own: Pairs, many: bool) -> dict[str, Any]:
 
 
 def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
-    """The offline benchmarks: a table each, and bars of what they measure."""
+    """Return the sections of offline benchmarks: a table each, and bars of what they measure."""
     shapes: tuple[tuple[str, str, str, list[Any]], ...] = (
         (
             "throughput",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement of the fleet as data: what summary.json holds, from what the nodes returned."""
+"""Build summary.json, one measurement of the fleet, from the results of the nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GPU_MODES = ("compute_partition", "memory_partition")
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that was to be measured and was not, or not fully."""
+    """A measurement that is missing or incomplete."""
 
     host: str
     what: str
@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run brought home. `raw` has vLLM's own JSON, one for each row."""
+    """The results of a run. `raw` has vLLM's own JSON, one for each row."""
 
     rows: tuple[Row, ...] = ()
     raw: tuple[Any, ...] = ()
@@ -67,8 +67,8 @@ def collect(
 ) -> Measured:
     """Gather the results of `hosts` from their variables (REGISTERED and STATES).
 
-    A host that was to be measured and has no result is a failure, with the message it failed with when one is
-    known. `gpu_models` names PCI ids ("1002:74a1": "MI300X"). Nothing of the input is changed.
+    A host without the expected result is a failure, with its error message if that is known. `gpu_models` names PCI ids
+    ("1002:74a1": "MI300X"). The input is not changed.
     """
     rows: list[tuple[Row, Any]] = []
     facts: dict[str, Mapping[str, Any]] = {}
@@ -101,7 +101,10 @@ def collect(
 
 
 def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]:
-    """The content of summary.json. `finished` is UTC, ISO 8601; `started` is when the first benchmark did."""
+    """Return the content of summary.json.
+
+    `finished` is UTC, ISO 8601; `started` is the start of the first benchmark.
+    """
     starts = [row["started"] for row in measured.rows if row["started"]]
     return {
         "schema": SCHEMA,
@@ -116,7 +119,7 @@ def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]
 
 
 def host_facts(state: Mapping[str, Any], gpu_models: Mapping[str, str]) -> dict[str, Any]:
-    """What has to be equal on another node for its numbers to be comparable, from a node_state."""
+    """Return the facts of a node_state that must be equal on another node for comparable numbers."""
 
     def get(*path: str) -> Any:
         value: Any = state
@@ -144,7 +147,7 @@ def host_facts(state: Mapping[str, Any], gpu_models: Mapping[str, str]) -> dict[
 
 
 def iso(value: object) -> str | None:
-    """A time as UTC in ISO 8601, from seconds since 1970 or ISO text (without a zone: UTC); else None."""
+    """Return a time as UTC in ISO 8601, from seconds since 1970 or ISO text (without a zone: UTC); else None."""
     seconds = number(value)
     try:
         if seconds is not None:
@@ -159,7 +162,7 @@ def iso(value: object) -> str | None:
 
 
 def ended(row: Mapping[str, Any]) -> str | None:
-    """When a benchmark ended, from its start and how long it took, start-up of the client included."""
+    """Return when a benchmark ended, from its start and duration, including the start-up of the client."""
     if row["started"] is None or row["seconds"] is None:
         return None
     start = datetime.strptime(row["started"], "%Y-%m-%dT%H:%M:%SZ")
@@ -167,7 +170,7 @@ def ended(row: Mapping[str, Any]) -> str | None:
 
 
 def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, Any]]], list[Any]]:
-    """(tasks that ran, with their results; the entries of all of them)."""
+    """Return (tasks that ran, with their results; the entries of all of them)."""
     tasks: list[tuple[str, Mapping[str, Any]]] = []
     entries: list[Any] = []
     for name in REGISTERED:
@@ -176,7 +179,7 @@ def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, An
             value = {"benchmarks": value}
         if not isinstance(value, Mapping):
             continue
-        # A task with a loop registers what each of its turns returned.
+        # A task with a loop registers the result of each iteration.
         for task in value.get("results", [value]):
             if not task.get("skipped"):
                 tasks.append((name, task))
@@ -185,7 +188,7 @@ def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, An
 
 
 def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> Failure | None:
-    """A failed task, unless its entries tell which benchmark failed and why."""
+    """Return the failure of a task, unless its entries say which benchmark failed and why."""
     if task.get("unreachable"):
         return Failure(host, "connection", str(task.get("msg") or "unreachable"))
     if not task.get("failed") or any(_entry_error(entry) for entry in task.get("benchmarks") or []):
@@ -215,7 +218,7 @@ def _entry_error(entry: object) -> str | None:
 
 
 def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
-    """The row of an entry of vllm_bench, or why there is none."""
+    """Return the row of an entry of vllm_bench, or why there is none."""
     error = _entry_error(entry)
     what = "benchmark"
     if isinstance(entry, Mapping):
@@ -257,7 +260,7 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
 
 
 def _partial_failure(row: Row, error: str | None) -> list[Failure]:
-    """A result that does not stand for all requests; vllm_bench says why when it knows (`error`)."""
+    """Return the failure of a result that covers only some requests, with vllm_bench's reason (`error`) if known."""
     what = f"{row['kind']} benchmark of {row['instance']}"
     if error is not None:
         return [Failure(row["host"], what, error)]
@@ -271,7 +274,7 @@ def _partial_failure(row: Row, error: str | None) -> list[Failure]:
 
 
 def _deployment(entry: Mapping[str, Any], row: Row, redact: Redactor) -> dict[str, Any]:
-    """What the instances of a deployment have in common, with the reasons of the first one's values."""
+    """Return what the instances of a deployment have in common, with the reasons of the first one's values."""
     plan = _instance(entry)
     shared: dict[str, Any] = {
         "model": row["model"],
@@ -310,13 +313,13 @@ def _gpu(gpu: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _joined(values: Iterable[str | None]) -> str | None:
-    """The partition mode of a node: "SPX", or "CPX, SPX" when its GPUs differ; None when there is none."""
+    """Return the partition mode of a node: "SPX", or "CPX, SPX" if its GPUs differ; None if there is none."""
     found = sorted({re.sub(r"\s+", " ", str(value)) for value in values if value})
     return ", ".join(found) or None
 
 
 def _plain(value: Any) -> Any:
-    """Plain dicts, lists and scalars: Ansible's variables come as lazy, tagged containers."""
+    """Return plain dicts, lists and scalars, as Ansible's variables are lazy, tagged containers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matplotlib figure as <svg> inside a page: the page's colours and font, and ids of its own.
+"""Embed a matplotlib figure as <svg> in a page: with the page's colours and font, and unique ids.
 
-Matplotlib writes SVG for a file of its own: colours and fonts are fixed, so that a page in dark mode would need each
-plot twice; clip paths and marks of two figures on a page may have the same id; nothing has a tooltip. What it writes
-is changed in these, and in nothing else.
+Matplotlib writes SVG for a separate file: colours and fonts are fixed, so a page in dark mode would need each plot
+twice; clip paths and marks of two figures on a page may have the same id; there are no tooltips. This module changes
+these three points and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from typing import Any
 
-# Colours that stand for the page's: replaced by var(--name), so that one SVG is right on light and on dark.
+# Placeholder colours, replaced by var(--name), so that one SVG suits light and dark pages.
 _ROLES = (
     "ink",
     "muted",
@@ -36,7 +36,7 @@ _XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def embed(fig: Any, name: str, title: str, tips: Mapping[str, str] | None = None) -> str:
-    """The figure as an <svg> element: ids unique to `name`, colours as CSS variables, no metadata."""
+    """Return the figure as an <svg> element: ids unique to `name`, colours as CSS variables, no metadata."""
     stream = io.StringIO()
     fig.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ET.fromstring(stream.getvalue())
@@ -59,7 +59,7 @@ def embed(fig: Any, name: str, title: str, tips: Mapping[str, str] | None = None
 
 
 def _references(root: ET.Element) -> dict[str, int]:
-    """Ids that something in the figure refers to, numbered."""
+    """Return the ids to which something in the figure refers, numbered."""
     found: dict[str, int] = {}
     for element in root.iter():
         for value in element.attrib.values():
@@ -89,7 +89,7 @@ def _clean(
 
 
 def _styled(style: str) -> str:
-    """Sentinel colours become the page's, and the font family is left to the page."""
+    """Replace placeholder colours with the page's, and remove the font family, which the page sets."""
     for role, colour in COLOUR.items():
         style = style.replace(colour, f"var(--{role})")
     style = re.sub(r"font-family: [^;]+(; |$)", "", style)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and tables of the report: one form per column, and a dash for what is not known."""
+"""Format numbers and tables of the report: one format per column, and a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ UNKNOWN = EN_DASH
 
 
 def rate(value: float | None) -> str:
-    """A rate with about four digits: 12,345 · 234.5 · 12.34."""
+    """Return a rate with about four digits: 12,345 · 234.5 · 12.34."""
     return UNKNOWN if value is None else f"{value:,.{_decimals(value)}f}"
 
 
 def count(value: float | None) -> str:
-    """A whole number."""
+    """Return an integer."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with about four digits."""
+    """Return milliseconds with about four digits."""
     return rate(value)
 
 
 def signed(speed: float | None) -> str:
-    """A speed (1.0 at the median) as signed per cent; a dash when there was nothing to compare with."""
+    """Return a speed (1.0 at the median) as a signed percentage; a dash if there was nothing to compare with."""
     if speed is None:
         return UNKNOWN
     percent = round((speed - 1) * 100)
@@ -38,11 +38,11 @@ def signed(speed: float | None) -> str:
 def table(
     caption: str, columns: Sequence[Any], rows: Sequence[Mapping[str, Any]], closed: bool = False
 ) -> dict[str, Any]:
-    """A table for the template.
+    """Return a table for the template.
 
-    A column is its label, or (label, form) or (label, form, group); the form is "rate", "ms", "percent" or
-    "count". Cells are text or numbers; the numbers of a column, and of a group, have the same decimals.
-    `closed` tables start folded.
+    A column is its label, or (label, format) or (label, format, group); the format is "rate", "ms", "percent" or
+    "count". Cells are text or numbers; the numbers of a column, and of a group, have the same decimals. `closed` tables
+    start folded.
     """
     heads = [_head(column) for column in columns]
     formatted = []
@@ -79,7 +79,7 @@ def _head(column: Any) -> dict[str, Any]:
 
 
 def _groups(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The upper line of the head: groups with how many columns they span; empty when there are none."""
+    """Return the upper line of the head: groups with the number of their columns; empty if there are none."""
     groups: list[dict[str, Any]] = []
     for head in heads:
         if groups and groups[-1]["label"] == head["group"]:

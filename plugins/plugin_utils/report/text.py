@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A summary for the terminal: one line for the fleet, a short table, then what failed and what is slow."""
+"""Format a summary for the terminal: one line for the fleet, a short table, then failures and slow nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OFFLINE = ("host", "instance", "benchmark", "result")
 
 
 def text_summary(summary: Mapping[str, Any]) -> str:
-    """Several lines without colours. Unknown numbers are dashes."""
+    """Return several lines without colours. Unknown numbers are dashes."""
     rows: Sequence[Row] = summary["benchmarks"]
     per_row = speeds(rows)
     served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
@@ -83,7 +83,7 @@ def _offline_cells(row: Row) -> list[str]:
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Columns of equal width; the first `left` ones to the left, the others to the right."""
+    """Align columns of equal width; the first `left` ones to the left, the others to the right."""
     widths = [max(len(line[at]) for line in (heads, *rows)) for at in range(len(heads))]
     return [
         "  ".join(
