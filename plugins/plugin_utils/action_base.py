@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the action plugins have in common: they run on the control node only, connect to nothing, and fail in words."""
+"""Provide the base of action plugins that run on the control node, open no connections, and report errors as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .desired.unknown_variables import mistaken
 
 
 class ControllerAction(ActionBase):
-    """A plugin that works with variables of hosts. It sets `options` (an argument_spec) and defines work()."""
+    """An action plugin that works with variables of hosts.
+
+    A subclass sets `options` (an argument_spec) and defines work().
+    """
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -27,7 +30,7 @@ class ControllerAction(ActionBase):
     """What work() raises for its user to read; anything else is a bug, and Ansible reports it."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The task's result: what work() returns, or a failure with what told() makes of an expected exception."""
+        """Return the result of work(), or a failure with the message of an expected exception."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
@@ -45,10 +48,10 @@ class ControllerAction(ActionBase):
             return {**result, "failed": True, "changed": False, "msg": self.told(error, facts)}
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Do it; `facts` are the task's variables."""
+        """Do the work; `facts` are the task's variables."""
         raise NotImplementedError
 
     def told(self, error: Exception, facts: Mapping[str, Any]) -> str:
-        """The message of an expected exception."""
+        """Return the message of an expected exception."""
         del facts
         return str(error)

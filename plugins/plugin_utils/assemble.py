@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the files that a file of this collection imports, and join such files into one text that runs by itself.
+"""Find the files that a file of this collection imports, and join such files into one self-contained text.
 
-Files that are joined share one namespace. So their imports stand together, they import names of one another (not
-modules, and under no other name), and no name means two things.
+Joined files share one namespace. Therefore their imports are merged, they import names from each other (not modules,
+and without renaming), and every name has one meaning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TYPES = "TYPE_CHECKING"
 
 
 def closure(entry: Path) -> list[Path]:
-    """A file and all files of ours that it imports, and these import; each comes after those that it imports."""
+    """Return a file and all files of the collection that it imports, directly or not; imported files come first."""
     found: list[Path] = []
 
     def add(path: Path) -> None:
@@ -36,9 +36,9 @@ def closure(entry: Path) -> list[Path]:
 
 
 def join(paths: Sequence[Path], between: str = "\n\n") -> str:
-    """One text of files, the last of which is the program: its head, the imports of all, and their bodies.
+    """Return one text of files, the last of which is the program: its head, the imports of all, and their bodies.
 
-    `between` stands between two bodies. Raises ValueError for files that cannot be joined.
+    `between` separates two bodies. Raise ValueError for files that cannot be joined.
     """
     parts = [_parse(path) for path in paths]
     _check(parts)
@@ -52,7 +52,7 @@ def join(paths: Sequence[Path], between: str = "\n\n") -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A file to join: what stands above its imports, these, and what stands below."""
+    """A file to join: the lines above its imports, the imports, and the lines below."""
 
     path: Path
     lines: list[str]
@@ -70,7 +70,7 @@ class _Part:
 
     @property
     def types(self) -> list[ast.stmt]:
-        """What only type checkers import."""
+        """Return the imports for type checkers only."""
         return [inner for node in self.imports if isinstance(node, ast.If) for inner in node.body]
 
 
@@ -84,12 +84,12 @@ def _parse(path: Path) -> _Part:
 
 
 def _is_prologue(node: ast.stmt) -> bool:
-    """The docstring, or the import of __future__."""
+    """Return whether it is the docstring, or the import of __future__."""
     return isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
 def _is_import(node: ast.stmt) -> bool:
-    """Also the two statements that hide imports from all but type checkers."""
+    """Return whether it is an import, or one of the two statements that hide imports from all but type checkers."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == _TYPES
     if isinstance(node, ast.Assign):
@@ -102,7 +102,7 @@ def _is_foreign(node: ast.stmt) -> TypeGuard[ast.Import | ast.ImportFrom]:
 
 
 def _check(parts: Sequence[_Part]) -> None:
-    """Raise ValueError where joining would change what a file means."""
+    """Raise ValueError if joining would change what a file means."""
     meanings: dict[str, str] = {}
     for part in parts:
         if not all(map(_is_import, part.imports)):
@@ -120,7 +120,7 @@ def _check(parts: Sequence[_Part]) -> None:
 
 
 def _takes_names(node: ast.AST) -> bool:
-    """from .hashing import spec_hash, and neither `from . import hashing` nor `… as another_name`."""
+    """Return whether it is like `from .hashing import spec_hash`, without modules and without `as`."""
     return (
         isinstance(node, ast.ImportFrom)
         and bool(node.module)
@@ -129,7 +129,7 @@ def _takes_names(node: ast.AST) -> bool:
 
 
 def _meanings(node: ast.stmt, path: Path) -> Iterator[tuple[str, str]]:
-    """The names that a statement of a file gives a meaning to, and whose it is: the file's, or a library's."""
+    """Yield the names that a statement of a file defines, each with its origin: the file or a library."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name, str(path)
     elif _is_foreign(node) and not _is_prologue(node):
@@ -142,7 +142,7 @@ def _meanings(node: ast.stmt, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _files(node: ast.AST, path: Path) -> Iterator[Path]:
-    """The files of ours that a statement of a file imports."""
+    """Yield the files of the collection that a statement of a file imports."""
     if not isinstance(node, ast.ImportFrom):
         return
     if node.level:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let Python keep the bytecode of what is imported of this collection.
+"""Let Python cache the bytecode of this collection's modules.
 
-Ansible's loader of collections compiles a source file in every process that imports it, and each task of each host is
-a process. Importing this module, before others of the collection, hands the planner's packages to Python's own finder.
+Ansible's collection loader compiles a source file in every process that imports it, and each task of each host is a
+process. Importing this module, before others of the collection, lets Python's own finder load the planner's packages.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PACKAGES = (f"{_PLUGINS}.plugin_utils.", f"{_PLUGINS}.module_utils.")
 
 
 class KeptBytecode:
-    """A finder for sys.meta_path, of modules below PACKAGES only."""
+    """A finder for sys.meta_path, for modules below PACKAGES only."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where Python itself finds the module; None for what is not ours."""
+        """Return where Python itself finds the module; None for modules outside the collection."""
         if not name.startswith(PACKAGES):
             return None
         specs = (_finder(directory).find_spec(name, target) for directory in path or ())
@@ -33,7 +33,7 @@ class KeptBytecode:
 
 @cache
 def _finder(directory: str) -> FileFinder:
-    # Not PathFinder, which asks Ansible's hook for the collections' directories.
+    # PathFinder would call Ansible's hook for the directories of collections.
     return FileFinder(directory, (SourceFileLoader, SOURCE_SUFFIXES))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the action plugins of modules that put a program on the node have in common.
+"""Provide the base of action plugins for modules that install a program on the node.
 
-Apart from action_base.py: each task of each host imports this anew, and it has no need of the planner.
+It is separate from action_base.py because each task of each host imports it anew, and it does not need the planner.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .bundle import GIVEN
 
 
 class ProgramAction(ActionBase):
-    """A module that runs on the node and is given a program to put there, as its parameter `program`."""
+    """An action plugin that passes a program to a module on the node, as its parameter `program`."""
 
     TRANSFERS_FILES = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The module's own result."""
+        """Return the module's own result."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         name = str(self._task.action).rpartition(".")[2]
         args = {**self.arguments(), "program": GIVEN[name]()}
@@ -30,5 +30,5 @@ class ProgramAction(ActionBase):
         return merged
 
     def arguments(self) -> dict[str, Any]:
-        """The module's other parameters."""
+        """Return the module's other parameters."""
         return dict(self._task.args)
