@@ -27,7 +27,7 @@ class ControllerAction(ActionBase):
 
     options: ClassVar[dict[str, dict[str, Any]]] = {}
     expected: ClassVar[tuple[type[Exception], ...]] = ()
-    """What work() raises for its user to read; anything else is a bug, and Ansible reports it."""
+    """Exceptions of work() whose messages are for users; any other is a bug, and Ansible reports it."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the result of work(), or a failure with the message of an expected exception."""

@@ -96,7 +96,7 @@ GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
     "vllm_image": lambda: script("inspect_image"),
     "vllm_server": lambda: bundle("supervisor").files,
 }
-"""The programs that modules are given as their parameter `program`, each by the action plugin of its name."""
+"""Programs that action plugins pass to the module of the same name as its parameter `program`."""
 
 
 def _file(entry: str) -> Path:

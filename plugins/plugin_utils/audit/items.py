@@ -14,7 +14,7 @@ REQUIRED, RECOMMENDED, ADVISORY = "required", "recommended", "advisory"
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 ELSEWHERE, SKIPPED = "not applicable", "skipped"
 SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits")
-"""Kinds of fixes that prepare.yml carries out."""
+"""Kinds of fixes that prepare.yml applies."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ CHECKS: dict[str, Check] = {
         serving_checks.records,
     )
 }
-"""Kinds of checks that items may name."""
+"""Checks that items may name as their kind."""
 FAILS, IMPROVABLE, FINE, UNREACHED = "fails", "could be better", "fine", "not reached"
 RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 
 LEVEL = 0.95
-"""How often an interval holds the true shift."""
+"""Probability that an interval contains the true shift."""
 FEWEST = 4
-"""Runs on either side; with three no order of the runs is rare enough for an interval of this level."""
+"""Minimum of runs on each side: with three, no order of the runs is rare enough for an interval of this level."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .statistics import FEWEST, shift
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
 Runs = Mapping[str, Sequence[float]]
-"""Per metric one value for each run."""
+"""For each metric, one value per run."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ METRICS = (
     Metric("median_tpot_ms", "TPOT", "ms", False, False, 2.0),
 )
 INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True, True)
-"""What decides where nothing is generated: models that embed or classify."""
+"""The deciding metric of models that generate nothing: they embed or classify."""
 
 
 @dataclass(frozen=True)

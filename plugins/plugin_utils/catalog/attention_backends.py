@@ -24,7 +24,7 @@ _SWITCHES = (
     ("prefill_decode", "VLLM_V1_USE_PREFILL_DECODE_ATTENTION", False),
     ("v1", "VLLM_USE_V1", False),
 )
-"""Conditions of backends.yml, the variables that decide them, and vllm.envs' defaults."""
+"""Conditions of backends.yml, the variables that decide them, and their defaults in vllm.envs."""
 _SIZES = (1, 2, 4, 8, 16)
 
 

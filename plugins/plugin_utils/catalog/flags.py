@@ -290,7 +290,7 @@ def absent(table: FlagTable, option: str) -> Finding:
 
 
 Presence = tuple[str, Optional[str]]
-"""A span of releases, half-open; None when it has not ended."""
+"""A half-open span of releases; None if it has not ended."""
 
 
 def known_option(table: FlagTable, option: str) -> tuple[str, list[Presence]] | None:

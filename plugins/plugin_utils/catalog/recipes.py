@@ -18,7 +18,7 @@ from .flag_values import Value
 
 OBJECTIVES = ("latency", "interactive", "streaming", "throughput")
 REPOSITORY, ARCHITECTURE, ANY = 2, 1, 0
-"""How closely a recipe fits a model."""
+"""How specifically a recipe matches a model."""
 
 
 @dataclass(frozen=True)

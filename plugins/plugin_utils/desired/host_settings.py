@@ -13,7 +13,7 @@ from ..catalog.gpus import GpuCatalog
 from .public_variables import HostVariables
 
 ADDRESS = ("instinct_address", "ansible_host")
-"""Variables that name a host's address for other hosts, the first that is set counts."""
+"""Variables with a host's address for other hosts; the first one that is set applies."""
 VARIABLES = (
     "vllm_deployments",
     "hf_model_endpoint",

@@ -12,7 +12,7 @@ VLLM_ENV = "vllm-env-docs"
 VLLM_ROCM = "vllm-docs-rocm"
 HUB_ENV = "hub-env-docs"
 ISOLATION = "rocm-gpu-isolation"
-"""Sources of what the toolkit itself decides; keys of catalog/sources.yml."""
+"""Sources of the toolkit's own decisions; keys of catalog/sources.yml."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import difflib
 from collections.abc import Collection, Iterable
 
 LIKE = 0.85
-"""Two names are alike from this ratio of equal letters on; a judgement: vllm_deployment, gpu_partition_memry."""
+"""Minimum ratio of equal letters in similar names; a judgement: vllm_deployment, gpu_partition_memry."""
 LIKE_GIVEN = 0.8
-"""The same for what stands behind -e, which are short names of this toolkit's more often than not: agian, canray."""
+"""The same for names given with -e, which are mostly short names of this toolkit: agian, canray."""
 
 
 def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from .host_settings import VARIABLES
 
 GROUP = "instinct"
 MIN_TOKEN = 8
-"""Characters of a hub token."""
+"""Minimum length of a hub token, in characters."""
 
 
 class NeedsTemplating(Exception):

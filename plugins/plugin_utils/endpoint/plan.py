@@ -110,7 +110,7 @@ def url_of(host: BalancerHost) -> str:
 
 
 Draw = Callable[[Mapping[str, Any]], str]
-"""Makes a file of its data."""
+"""Renders a file from its data."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from ..desired.endpoint_settings import VIRTUAL, BalancerHost, VirtualAddress
 from .backends import ANY
 
 CHECK_FILE = "alive.py"
-"""The program by which keepalived checks HAProxy (programs/keepalived_check.py)."""
+"""The program with which keepalived checks HAProxy (programs/keepalived_check.py)."""
 FIRST = 200
-"""Priority of the first balancer of the group; each further one has one less. 255 is for an address' owner."""
+"""Priority of the group's first load balancer, one less for each further one. 255 is for an address's owner."""
 FIX = "Set its instinct_address to its address in that network, or choose another virtual address."
 
 

@@ -21,7 +21,7 @@ from ..desired.fleet import Fleet, Host
 from ..instances.planned import RecordedInstance, running_member
 
 INVENTORY, HELD, ROLLED_BACK, TRIAL, RUNNING = "inventory", "held", "rollback", "trial", "running"
-"""A choice. held, rollback: as of a generation; trial: as it runs, a rollout was cut off; running: as it runs."""
+"""Sources. held, rollback: a stored generation; trial: as it runs, in an interrupted rollout; running: as it runs."""
 
 KEPT_TOLD = 8
 

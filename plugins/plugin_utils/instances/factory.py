@@ -41,7 +41,7 @@ class ModelSource:
 
 
 Sources = Mapping[str, ModelSource]
-"""By the text of a deployment's model_config."""
+"""Models by the text of a deployment's model_config."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..desired.topology import LogicalGpu
 
 ISLAND = 8
-"""Physical GPUs that XGMI joins, each with each: the eight of one baseboard (AMD Instinct platform data)."""
+"""Physical GPUs of an XGMI domain, fully connected: the eight of one baseboard (AMD Instinct platform data)."""
 
 Gpus = tuple[LogicalGpu, ...]
 _Key = Callable[[LogicalGpu], tuple[int, ...]]

@@ -21,7 +21,7 @@ from .network_checks import Networks, check_networks
 from .ranks import HostGroup, Rank, group_port, host_groups, meeting_port, rank_of, servers_per_host
 
 SYSTEM_PORTS = 1024
-"""Ports below it are for a system's own services; RFC 6335, section 6."""
+"""Ports below this are for the system's own services; RFC 6335, section 6."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ SOFTWARE = (
     "wg",
     "podman",
 )
-"""How interfaces begin that only lead to containers, virtual machines or tunnels."""
+"""Name prefixes of interfaces that only lead to containers, virtual machines or tunnels."""
 FIX = "Set instinct_address to the address at which the other hosts of its group reach it."
 
 

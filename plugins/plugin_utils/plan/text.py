@@ -11,11 +11,11 @@ from ..placement.layout import ranges
 
 WIDTH = 110
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-"""As words, up to the most instances that may share a GPU."""
+"""Numbers as words, up to the maximum of instances on a GPU."""
 
 
 def listed(names: Sequence[str], limit: int = 6) -> str:
-    """Return names of hosts; only the first and the last ones if there are many."""
+    """Return names of hosts; the first ones and the last one if there are many."""
     if len(names) <= limit:
         return ", ".join(names)
     return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"

@@ -12,7 +12,7 @@ from ...module_utils.common.errors import natural
 from .summary import ended
 
 SLOW = 0.10
-"""A tenth worse than the median is slow. Equal nodes differ by a few percent from run to run."""
+"""Ten percent worse than the median is slow. Equal nodes differ by a few percent between runs."""
 
 Row = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from .svg import COLOUR, embed
 WIDTH = 1000
 
 HEAT_LIMITS = (0.80, 0.90, 0.95, 1.05)
-"""Speeds that divide the classes of the heat map, heat-0 (below the first) to heat-4 (from the last on)."""
+"""Relative speeds between the classes of the heat map, heat-0 (below the first) to heat-4 (from the last on)."""
 
 _CHAR = 7.2  # pixels per character of a 12 px label, wide ones included
 

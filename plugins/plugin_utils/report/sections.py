@@ -17,7 +17,7 @@ from .outliers import SLOW, NodeSpeed, Speed
 from .tables import rate, signed, table
 
 MANY = 24
-"""More rows than this are shown as distributions, and their tables closed."""
+"""If there are more rows than this, plots show distributions, and tables start folded."""
 
 LATENCY_PANELS = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("itl", "ITL, ms"), ("e2el", "E2EL, ms"))
 SHOWN = ("p50", "p90", "p99")

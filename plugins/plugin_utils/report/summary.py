@@ -28,10 +28,10 @@ REGISTERED = (
     "__benchmark_offline",
     "benchmark_results",
 )
-"""Variables of a host that hold its results: a registered vllm_bench result, or a list of entries."""
+"""Variables of a host with its results: a registered vllm_bench result, or a list of entries."""
 
 STATES = ("__benchmark_state", "node_state_result")
-"""Variables of a host that hold its node_state: as it was measured, else as it was planned for."""
+"""Variables of a host with its node_state: of the measurement, else of the plan."""
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from .outliers import Speed, node_speeds, sequential_hosts, speeds
 from .tables import count, ms, rate, signed
 
 LINES = 24
-"""Rows of the table. Of more, the slowest are shown."""
+"""Maximum number of rows; if there are more, the slowest are shown."""
 
 Row = Mapping[str, Any]
 _SERVE = ("host", "instance", "tok/s", "vs median", "TTFT p50", "p99 ms", "TPOT p50 ms", "failed")

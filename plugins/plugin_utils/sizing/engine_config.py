@@ -150,7 +150,7 @@ def reserve_bytes(model: ModelShape, engine: Engine) -> int:
 
 
 _LOGIT_BYTES = 12
-"""A logit in 16 bit, its copy in float32, and what sorting it for top-k and top-p takes."""
+"""Bytes of a logit in 16 bit, of its float32 copy, and for sorting it for top-k and top-p."""
 
 
 def graph_bytes(engine: Engine) -> int:

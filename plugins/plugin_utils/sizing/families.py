@@ -124,4 +124,4 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "seed_oss": Family(),
 }
-"""By model_type, of the text model."""
+"""Families by model_type of the text model."""

@@ -23,7 +23,7 @@ __all__ = ["Engine", "Fit", "fit", "refusals", "remedies", "smallest_tp"]
 EXACT, ESTIMATED = "exact", "estimated"
 HUB, GIVEN = "the repository's config.json", "model_config"
 CATALOGUE = "the catalogue, by the model's name, as its config.json is not known yet"
-"""Where a shape may be from, as fit() takes it."""
+"""Possible origins of a shape, for fit()."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
 
 
 _SHORTEST = 512
-"""Below this many tokens a smaller max_model_len is no remedy."""
+"""In tokens; a smaller max_model_len than this is no remedy."""
 _SIZES = (1, 2, 4, 8)
 
 

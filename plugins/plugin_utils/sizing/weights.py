@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 WHOLE, OUT, IN, KV = "whole", "out", "in", "kv"
-"""What tensor parallelism divides of a matrix: nothing, its outputs, its inputs, its KV heads (never below one)."""
+"""What tensor parallelism divides: nothing, a matrix's outputs, its inputs, or its KV heads (at least one remains)."""
 
 VOCAB_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of this before it divides it (vocab_parallel_embedding.py)."""
+"""vLLM pads the vocabulary to a multiple of this before dividing it (vocab_parallel_embedding.py)."""
 
 
 def cdiv(a: int, b: int) -> int:

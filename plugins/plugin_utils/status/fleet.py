@@ -179,7 +179,7 @@ ABSENT: Mapping[str, Any] = {
     "metrics": None,
     "supervisor": None,
 }
-"""An instance that is recorded and has no container."""
+"""A recorded instance without a container."""
 
 
 def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:

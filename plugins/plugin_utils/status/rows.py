@@ -32,7 +32,7 @@ NEXT = {
 }
 
 WINDOW = 1800.0
-"""Seconds: how long a failure still counts for an engine that starts."""
+"""How long a failure counts against an engine that is starting, in seconds."""
 IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 

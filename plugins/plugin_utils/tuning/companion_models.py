@@ -20,13 +20,13 @@ from ..catalog.flag_values import Value
 from ..desired.deployment import LOCAL, REPO, Deployment
 
 MODEL, DRAFT, ADAPTER, TOKENIZER = "model", "draft", "adapter", "tokenizer"
-"""What a repository is to its deployment."""
+"""Roles of a repository in its deployment."""
 MAIN = "main"
 
 WITHOUT_WEIGHTS = frozenset(
     ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class")
 )
-"""Methods of speculation that load nothing, some of which may also stand as the model."""
+"""Methods of speculation without weights; some are also valid as the model."""
 WEIGHTS = tuple(
     f"*.{end}"
     for end in ("safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "onnx_data", "ckpt")

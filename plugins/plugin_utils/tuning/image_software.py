@@ -16,7 +16,7 @@ from ..desired.node_state import NodeState
 
 DECLARED = "declared"
 ASKED = "image"
-"""Values of ImageFacts.basis: vllm_version of the deployment; the image's own answer."""
+"""Values of ImageFacts.basis: vllm_version of the deployment; the probe of the image."""
 
 
 def software_of(

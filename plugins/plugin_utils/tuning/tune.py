@@ -31,18 +31,18 @@ from .decisions import Ledger
 
 SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""Settings that are keys of a deployment, as the layout follows from them; recipes can only advise them."""
+"""Settings that are keys of a deployment, as the layout depends on them; recipes can only advise them."""
 RANGES = {
     "--gpu-memory-utilization": (0.01, 1.0, "the part of a GPU's memory, above 0 and at most 1"),
     "--max-num-seqs": (1, None, "at least 1"),
     "--max-num-batched-tokens": (1, None, "at least 1"),
     "--block-size": (1, None, "at least 1"),
 }
-"""What vLLM's configuration classes check after its parser; vllm/config of the releases."""
+"""Limits that vLLM's configuration classes check after its parser; vllm/config of the releases."""
 SHARED_PART = 0.9
-"""What instances that share a GPU may take of it together; AMD gives each of two 0.45."""
+"""Share of a GPU's memory for all instances on it together; AMD gives each of two 0.45."""
 OTHER_PLATFORMS = ("cpu", "cuda")
-"""Platforms for which nothing that is said of Instinct GPUs holds."""
+"""Platforms to which statements about Instinct GPUs do not apply."""
 
 
 @dataclass(frozen=True)
