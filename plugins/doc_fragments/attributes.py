@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules' `attributes` mean. A module adds how far it supports each one, and in `details` what is special."""
+"""Document the modules' `attributes`.
+
+A module states how far it supports each one, with peculiarities in `details`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ attributes:
     platforms: linux
 """
 
-    # Modules that only look.
+    # Modules that only read.
     READ_ONLY = r"""
 attributes:
   check_mode:
@@ -43,7 +46,7 @@ attributes:
     platforms: linux
 """
 
-    # Modules of which all is done by their action plugin.
+    # Modules that run entirely in their action plugin.
     CONTROL_NODE = r"""
 attributes:
   check_mode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of modules that talk to the node's Docker engine."""
+"""Document the options of modules that talk to the node's Docker."""
 
 from __future__ import annotations
 
