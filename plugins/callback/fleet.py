@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callback plugin: Ansible's usual output with readable errors, and in the end who failed and what to do next."""
+"""Callback plugin: Ansible's usual output with readable errors, and a closing summary of failures and next steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ name: fleet
 type: stdout
 short_description: Ansible's usual output with readable errors, and a closing summary
 description:
-  - As the callback default, but for errors. A task that fails says why in lines of text. Problems of a plan's input are
-    told once, at the end of the run. With -v, errors are also shown as the callback default does.
-  - After the recap, names each host that failed or could not be reached, with the first error of the host and
-    the task, and says how to go on. Hosts with the same error are named together.
-  - Uses results as Ansible shows them, so what no_log hides stays hidden.
+  - Prints the same as the callback default, except for errors. The reason of a failed task is printed as lines of text.
+    Problems of a plan's input are printed once, at the end of the run. With -v, errors are also printed as by the
+    callback default.
+  - After the recap, lists each host that failed or could not be reached, with the host's first error and its task,
+    and prints the next step. Hosts with the same error are listed together.
+  - Uses results as Ansible shows them, so values that no_log hides stay hidden.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -43,7 +44,7 @@ UNKNOWN = Error("", "no message was kept", "")
 
 
 class CallbackModule(Default):
-    """Ansible's own output but for errors, and the closing summary."""
+    """Ansible's own output, except for errors and the closing summary."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -55,16 +56,16 @@ class CallbackModule(Default):
         self.planning = False
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Before the play's workers are forked, take what is loaded by now out of the collector's sight.
+        """Exclude everything loaded so far from garbage collection, before the play's workers are forked.
 
-        Else each worker touches all of it, which copies its pages, and this process walks it again and again: a tenth
-        of what a run costs the control node. See the documentation of gc.freeze().
+        Otherwise each worker touches all of it, which copies its pages, and this process traverses it again and again:
+        a tenth of the control node's time for a run. See the documentation of gc.freeze().
         """
         gc.freeze()
         super().v2_playbook_on_play_start(play)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """Say why, and keep a host's first error."""
+        """Print why a task failed, and record the host's first error."""
         planning = result.task.action == PLAN
         text = message(result.result)
         if not ignore_errors:
@@ -72,11 +73,11 @@ class CallbackModule(Default):
             self.planning = self.planning or planning
         if ignore_errors or self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
-        elif not (result.task.loop and "results" in result.result):  # what failed of a loop was told by item
+        elif not (result.task.loop and "results" in result.result):  # items of a loop were printed already
             self._tell(result, "failed", text.partition("\n")[0] if planning else text)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
-        """Say why one item of a loop failed."""
+        """Print why one item of a loop failed."""
         if self._display.verbosity or result.task.ignore_errors:
             super().v2_runner_item_on_failed(result)
         else:
@@ -84,7 +85,7 @@ class CallbackModule(Default):
             self._tell(result, "failed", message(result.result), f" (item={label})")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Say why a host could not be reached, and keep it."""
+        """Print why a host could not be reached, and record it."""
         text = message(result.result)
         self._keep(result, short(text))
         if self._display.verbosity or result.task.ignore_unreachable:
@@ -93,7 +94,7 @@ class CallbackModule(Default):
             self._tell(result, "unreachable", text)
 
     def _tell(self, result: Any, what: str, text: str, item: str = "") -> None:
-        """One line, or a line and the text indented below it."""
+        """Print one line, or a line and the text indented below it."""
         if self._last_task_banner != result.task._uuid:
             self._print_task_banner(result.task)
         self._handle_warnings(result.result)
@@ -122,7 +123,10 @@ class CallbackModule(Default):
 def summary(
     failed: Sequence[str], dark: Sequence[str], errors: Mapping[str, Error], planning: bool
 ) -> list[str]:
-    """The lines of the closing summary; `planning`: the plan itself failed, so nothing was applied."""
+    """Return the lines of the closing summary.
+
+    planning: the plan itself failed, so nothing was applied.
+    """
     lines = []
     for title, hosts in (("Failed", failed), ("Unreachable", dark)):
         groups: dict[tuple[str, str], list[str]] = {}
@@ -143,7 +147,7 @@ def summary(
 
 
 def message(result: Mapping[str, Any]) -> str:
-    """The error of a result, or of its first failed item, with what a command said."""
+    """Return the error of a result, or of its first failed item, with the output of a command."""
     if result.get("censored"):
         return "hidden by no_log"
     failed = next((item for item in result.get("results") or () if item.get("failed")), None)
@@ -154,6 +158,6 @@ def message(result: Mapping[str, Any]) -> str:
 
 
 def short(text: str) -> str:
-    """The first lines of a text, for the summary; the whole stands where the task failed."""
+    """Return the first lines of a text for the summary; the whole text was printed when the task failed."""
     lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in text.splitlines()]
     return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
