@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know the attention backends on ROCm: which one a release uses, its name, and the log line that proves it.
+"""Describe the attention backends on ROCm: which one a release uses, its name, and the log line that proves it.
 
 The data is catalog/vllm/backends.yml; nothing here reads a file.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know which environment variables a vLLM release reads, and which values they accept.
+"""List the environment variables that a vLLM release reads, and check their values.
 
 The data is catalog/vllm/{env.json, runtime_env.yml, replacements.yml}; nothing here reads a file.
 """

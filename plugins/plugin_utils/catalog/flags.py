@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know the flags of one vLLM release, and check whether it accepts a flag with a value.
+"""List the flags of one vLLM release, and check whether it accepts a flag with a value.
 
 The data is catalog/vllm/{flags.json, parser.yml, configs.json, replacements.yml}; nothing here reads a file.
 """

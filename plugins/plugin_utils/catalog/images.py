@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know what an image's reference says about its software, and what must be probed in the image itself.
+"""Derive an image's software from its reference, and determine what must be probed in the image itself.
 
 The data is catalog/images.yml; nothing here reads a file. A name is trusted only if a document defines its meaning:
 exact tags, and the v0.0.0 tags of vLLM's own images. Everything else must be probed.

@@ -26,7 +26,7 @@ SOURCE = "the node's record of generations"
 class Made:
     """A host with its desired instances of the deployments composed from the inventory.
 
-    open_ones: deployments whose desired instances are not known yet; None: none is known.
+    open_ones: deployments whose desired instances are not known yet; None if that applies to all.
     """
 
     host: Host
