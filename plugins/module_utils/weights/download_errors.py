@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a download failed, in plain words, with the next step. Pure."""
+"""Explain why a download failed, with the next step. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..common.failures import tail
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of the hub, as far as messages tell it; with_token says whether there was a token."""
+    """A request to the hub, as far as messages describe it; with_token: whether it had a token."""
 
     repo: str
     commit: str
@@ -26,7 +26,7 @@ class Asked:
 
 
 def parse_report(log: str) -> dict[str, Any] | None:
-    """The report that the program printed; None when it did not come to that."""
+    """Return the report that the program printed; None if it printed none."""
     for line in reversed(log.splitlines()):
         if line.startswith(REPORT):
             try:
@@ -38,7 +38,7 @@ def parse_report(log: str) -> dict[str, Any] | None:
 
 
 def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str) -> str:
-    """Why a download failed, in plain words, with the next step."""
+    """Explain why a download failed, with the next step."""
     repo = asked.repo
     if report is None or not report.get("causes"):
         if code in (137, 143):
@@ -62,7 +62,7 @@ def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str)
 def _explanations(
     asked: Asked, names: set[str], status: int | None, errno: int | None, text: str
 ) -> Sequence[tuple[bool, str]]:
-    """(whether it is this, what to tell), the more specific first."""
+    """Return (whether it applies, explanation) pairs, the more specific first."""
     hub, page = asked.hub, f"{asked.hub}/{asked.repo}"
     token = asked.with_token
     no_repo = "RepositoryNotFoundError" in names
@@ -140,7 +140,7 @@ def _short(text: str) -> str:
 
 
 def explain_start(asked: Asked, message: str) -> str:
-    """Why the download container could not be started."""
+    """Explain why the download container could not be started."""
     if "No such image" in message:
         return (
             f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. Run "
