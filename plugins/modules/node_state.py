@@ -260,20 +260,20 @@ EPERM = 1
 
 
 class Source:
-    """Reads files under a root. What is absent is None; what cannot be read is None and a problem."""
+    """Reads files under a root. An absent file is None; an unreadable one is None and a problem."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root.rstrip("/")
         self.problems: list[dict[str, str]] = []
 
     def problem(self, what: str, error: object) -> None:
-        """Note that `what` could not be read."""
+        """Record that `what` could not be read."""
         if isinstance(error, OSError) and error.strerror:
             error = error.strerror
         self.problems.append({"what": what, "error": str(error)})
 
     def text(self, path: str, limit: int = 1 << 20) -> str | None:
-        """The file's text without white space at its ends; at most `limit` bytes are read."""
+        """Return the file's text without surrounding white space; read at most `limit` bytes."""
         try:
             fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -295,14 +295,14 @@ class Source:
         return b"".join(parts).decode("utf-8", "replace").strip()
 
     def peek(self, path: str) -> str | None:
-        """As text(), where drivers refuse what they do not know (the speed of a link that is down): no problem."""
+        """Return text() without recording a problem: drivers refuse to read some files (the speed of a downed link)."""
         count = len(self.problems)
         found = self.text(path)
         del self.problems[count:]
         return found
 
     def number(self, path: str, base: int = 10) -> int | None:
-        """The file's whole number."""
+        """Return the file's whole number."""
         text = self.text(path)
         if not text:
             return None
@@ -313,7 +313,7 @@ class Source:
             return None
 
     def names(self, path: str) -> list[str]:
-        """The directory's entries, sorted."""
+        """Return the directory's entries, sorted."""
         try:
             return sorted(os.listdir(self.root + path))
         except OSError as error:
@@ -322,23 +322,23 @@ class Source:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is something at `path`."""
+        """Return whether `path` exists."""
         return os.path.exists(self.root + path)
 
 
 def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:
-    """The first two words of every line, as KFD's and os-release's files have them."""
+    """Return the first two words of every line as a map, for files like KFD's and os-release."""
     words = (line.split(separator, 1) for line in (text or "").splitlines())
     return {word[0].strip(): word[1].strip() for word in words if len(word) == 2}
 
 
 def integer(text: str | None) -> int | None:
-    """Text of digits as a number; anything else is None."""
+    """Return a text of digits as a number, None for anything else."""
     return int(text) if text and text.isdigit() else None
 
 
 def listing(directory: str) -> list[str]:
-    """Entries of a directory, sorted; none when it is not there."""
+    """Return the entries of a directory, sorted; none if it does not exist."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -358,7 +358,7 @@ KEEPALIVED_PID = "/run/instinct-balancer-address.pid"
 
 
 def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, Any]:
-    """The load balancer: the hashes of its files, what HAProxy was last seen with, and which servers are out."""
+    """Read the load balancer: hashes of its files, the configuration last loaded by HAProxy, drained servers."""
     found: dict[str, Any] = {**NO_BALANCER, "installed": source.exists("/usr/sbin/haproxy")}
     found["keepalived"] = source.exists("/usr/sbin/keepalived")
     current = os.path.join(state_dir, "balancer", "current")
@@ -393,7 +393,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
 
 
 def process_of(pid_file: str, word: bytes) -> bool:
-    """Whether the process of a pid file runs; `word` is in its command line."""
+    """Return whether the process of a pid file runs with `word` in its command line."""
     try:
         with open(pid_file, "rb") as file, open(f"/proc/{int(file.read())}/cmdline", "rb") as command:
             return word in command.read()
@@ -402,13 +402,13 @@ def process_of(pid_file: str, word: bytes) -> bool:
 
 
 def read_driver(source: Source) -> dict[str, Any]:
-    """The amdgpu module; the kernel's own driver has no version file."""
+    """Read the amdgpu module; the kernel's own driver has no version file."""
     loaded = source.exists("/sys/module/amdgpu")
     return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
 
 
 def read_rocm(source: Source) -> dict[str, Any]:
-    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
+    """Return ROCm's release ("6.4.0-47" → "6.4.0") and the paths of its tools."""
     # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
     version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
     tools: dict[str, str | None] = {}
@@ -418,7 +418,7 @@ def read_rocm(source: Source) -> dict[str, Any]:
     return {"version": version.split("-")[0] if version else None, "tools": tools}
 
 
-# Not /version: the engine starts two programs to answer it, and /info and the headers say the same.
+# Not /version: Docker starts two programs to answer it; /info and the headers contain the same facts.
 DOCKER_QUERIES = {
     "info": "/info",
     "images": "/images/json",
@@ -428,13 +428,13 @@ PLUGINS = ("/usr/libexec", "/usr/lib", "/usr/local/lib", "/usr/local/libexec")
 
 
 class Request:
-    """A GET to the Docker engine, sent at once and read later, so that the engine works while files are read.
+    """A GET to the Docker engine, sent at once and read later, so that Docker works while files are read.
 
-    HTTP/1.0 makes the engine answer without chunks and close the connection: no HTTP library is needed.
+    With HTTP/1.0, Docker answers without chunks and closes the connection: no HTTP library is needed.
     """
 
     def __init__(self, socket_path: str, path: str, timeout: float = 15.0) -> None:
-        import _socket  # what socket wraps, without the wrapper's 8 ms of imports
+        import _socket  # the module under socket, without the wrapper's 8 ms of imports
 
         self.path = path
         self.api_version: str | None = None
@@ -444,7 +444,7 @@ class Request:
         self.socket.sendall(f"GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
 
     def answer(self) -> Any:
-        """The JSON of the answer. Raises OSError or ValueError, saying what the engine said."""
+        """Return the JSON of the answer. Raise OSError or ValueError with Docker's message."""
         parts = []
         while True:
             part = self.socket.recv(1 << 20)
@@ -462,7 +462,7 @@ class Request:
 
 
 def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, Request]]:
-    """Send all queries. Returns what is known already, and the pending requests."""
+    """Send all queries. Return the facts known already, and the pending requests."""
     programs = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd")
     docker: dict[str, Any] = {
         "installed": any(source.exists(path) for path in programs),
@@ -482,7 +482,7 @@ def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[s
 
 
 def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[list[Any], list[Any]]:
-    """Read the answers: fills `docker`, returns images and containers as the engine lists them."""
+    """Read the answers: fill `docker`, return images and containers as Docker lists them."""
     try:
         answers = {name: request.answer() for name, request in requests.items()}
         info = answers["info"]
@@ -499,7 +499,7 @@ def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[l
 
 
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Images as the planner wants them, with what they answered when they were asked (see docker/inspect_image.py)."""
+    """Return the images for the planner, with the results of their probes (see docker/inspect_image.py)."""
     answers = os.path.join(data_dir, "images")
     asked = set(listing(answers)) if entries else set()
     found = []
@@ -518,7 +518,7 @@ def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) ->
 
 
 def image(entry: dict[str, Any]) -> dict[str, Any]:
-    """An image as the engine lists it."""
+    """Return an image of Docker's list in the form of node_state."""
     return {
         "id": entry.get("Id"),
         "tags": [tag for tag in entry.get("RepoTags") or [] if tag != "<none>:<none>"],
@@ -528,7 +528,7 @@ def image(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
-    """What the node keeps of each deployment (see serving/store.py): two small files, unless a run was cut off."""
+    """Read the node's record of each deployment (serving/store.py): two small files unless a run was interrupted."""
     found = []
     top = os.path.join(state_dir, "generations")
     for deployment in listing(top):
@@ -540,7 +540,7 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
         numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
         try:
             kept = stored(directory, "summary.json")["kept"] if "summary.json" in names else []
-            if [item["generation"] for item in kept] != numbers:  # a run was cut off between two files
+            if [item["generation"] for item in kept] != numbers:  # a run was interrupted between two files
                 kept = [without_files(stored(directory, f"{number}.json")) for number in numbers]
             state = stored(directory, "state.json") if "state.json" in names else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -559,21 +559,21 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
 
 
 def stored(directory: str, name: str) -> dict[str, Any]:
-    """A file of the store."""
+    """Return a file of the store."""
     with open(os.path.join(directory, name), encoding="utf-8") as file:
         data: dict[str, Any] = json.load(file)
     return data
 
 
 def without_files(generation: dict[str, Any]) -> dict[str, Any]:
-    """A generation as summary.json has it."""
+    """Return a generation in the form of summary.json."""
     heavy = ("server", "described")
     members = [{key: item[key] for key in item if key not in heavy} for item in generation["members"]]
     return {**generation, "members": members}
 
 
 def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
-    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
+    """Add to every GPU the processes that KFD counts on it. Return those that are zombies."""
     known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
     for gpu in gpus:
         gpu["users"] = []
@@ -583,14 +583,14 @@ def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> l
             users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
             if users is not None and pid not in users:
                 users.append(pid)
-        # The program's name is in parentheses and may hold anything.
+        # The program's name is in parentheses and may contain any character.
         if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
             zombies.append(pid)
     return zombies
 
 
 def partition_change(source: Source, data_dir: str) -> str | None:
-    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
+    """Return the step of a partition change that is in progress or was interrupted; None if there is none."""
     path = os.path.join(data_dir, "partition.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -606,24 +606,24 @@ AMD = 0x1002
 
 
 def modes(text: str | None) -> list[str]:
-    """ "SPX, DPX" as a list; "Not supported" is an empty one."""
+    """Return "SPX, DPX" as a list; "Not supported" as an empty one."""
     words = [word.strip().upper() for word in (text or "").split(",")]
     return [word for word in words if word.isalnum()]
 
 
 def mode(text: str | None) -> str | None:
-    """One mode; the driver writes UNKNOWN, or a sentence, where there is none."""
+    """Return one mode, or None: the driver writes UNKNOWN, or a sentence, if it has none."""
     words = modes(text)
     return words[0] if len(words) == 1 and words[0] != "UNKNOWN" else None
 
 
 def gfx_name(version: int | None) -> str | None:
-    """90402 → gfx942; minor and stepping are hexadecimal digits."""
+    """Return gfx942 for 90402; minor and stepping are hexadecimal digits."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
 
 
 def location(bdf: str) -> tuple[int, int] | None:
-    """(domain, bus and device) of a PCI address, as KFD numbers them: bus << 8 | device << 3."""
+    """Return (domain, bus and device) of a PCI address as KFD numbers them: bus << 8 | device << 3."""
     try:
         domain, bus, rest = bdf.split(":")
         return int(domain, 16), int(bus, 16) << 8 | int(rest.split(".")[0], 16) << 3
@@ -632,7 +632,7 @@ def location(bdf: str) -> tuple[int, int] | None:
 
 
 def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """KFD's GPU nodes, by the location of the GPU they belong to."""
+    """Return KFD's GPU nodes, by the location of their GPU."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     top = "/sys/class/kfd/kfd/topology/nodes"
     for name in source.names(top):
@@ -650,7 +650,7 @@ def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]
             heap = pairs(source.text(f"{node}/mem_banks/{bank}/properties"))
             if heap.get("heap_type") in ("1", "2"):  # the GPU's own memory, visible to the host or not
                 memory += integer(heap.get("size_in_bytes")) or 0
-        # Newer drivers have the partition's number in bits 31:28, others in place of the PCI function.
+        # Newer drivers put the partition's number into bits 31:28, others into the PCI function.
         found.setdefault((integer(values.get("domain")) or 0, place & 0xFFF8), []).append({
             "id": place >> 28 & 0xF or place & 7,
             "render_node": f"renderD{minor}" if minor else None,
@@ -667,7 +667,7 @@ def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]
 
 
 def read_gpus(source: Source) -> list[dict[str, Any]]:
-    """GPUs of the amdgpu driver in PCI order, each with its partitions.
+    """Return the GPUs of the amdgpu driver in PCI order, each with its partitions.
 
     Render nodes of partitions beyond the first belong to a platform device, which has no vendor file.
     """
@@ -684,7 +684,7 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
             source.problem(device, f"not a PCI address: {bdf!r}")
             continue
         parts = sorted(nodes.get(place, []), key=lambda part: (part["id"], part["kfd_node"]))
-        if len({part["id"] for part in parts}) < len(parts):  # a driver that does not number them
+        if len({part["id"] for part in parts}) < len(parts):  # the driver does not number them
             parts = sorted(parts, key=lambda part: part["render_minor"] or 0)
             for number, part in enumerate(parts):
                 part["id"] = number
@@ -719,12 +719,12 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
 
 
 def kfd_processes(source: Source) -> list[int]:
-    """Processes that KFD knows: any of them makes the driver refuse a change as busy."""
+    """Return the processes known to KFD: any of them makes the driver refuse a change as busy."""
     return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())
 
 
 def cpu_set(text: str | None) -> set[int]:
-    """ "0-3,8" → {0, 1, 2, 3, 8}."""
+    """Return {0, 1, 2, 3, 8} for "0-3,8"."""
     found: set[int] = set()
     for part in (text or "").split(","):
         first, _, last = part.partition("-")
@@ -734,7 +734,7 @@ def cpu_set(text: str | None) -> set[int]:
 
 
 def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
-    """Model, sockets and threads. One file per socket is read, not one per CPU."""
+    """Return model, sockets and threads. This reads one file per socket, not one per CPU."""
     top = "/sys/devices/system/cpu"
     online = cpu_set(source.text(f"{top}/online"))
     sockets, left = 0, set(online)
@@ -751,14 +751,14 @@ def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
 
 
 def kib(values: dict[str, str], key: str) -> int | None:
-    """A field of a meminfo file, in bytes."""
+    """Return a field of a meminfo file in bytes."""
     words = values.get(key, "").split()
     number = integer(words[0]) if words else None
     return number * 1024 if number is not None else None
 
 
 def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
-    """NUMA nodes with their CPUs and memory."""
+    """Return the NUMA nodes with their CPUs and memory."""
     top = "/sys/devices/system/node"
     found = []
     names = [name[4:] for name in source.names(top) if name.startswith("node")]
@@ -773,7 +773,7 @@ def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
 
 
 def read_device_gids(source: Source) -> dict[str, int | None]:
-    """Groups to give to a container, by number: names mean other groups inside an image."""
+    """Return the groups that a container needs, by number: inside an image, the names mean other groups."""
     groups = [line.split(":") for line in (source.text("/etc/group") or "").splitlines()]
     gids: dict[str, int | None] = {"kfd": None, "render": None, "video": None}
     gids.update({group[0]: integer(group[2]) for group in groups if len(group) > 2 and group[0] in gids})
@@ -791,11 +791,11 @@ def read_device_gids(source: Source) -> dict[str, int | None]:
 
 
 SUPERVISOR_STATES = ("waiting", "starting", "running", "stopping", "gave_up")
-SUPERVISOR_BYTES = 65536  # its file has a few thousand
+SUPERVISOR_BYTES = 65536  # the supervisor writes a few thousand
 
 
 def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
-    """What the program around an instance's vLLM says of itself; None when it says nothing that can be read."""
+    """Return what the supervisor around an instance's vLLM reports; None if it is unreadable or missing."""
     try:
         data = supervisor_file(cache_dir) or {}
         failures = data["failures"]
@@ -812,9 +812,9 @@ def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
 
 
 def supervisor_file(cache_dir: str) -> dict[str, Any] | None:
-    """The supervisor's state.json as it is; None when there is none that can be read.
+    """Return the supervisor's state.json unchanged; None if it is unreadable or missing.
 
-    The container's root writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
+    The container's root user writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     opened: list[int] = []
@@ -834,7 +834,7 @@ def supervisor_file(cache_dir: str) -> dict[str, Any] | None:
 
 
 def told_failure(item: dict[str, Any]) -> dict[str, str]:
-    """Of a failure, what people want to know; another rank's says which it was."""
+    """Return the parts of a failure to display; for another rank's failure, name that rank."""
     found = {key: printable(item[key]) for key in ("kind", "line", "next_step")}
     if "host" in item:
         found["line"] = printable(
@@ -845,7 +845,7 @@ def told_failure(item: dict[str, Any]) -> dict[str, str]:
 
 
 def printable(value: Any) -> str:
-    """A text of unknown origin in one line, not too long."""
+    """Return a text of unknown origin as one line of limited length."""
     return "".join(char if char.isprintable() else " " for char in str(value)[:800])
 
 
@@ -853,10 +853,10 @@ ARTEFACT_FILES = ("serve.sh", "env", "container.json")
 
 
 def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
-    """(hash of an instance's files, None when one is missing; {file name: sha256 of its text}).
+    """Return (hash of an instance's files, None if one is missing; {file name: sha256 of its text}).
 
-    The hash is the sha256 over canonical JSON of {file name: text}, as hashing.spec_hash has it; hashlib is imported
-    only where there is something to hash.
+    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash; hashlib is imported only
+    if there is something to hash.
     """
     import hashlib
 
@@ -875,7 +875,7 @@ def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
 def read_instances(
     source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Containers of instances with what only an inspection tells: start, exit code, restarts."""
+    """Return the instances' containers with the details that need an inspection: start, exit code, restarts."""
     found = []
     pending = [(entry, Request(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
     for entry, request in pending:
@@ -912,7 +912,7 @@ def read_instances(
 
 
 def ready_container(state_dir: str, name: str) -> str | None:
-    """The container of an instance that has generated tokens since it was started, as vllm_server noted it."""
+    """Return the container of an instance that has generated tokens since its start, as recorded by vllm_server."""
     try:
         with open(os.path.join(state_dir, "instances", name, "ready"), encoding="utf-8") as file:
             return file.read().strip()
@@ -921,7 +921,7 @@ def ready_container(state_dir: str, name: str) -> str | None:
 
 
 def read_instance_key(state_dir: str) -> str | None:
-    """The mark of the key that instances answer to, as common/instance_key.py makes it; None when there is none."""
+    """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
     import hashlib
 
     try:
@@ -932,7 +932,7 @@ def read_instance_key(state_dir: str) -> str | None:
     return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
 
 
-# Messages of rtnetlink(7). One name a line: ansible-doc warns of others in a module.
+# Messages of rtnetlink(7). One name per line: ansible-doc warns about others in a module.
 GET_ADDRESSES = 22
 NEW_ADDRESS = 20
 DONE = 3
@@ -940,12 +940,15 @@ DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 IFA_ADDRESS = 1
 IFA_LOCAL = 2
 LINK_SCOPE = 253  # and above: link and host
-GIDS = 16  # entries of a port's table that are looked at; a RoCE port has two per address, and often 256
+GIDS = 16  # entries of a port's table to check; a RoCE port has two per address, and often 256
 MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address as a GID
 
 
 def read_interfaces(source: Source) -> list[dict[str, Any]]:
-    """Interfaces with addresses that other hosts may reach. A captured tree has none: they are the kernel's alone."""
+    """Return interfaces with addresses that other hosts may reach.
+
+    Only the kernel knows them, so there are none in a captured tree.
+    """
     addresses: dict[str, list[str]] = {}
     if not source.root:
         for index, address in kernel_addresses():
@@ -955,7 +958,7 @@ def read_interfaces(source: Source) -> list[dict[str, Any]]:
         device = f"/sys/class/net/{name}"
         own = addresses.get(source.text(f"{device}/ifindex") or "")
         if own:
-            speed = integer(source.peek(f"{device}/speed"))  # refused, or -1, where there is none
+            speed = integer(source.peek(f"{device}/speed"))  # missing speeds are refused or -1
             found.append({
                 "name": name,
                 "addresses": own,
@@ -967,7 +970,7 @@ def read_interfaces(source: Source) -> list[dict[str, Any]]:
 
 
 def kernel_addresses() -> list[tuple[str, str]]:
-    """(index of the interface, address) of all global addresses, asked by netlink: no program, one round trip."""
+    """Return (interface index, address) of all global addresses, by netlink: no program, one round trip."""
     import _socket
 
     request = (24).to_bytes(4, sys.byteorder) + GET_ADDRESSES.to_bytes(2, sys.byteorder)
@@ -986,7 +989,7 @@ def kernel_addresses() -> list[tuple[str, str]]:
 
 
 def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
-    """The addresses in a part of a netlink dump, and whether it was the last part."""
+    """Return the addresses in a part of a netlink dump, and whether it was the last part."""
     import _socket
 
     def number(place: int, size: int) -> int:
@@ -1005,7 +1008,7 @@ def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
             size = max(4, number(at, 2))
             attributes[number(at + 2, 2)] = data[at + 4 : at + size]
             at += (size + 3) & ~3
-        # Of a point-to-point link, IFA_ADDRESS is the other end.
+        # On a point-to-point link, IFA_ADDRESS is the peer.
         address = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
         if address and scope < LINK_SCOPE:
             found.append((str(index), _socket.inet_ntop(family, address)))
@@ -1014,7 +1017,7 @@ def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
 
 
 def read_rdma(source: Source) -> list[dict[str, Any]]:
-    """Ports of the RDMA devices."""
+    """Return the ports of the RDMA devices."""
     found = []
     top = "/sys/class/infiniband"
     for name in source.names(top):
@@ -1037,9 +1040,9 @@ def read_rdma(source: Source) -> list[dict[str, Any]]:
 
 
 def roce_gid(source: Source, port: str) -> int | None:
-    """The index of a port's first GID that is RoCE v2 with an IPv4 address; None when it has none."""
+    """Return the index of a port's first GID that is RoCE v2 with an IPv4 address; None if there is none."""
     for index in range(GIDS):
-        # Entries that are not used are refused.
+        # Drivers refuse to read unused entries.
         if source.peek(f"{port}/gid_attrs/types/{index}") == "RoCE v2":
             gid = source.peek(f"{port}/gids/{index}") or ""
             if gid.startswith(MAPPED) and gid != f"{MAPPED}0000:0000":
@@ -1048,7 +1051,7 @@ def roce_gid(source: Source, port: str) -> int | None:
 
 
 def size_of(directory: str) -> int:
-    """Bytes of a directory's files. Files may go meanwhile: a download renames them."""
+    """Return the bytes of a directory's files. Files may vanish at any time: a download renames them."""
     size = 0
     for name in listing(directory):
         try:
@@ -1059,7 +1062,7 @@ def size_of(directory: str) -> int:
 
 
 def read_model(path: str, cache_dir: str) -> dict[str, Any]:
-    """Check one marker's files by their sizes. Raises OSError, ValueError, KeyError for a broken marker."""
+    """Check one marker's files by their sizes. Raise OSError, ValueError or KeyError for a broken marker."""
     with open(path, encoding="utf-8") as file:
         marker = json.load(file)
     snapshot = os.path.join(os.path.dirname(os.path.dirname(path)), "snapshots", marker["commit"])
@@ -1082,7 +1085,7 @@ def read_model(path: str, cache_dir: str) -> dict[str, Any]:
 
 
 def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[Any]]:
-    """(weights with a marker, repositories without one and what they hold so far) of every cache."""
+    """Return (weights with a marker, repositories without one and what they contain so far) of every cache."""
     models: list[dict[str, Any]] = []
     fetching: list[dict[str, Any]] = []
     for cache_dir in cache_dirs:
@@ -1104,7 +1107,7 @@ def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[
 
 
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
-    """Space for each path, on the file system of its nearest existing parent."""
+    """Return the space for each path, on the file system of its nearest existing parent."""
     found = []
     for path in dict.fromkeys(paths):
         place = path
@@ -1128,10 +1131,10 @@ SYSCTL_DIRS = tuple(f"{top}/sysctl.d" for top in ("/etc", "/run", "/usr/local/li
 
 
 def sysctl_settings(source: Source, key: str) -> list[tuple[str, int, str]]:
-    """(file, line number, value) of every setting of `key`, in the order in which a boot applies them.
+    """Return (file, line number, value) of every setting of `key`, in the order in which a boot applies them.
 
-    The rule of sysctl --system and systemd-sysctl: files of all directories sorted by name, of equal names
-    only the first directory's file counts, /etc/sysctl.conf comes last; the last setting wins.
+    The rule is that of sysctl --system and systemd-sysctl: files of all directories are sorted by name, and of equal
+    names only the first directory's file counts. /etc/sysctl.conf comes last, and the last setting wins.
     """
     files: dict[str, str] = {}
     for directory in SYSCTL_DIRS:
@@ -1148,7 +1151,7 @@ def sysctl_settings(source: Source, key: str) -> list[tuple[str, int, str]]:
 
 
 def sysctl_value(line: str, key: str) -> str | None:
-    """The value that a line of a sysctl file gives to `key`, or None."""
+    """Return the value that a line of a sysctl file gives to `key`, or None."""
     name, equals, value = line.strip().partition("=")
     if not equals or name.startswith(("#", ";")):
         return None
@@ -1156,7 +1159,7 @@ def sysctl_value(line: str, key: str) -> str | None:
 
 
 def read_numa_balancing(source: Source, cmdline: list[str]) -> dict[str, Any]:
-    """Automatic NUMA balancing now and after the next boot."""
+    """Return automatic NUMA balancing now and after the next boot."""
     settings = sysctl_settings(source, "kernel.numa_balancing")
     persisted: int | None = None
     path: str | None = None
@@ -1191,7 +1194,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
 
     release = pairs((source.text("/etc/os-release") or "").replace('"', ""), "=")
     cmdline = (source.text("/proc/cmdline") or "").split()
-    # The first CPU's block tells all we need; the whole file takes the kernel long on hundreds of CPUs.
+    # The first CPU's block is enough; on hundreds of CPUs the kernel is slow to produce the whole file.
     cpuinfo = pairs((source.text("/proc/cpuinfo", 8192) or "").split("\n\n", maxsplit=1)[0], ":")
     flags = cpuinfo.get("flags")
     system = os.uname()
@@ -1250,7 +1253,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_args(given: Any) -> dict[str, Any]:
-    """Fill in defaults. Raises ValueError that names the argument and the fix."""
+    """Return the arguments with defaults filled in. Raise ValueError that names the argument and the fix."""
     if not isinstance(given, dict):
         raise ValueError("node_state: arguments must be a map.")
     args: dict[str, Any] = dict(DEFAULTS)
