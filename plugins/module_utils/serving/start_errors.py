@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the Docker engine does not create or start an instance's container, and what to do about it. Pure."""
+"""Explain why Docker cannot create or start an instance's container, and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_DEVICE = (
 
 
 def explain_refusal(message: str, server: Server) -> tuple[str, str]:
-    """(kind, next step) of a container that the engine does not create or start."""
+    """Return (kind, next step) for a container that Docker cannot create or start."""
     image = server.body.get("Image")
     known = (
         ("No such image", "image_missing", f"Bring the image {image} first: run the vllm_image role."),
