@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read everything the planner needs to know of a node.
+"""Read all facts that the planner needs about a node.
 
 This is sent to every host in every run, so it is one script that imports next to nothing: Ansible puts the arguments
 into ARGUMENTS below and pipes the text into Python, without unpacking its module framework. Data are plain dictionaries
-here, as importing dataclasses costs more than all the reading.
+here, because importing dataclasses costs more than all the reading.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def main() -> None:
             with open(sys.argv[1], encoding="utf-8") as file:
                 text = file.read()
         result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
-    except Exception as error:  # a module's only channel is its result
+    except Exception as error:  # a module can report only through its result
         result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
     print(json.dumps(result))
 
