@@ -6,10 +6,10 @@ from __future__ import annotations
 STATE_DIR = "/etc/instinct-fleet"
 DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
-# The journal of a partition change in progress; node_state checks for it.
+# The journal of a partition change in progress, which node_state reads.
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
 KEYS_DIR = STATE_DIR + "/keys"
-# The boot unit's program and record, which restore partition modes at boot: a directory that only root can read.
+# The boot unit's record and program, in a directory of root's.
 PARTITION_RECORD = DATA_DIR + "/partition/modes.json"
 PARTITION_PROGRAM = DATA_DIR + "/partition/restore.pyz"
 BALANCER_DIR = STATE_DIR + "/balancer"

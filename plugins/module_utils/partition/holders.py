@@ -194,13 +194,13 @@ def foreign(found: Sequence[Holder]) -> list[Holder]:
 
 
 def foreign_message(found: Sequence[Holder]) -> str:
-    """Return a message that names the processes in the way, and the next step."""
+    """Say which processes are in the way, and the next step."""
     names = "; ".join(holder.name for holder in found)
     return f"The GPUs are held by what this toolkit does not stop: {names}. Stop it and run again."
 
 
 def busy_message(message: str, found: Sequence[Holder], attempts: int) -> str:
-    """Return a message that names the processes that keep the GPUs busy, and the next step."""
+    """Say which processes keep the GPUs busy, and the next step."""
     tries = f"after {attempts} attempts" if attempts > 1 else "at the only attempt"
     if found:
         names = "; ".join(holder.name for holder in found)

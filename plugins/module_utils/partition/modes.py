@@ -58,7 +58,7 @@ class Driver(Protocol):
         """Return the GPUs' present state."""
 
     def holders(self) -> list[Holder]:
-        """Return the processes that hold the GPUs."""
+        """Return the processes that hold the GPUs, with their services."""
 
     def loaded(self, module: str) -> bool:
         """Return whether a kernel module is loaded."""

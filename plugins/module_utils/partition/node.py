@@ -32,7 +32,7 @@ CDI_SPECS = ("/etc/cdi/amd.json", "/var/run/cdi/amd.json")
 
 
 class Node(GpuFiles):
-    """The machine: its files under `root`, its programs, its clock."""
+    """The machine: its files under `root`, its programs, its clock. Implements request.Machine, which explains it."""
 
     def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
         super().__init__(root)
@@ -41,36 +41,28 @@ class Node(GpuFiles):
     # ---- reading ---------------------------------------------------------------------------------------
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
-        """Return (paths of the management tools, ROCm's release)."""
         rocm = read_rocm(self.source)
         return dict(rocm["tools"]), rocm["version"]
 
     def virtual(self) -> bool:
-        """Return whether the CPU reports a hypervisor."""
         return "hypervisor" in (self.source.text("/proc/cpuinfo", 8192) or "").split()
 
     def loaded(self, module: str) -> bool:
-        """Return whether a kernel module is loaded."""
         return self.source.exists(f"/sys/module/{module}")
 
     def module_users(self) -> int:
-        """Return amdgpu's reference count."""
         return self.source.number("/sys/module/amdgpu/refcnt") or 0
 
     def euid(self) -> int:
-        """Return the effective user id of this process."""
         return os.geteuid()
 
     def now(self) -> float:
-        """Return the seconds of a monotonic clock."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep."""
         time.sleep(seconds)
 
     def holders(self) -> list[Holder]:
-        """Return the processes that hold the GPUs, with their services."""
         return partition_holders.holders(self.source, self._inspect)
 
     def _inspect(self, container: str) -> Mapping[str, Any] | None:
@@ -83,7 +75,6 @@ class Node(GpuFiles):
     # ---- acting ----------------------------------------------------------------------------------------
 
     def run(self, command: Command, timeout: float) -> Ran:
-        """Run a program. Raise PartitionError if it does not start, or does not end in time."""
         name = command.argv[0]
         program = self.path(name) if name.startswith("/") else self._find(name) or name
         try:
@@ -115,7 +106,6 @@ class Node(GpuFiles):
         return next((path for path in paths if os.path.exists(path)), None)
 
     def write(self, step: Write) -> None:
-        """Write a mode. Raise OSError with the driver's errno."""
         fd = os.open(self.path(step.path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, step.value.encode())
@@ -125,7 +115,6 @@ class Node(GpuFiles):
     # ---- services --------------------------------------------------------------------------------------
 
     def alive(self, service: Service) -> bool:
-        """Return whether a service runs."""
         if service.kind == "unit":
             return service.name in self._active([service.name])
         try:
@@ -135,7 +124,6 @@ class Node(GpuFiles):
         return container is not None and container["State"]["Status"] in ALIVE
 
     def monitors(self) -> list[Service]:
-        """Return the known monitors that run as systemd units."""
         return [Service("unit", name) for name in self._active(MONITOR_UNITS)]
 
     def _active(self, names: Sequence[str]) -> list[str]:
@@ -147,7 +135,6 @@ class Node(GpuFiles):
         return [name for name, state in zip(names, states) if state in ("active", "activating", "reloading")]
 
     def stop(self, wanted: Sequence[Service]) -> list[str]:
-        """Stop services gracefully, containers in parallel, then units. Return warnings."""
         containers = [service for service in wanted if service.kind != "unit"]
         warnings: list[str] = []
         if containers:
@@ -170,7 +157,6 @@ class Node(GpuFiles):
             return f"{service.name}: {error}"
 
     def start(self, service: Service) -> None:
-        """Start a service. Raise PartitionError if it does not start."""
         if service.kind == "unit":
             ran = self.run(Command(("systemctl", "start", service.name)), SERVICE_TIMEOUT)
             if ran.code:
@@ -182,10 +168,6 @@ class Node(GpuFiles):
             raise PartitionError(str(error)) from None
 
     def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
-        """Rewrite existing Container Device Interface specs; return (commands run, warnings).
-
-        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
-        """
         specs = [path for path in CDI_SPECS if self.source.exists(path)]
         if specs and not self._find("amd-ctk"):
             return [], [
@@ -205,11 +187,9 @@ class Node(GpuFiles):
     # ---- the journal -----------------------------------------------------------------------------------
 
     def load_journal(self) -> Journal | None:
-        """Return the journal of an interrupted change."""
         return partition_journal.load(self.path(PARTITION_JOURNAL))
 
     def save_journal(self, journal: Journal) -> None:
-        """Write the journal to disk. Raise PartitionError if that fails."""
         try:
             partition_journal.save(self.path(PARTITION_JOURNAL), journal)
         except OSError as error:
@@ -218,5 +198,4 @@ class Node(GpuFiles):
             ) from None
 
     def drop_journal(self) -> None:
-        """Remove the journal."""
         partition_journal.drop(self.path(PARTITION_JOURNAL))

@@ -71,19 +71,22 @@ class Machine(Driver, Protocol):
         """Return the known monitors that run as systemd units."""
 
     def stop(self, wanted: Sequence[Service]) -> list[str]:
-        """Stop services gracefully, in parallel. Return warnings."""
+        """Stop services gracefully, containers in parallel, then units. Return warnings."""
 
     def start(self, service: Service) -> None:
         """Start a service. Raise PartitionError if it does not start."""
 
     def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
-        """Rewrite existing Container Device Interface specs; return (commands run, warnings)."""
+        """Rewrite existing Container Device Interface specs; return (commands run, warnings).
+
+        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
+        """
 
     def load_journal(self) -> Journal | None:
         """Return the journal of an interrupted change."""
 
     def save_journal(self, journal: Journal) -> None:
-        """Write the journal to disk."""
+        """Write the journal to disk. Raise PartitionError if that fails."""
 
     def drop_journal(self) -> None:
         """Remove the journal."""

@@ -219,7 +219,7 @@ class Transaction:
         return " ".join(text for text in told if text)
 
     def stuck(self, reason: str) -> str:
-        """Describe a node that could be neither changed nor restored: the facts that an operator needs."""
+        """Describe a node that could be neither changed nor restored."""
         gpus = self.node.gpus()
         wrong = [
             f"{gpu.name} is {gpu.mode or 'unreadable'}, was {self.earlier.compute[gpu.index]}"
