@@ -73,7 +73,7 @@ def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
     repo = str(build["repo"])
     if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", repo):
         raise NodeError(
-            "build.repo holds a password. Take it out, and give git a credential helper on the node instead."
+            "build.repo contains a password. Remove it, and configure a git credential helper on the node instead."
         )
     args = build.get("args") or {}
     if not isinstance(args, Mapping):
@@ -93,7 +93,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
     for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
         if shutil.which(tool) is None:
             raise NodeError(
-                f"Building {plan.tag} needs the command {tool} on the node, and it is not there. Install "
+                f"Building {plan.tag} needs the command {tool}, which is not installed on the node. Install "
                 f"{package}, or use an image from a registry (image: instead of build:)."
             )
     source = plan.source_dir(data_dir)
@@ -206,4 +206,4 @@ def decisive(lines: Sequence[str]) -> str:
     # docker's closing lines ("… did not complete successfully") only repeat that a step failed.
     own = [line for line in speaking if not _REPEATS.search(line)]
     last = [line for line in lines if line.strip()][-1:]
-    return ((own or speaking or last or ["it said nothing"])[-1]).strip()
+    return ((own or speaking or last or ["it printed nothing"])[-1]).strip()

@@ -204,8 +204,7 @@ def _pull(engine: Engine, want: Wanted) -> None:
             pass
     except (EngineUnavailable, EngineTimeout) as error:
         raise NodeError(
-            f"Pull of {want.pulled} was cut off: {error} Layers already complete are kept: run again to go "
-            "on."
+            f"The pull of {want.pulled} was interrupted: {error} Complete layers are kept: run again to resume."
         ) from error
     except EngineError as error:
         raise NodeError(explain_pull(str(error), want)) from error
@@ -235,8 +234,8 @@ def explain_pull(message: str, want: Wanted) -> str:
     known: tuple[tuple[str, str], ...] = (
         (
             r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
-            f"registry {registry} speaks plain HTTP, and this node's engine insists on TLS. insecure in "
-            "vllm_image_registries is for the control node alone; each node's engine has to be told too: add "
+            f"registry {registry} speaks plain HTTP, and this node's Docker requires TLS. insecure in "
+            "vllm_image_registries is for the control node alone, so configure each node's Docker as well: add "
             f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json (a file with only that is '
             f'{{"insecure-registries": ["{registry}"]}}), run systemctl reload docker, which stops no container, '
             "and run again. Better, give the registry a certificate.",
@@ -268,7 +267,7 @@ def explain_pull(message: str, want: Wanted) -> str:
                 "vllm_image_registries (name, password, the account's rights); a wrong repository name "
                 "gives the same answer."
                 if want.auth
-                else f"registry {registry} wants a login, or has no such repository. Check the name; for a "
+                else f"registry {registry} requires a login, or has no such repository. Check the name; for a "
                 "private repository set vllm_image_registries with username and password."
             ),
         ),
@@ -282,8 +281,7 @@ def explain_pull(message: str, want: Wanted) -> str:
             r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
             r"|temporary failure",
             f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, "
-            "and the engine's proxy (systemctl show docker -p Environment); run again to go on where it "
-            "stopped.",
+            "and Docker's proxy (systemctl show docker -p Environment); run again to resume.",
         ),
         (r"invalid reference format", "that is not a valid image reference."),
     )

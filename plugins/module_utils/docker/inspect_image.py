@@ -41,7 +41,7 @@ def container_of(name: str) -> str:
 
 def request_of(name: str) -> str:
     """Return the description of the probe for the list of actions."""
-    return f"POST /containers/create?name={container_of(name)} (ask {name} what is in it)"
+    return f"POST /containers/create?name={container_of(name)} (probe {name})"
 
 
 def known(image_id: str) -> ImageSoftware | None:
@@ -67,20 +67,17 @@ def ask(engine: Engine, name: str, image_id: str, program: str) -> ImageSoftware
         log = engine.logs(container)
     except NotFound as error:
         raise NodeError(
-            f"Image {name}, or the container that asked it, was removed meanwhile. Run again.", changed=True
+            f"Image {name}, or the container that probed it, was removed in the meantime. Run again.",
+            changed=True,
         ) from error
     except EngineError as error:
-        raise NodeError(f"Image {name} cannot be asked what is in it: {error}", changed=True) from error
+        raise NodeError(f"Image {name} cannot be probed: {error}", changed=True) from error
     finally:
         _remove(engine, container)
     if code is None or code > SIGNALS:
-        why = (
-            f"did not say within {TIMEOUT:.0f} s"
-            if code is None
-            else f"was killed (exit code {code}) before it said"
-        )
+        why = f"did not finish within {TIMEOUT:.0f} s" if code is None else f"was killed (exit code {code})"
         raise NodeError(
-            f"Image {name} {why} what is in it. Look at the node's load, memory and disk, and run again.",
+            f"The probe of image {name} {why}. Check the node's load, memory and disk, and run again.",
             changed=True,
             log=tail(log),
         )
@@ -116,10 +113,7 @@ def container_body(image_id: str, program: str) -> Json:
 
 def unanswered(name: str) -> str:
     """Return the warning for an image in which no vLLM was found."""
-    return (
-        f"Image {name} was asked what is in it, and no vLLM was found. If it has one, say which in the deployment's "
-        "vllm_version."
-    )
+    return f"No vLLM was found in image {name}. If it has one, set vllm_version in the deployment."
 
 
 def parse_answer(log: str) -> ImageSoftware:
