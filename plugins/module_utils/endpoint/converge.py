@@ -234,7 +234,7 @@ class _Change:
         if code:
             lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
             raise NodeError(
-                f"HAProxy refuses the configuration; what runs was not touched. It says: {' | '.join(lines[:6])}"
+                f"HAProxy rejects the configuration; the running one stays in use. It reports: {' | '.join(lines[:6])}"
             )
 
     def _apply(
@@ -332,7 +332,7 @@ class _Change:
         code, said = self.run(["systemctl", *words])
         if code:
             last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
-            raise NodeError(f"systemctl {' '.join(words)} failed: {last} Look at journalctl -u {SERVICE}.")
+            raise NodeError(f"systemctl {' '.join(words)} failed: {last} See journalctl -u {SERVICE}.")
 
     def _read_back(self) -> None:
         end = time.monotonic() + READ_BACK_SECONDS
@@ -340,7 +340,7 @@ class _Change:
             if time.monotonic() > end:
                 raise NodeError(
                     f"HAProxy does not run with the new configuration after {READ_BACK_SECONDS:.0f} s. "
-                    f"journalctl -u {SERVICE} says why; what ran before goes on."
+                    f"journalctl -u {SERVICE} shows why; the previous configuration stays in use."
                 )
             time.sleep(0.1)
 

@@ -107,7 +107,7 @@ def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
         and all(value is None or server[key] == value for key, value in wanted.items())
     )
     if not found and not optional:
-        raise NodeError(f"No server of the load balancer is meant. It has: {', '.join(servers) or 'none'}.")
+        raise NodeError(f"No load balancer server matches. Servers: {', '.join(servers) or 'none'}.")
     return found
 
 
@@ -117,7 +117,7 @@ def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
     unknown = sorted(set(wish.names) - set(places))
     if unknown:
         raise NodeError(
-            f"The load balancer has no server {', '.join(unknown)}. It has: {', '.join(sorted(places)) or 'none'}."
+            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(places)) or 'none'}."
         )
     if not check:
         make_private(balancer.state)
@@ -136,8 +136,8 @@ def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
     if late and wish.state == "ready":
         texts = ", ".join(f"{item['name']} ({item['check']})" for item in late)
         raise NodeError(
-            f"Not taken in after {wish.wait:.0f} s: {texts}. An instance is in when its /health answers and it has "
-            "generated tokens; its log on its host says more.",
+            f"Not in service after {wish.wait:.0f} s: {texts}. An instance enters service once its /health answers and "
+            "it has generated tokens. See docker logs instinct-<instance> on its host.",
             **result,
         )
     result["warnings"] = [

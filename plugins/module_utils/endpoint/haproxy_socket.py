@@ -63,7 +63,7 @@ class Haproxy:
                     parts.append(part)
             except OSError as error:
                 raise NoHaproxy(
-                    f"HAProxy does not answer at {self.path} ({error.strerror or error}). Look at "
+                    f"HAProxy does not answer at {self.path} ({error.strerror or error}). Check "
                     "systemctl status instinct-balancer, and run site.yml again."
                 ) from error
 
@@ -84,7 +84,7 @@ class Haproxy:
         if not text.strip():
             raise NoHaproxy(
                 f"HAProxy hung up at {self.path} without an answer to {command!r}: it was stopped or reloaded. "
-                "Look at systemctl status instinct-balancer, and run again."
+                "Check systemctl status instinct-balancer, and run again."
             )
         return text
 

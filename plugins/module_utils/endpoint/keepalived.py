@@ -87,7 +87,7 @@ class Keeper:
         if code:
             words = " | ".join(said.splitlines()[:6])
             raise NodeError(
-                f"keepalived refuses the configuration; what runs was not touched. It says: {words}"
+                f"keepalived rejects the configuration; the running one stays in use. It reports: {words}"
             )
 
     def do(self, step: str) -> None:
@@ -103,6 +103,6 @@ class Keeper:
             if time.monotonic() > end:
                 raise NodeError(
                     f"keepalived does not run {START_SECONDS:.0f} s after its {step}, so that the virtual address is "
-                    f"not on this host. journalctl -u {SERVICE} says why."
+                    f"not on this host. journalctl -u {SERVICE} shows why."
                 )
             time.sleep(0.1)
