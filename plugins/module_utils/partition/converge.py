@@ -42,10 +42,10 @@ def change(node: Machine, request: Request, check: bool) -> Outcome:
         try:
             outcome = None if check else _take_back(node, request)
         except PartitionError as error:
-            raise NodeError(f"{refusal} The change that was cut off earlier stays open: {error}") from None
+            raise NodeError(f"{refusal} The earlier, interrupted change is still open: {error}") from None
         if outcome is None:
             raise NodeError(str(refusal)) from None
-        what = outcome.error or "The change that was cut off earlier was taken back."
+        what = outcome.error or "The earlier, interrupted change was undone."
         return replace(outcome, error=f"{refusal} {what}")
 
 

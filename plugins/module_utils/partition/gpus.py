@@ -164,8 +164,8 @@ def same_gpus(before: Sequence[Gpu], now: Sequence[Gpu]) -> None:
     gone = [gpu for gpu in before if gpu.bdf not in there]
     if gone or len(now) != len(before):
         raise PartitionError(
-            f"The list of GPUs changed meanwhile: {named(gone) or 'one'} is "
-            f"{'gone' if gone else 'new'}. Look at dmesg | grep amdgpu before anything else."
+            f"The list of GPUs changed in the meantime: {named(gone) or 'one'} is "
+            f"{'gone' if gone else 'new'}. Check dmesg | grep amdgpu before anything else."
         )
 
 

@@ -196,7 +196,7 @@ def foreign(found: Sequence[Holder]) -> list[Holder]:
 def foreign_message(found: Sequence[Holder]) -> str:
     """Say which processes are in the way, and the next step."""
     names = "; ".join(holder.name for holder in found)
-    return f"The GPUs are held by what this toolkit does not stop: {names}. Stop it and run again."
+    return f"These processes use the GPUs, and instinct-fleet does not stop them: {names}. Stop them and run again."
 
 
 def busy_message(message: str, found: Sequence[Holder], attempts: int) -> str:

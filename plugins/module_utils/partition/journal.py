@@ -21,9 +21,9 @@ from .holders import Service
 SCHEMA = 1
 STEPS = ("drain", "wait", "set", "verify", "restore", "undo")
 ABOUT = (
-    "A change of this node's GPU partition modes that is under way, or was cut off. playbooks/partition.yml "
-    "finishes it; the module rocm_partition without compute and memory takes it back. `before` is what the GPUs "
-    "were in, by PCI address; `stopped` is what was stopped for it and is still to be started again."
+    "A change of this node's GPU partition modes that is in progress or was interrupted. playbooks/partition.yml "
+    "finishes it; the module rocm_partition without compute and memory undoes it. `before`: the earlier modes, by "
+    "PCI address; `stopped`: services that were stopped for it and must be started again."
 )
 
 

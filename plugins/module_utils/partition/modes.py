@@ -140,7 +140,7 @@ class Modes:
             judgement = self.patiently(backend, mode, wanted, last=not following)
             if judgement.verdict == DONE:
                 if judgement.message:
-                    self.warnings.append(f"{backend} set the mode, but said: {judgement.message}")
+                    self.warnings.append(f"{backend} set the mode, but reported: {judgement.message}")
                 return
             if judgement.verdict != BROKEN:
                 raise PartitionError(
@@ -179,7 +179,7 @@ class Modes:
         untouched = {gpu.index: gpu.mode for gpu in before if gpu.mode and gpu.index not in wanted}
         strays = differing(gpus, untouched) if kind == "compute" else ()
         if strays:
-            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which it was not told to")
+            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which was not requested")
         left = self.left(gpus, mode, wanted)
         if not left:
             return Judgement(DONE, "; ".join(result.failure[1] for result in results if result.failure))

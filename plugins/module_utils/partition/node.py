@@ -171,7 +171,7 @@ class Node(GpuFiles):
         specs = [path for path in CDI_SPECS if self.source.exists(path)]
         if specs and not self._find("amd-ctk"):
             return [], [
-                f"{', '.join(specs)} lists the old devices, and there is no amd-ctk to write it anew."
+                f"{', '.join(specs)} lists the old devices, and amd-ctk is not installed to regenerate it."
             ]
         commands = [Command(("amd-ctk", "cdi", "generate", f"--output={path}")) for path in specs]
         warnings = []

@@ -82,7 +82,7 @@ def rocm_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
             continue  # details about the line before it
         verdict = known.get(message, BROKEN)
         if device in verdicts and verdicts[device][0] != verdict:
-            return SetResult({}, (BROKEN, f"rocm-smi said two things about device {device}"))
+            return SetResult({}, (BROKEN, f"rocm-smi gave two answers for device {device}"))
         verdicts[device] = (verdict, message)
     return SetResult(verdicts, None if verdicts else (BROKEN, "rocm-smi named no device"))
 

@@ -232,5 +232,5 @@ class Transaction:
             f"Could not set back: {reason.rstrip('.')}. "
             + (f"{'; '.join(wrong)}. " if wrong else "")
             + (f"Still stopped: {stopped}. " if stopped else "")
-            + "Run again when that is mended: it goes on from here."
+            + "Fix the cause and run again; the change continues from here."
         )

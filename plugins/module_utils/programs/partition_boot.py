@@ -45,7 +45,7 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
     try:
         if node.load_journal() is not None:
             return False, [
-                "A change of partition modes was cut off here; playbooks/partition.yml finishes it. Nothing was done."
+                "A partition change was interrupted here; playbooks/partition.yml finishes it. Nothing was done."
             ]
         missing = _wait(node, record)
         if missing:
