@@ -154,7 +154,7 @@ def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
     for pattern, value in sysfs.items():
         files = sorted("/" + os.path.relpath(file, local("/")) for file in glob.glob(local(pattern)))
         if not files:
-            raise NodeError(f"No file is called {pattern} on this host.")
+            raise NodeError(f"No file on this host matches {pattern}.")
         olds = {file: value_of(file) for file in files}
         wrong = tuple(file for file, old in olds.items() if old != value)
         if wrong:

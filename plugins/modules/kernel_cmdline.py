@@ -164,7 +164,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         lost = [word for word in wanted if word not in (after or ())]
         raise NodeError(
             f"{file or 'The boot loader'} does not have {' '.join(lost)} although {commands[-1][0]} succeeded. "
-            "Look whether a later file in /etc/default/grub.d replaces GRUB_CMDLINE_LINUX.",
+            "Check whether a later file in /etc/default/grub.d replaces GRUB_CMDLINE_LINUX.",
             **result,
         )
     return {**result, "after": list(after)}

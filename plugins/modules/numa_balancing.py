@@ -206,7 +206,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     wrong = now is not None and (now != 0) != params["enabled"]
     if wrong or (params["persist"] and change.edits and (boot is None or (boot != 0) != params["enabled"])):
         raise NodeError(
-            f"kernel.numa_balancing reads back otherwise than written: now {now}, after a boot {boot} by "
+            f"kernel.numa_balancing does not read back as written: now {now}, after a boot {boot} by "
             f"{after['file']}. Something else on this host sets it.",
             **result,
         )

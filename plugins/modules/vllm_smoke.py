@@ -122,7 +122,7 @@ def work(params, check, api_key):
     instance = params["target"]
     missing = [key for key in ("name", "port", "served_model") if not instance.get(key)]
     if missing:
-        raise NodeError(f"target: {', '.join(missing)} is missing. Give the instance as the plan has it.")
+        raise NodeError(f"target: {', '.join(missing)} is missing. Pass the instance from the plan.")
     result = {
         "changed": False,
         "instance": {
@@ -139,7 +139,7 @@ def work(params, check, api_key):
     if not check and not result["endpoint"]:
         result["endpoint"], why = find(endpoint, params["timeout"])
         if why:
-            result["note"] = f"{instance['name']} generates no text, so no prompts are asked ({why})"
+            result["note"] = f"{instance['name']} generates no text, so no prompts are sent ({why})"
             return result
     path = PATHS.get(result["endpoint"], PATHS["completions"])
     result["actions"] = [

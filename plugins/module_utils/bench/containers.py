@@ -107,9 +107,7 @@ def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
     missing = [key for key in ("name", "model", "image", "server") if not data.get(key)]
     if missing or not isinstance(server, Mapping) or not server.get("container"):
         what = ", ".join(missing) or "server.container"
-        raise NodeError(
-            f"targets[{name or '?'}]: {what} is missing. Give the instances as the plan has them."
-        )
+        raise NodeError(f"targets[{name or '?'}]: {what} is missing. Pass the instances from the plan.")
     return Target(
         name=name,
         deployment=str(data.get("deployment") or ""),

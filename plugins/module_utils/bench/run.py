@@ -235,7 +235,7 @@ def cause(engine: Engine, server: str) -> str:
         container = engine.container(server)
         log = engine.logs(server, 2000)
     except EngineError as error:
-        return f" The server cannot be looked at: {error}"
+        return f" The server cannot be inspected: {error}"
     if container is None:
         return f" The server's container {server} is gone."
     finding = classify(SIGNATURES, log)
@@ -243,7 +243,7 @@ def cause(engine: Engine, server: str) -> str:
         "" if container["State"]["Status"] == "running" else f" The server is {container['State']['Status']}."
     )
     if finding.kind == "unknown":
-        return f"{state} Its log does not say why: docker logs {server}."
+        return f"{state} Its log does not show why: docker logs {server}."
     # The advice for an unknown cause refers to a log that vllm_server keeps; a benchmark has none.
     advice = "" if finding.kind in UNSPECIFIC else f" | {finding.next_step}"
-    return f"{state} The server says: {finding.line}{advice}"
+    return f"{state} The server's log shows: {finding.line}{advice}"

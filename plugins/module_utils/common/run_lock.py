@@ -42,7 +42,7 @@ def alone(name: str, seconds: float) -> Iterator[None]:
             if time.monotonic() >= deadline:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 raise Busy(
-                    f"Another run of {name} is at work on this node (pid {holder}) and did not end within "
+                    f"Another run of {name} is in progress on this node (pid {holder}) and did not end within "
                     f"{seconds:.0f} s. Wait for it; if it hangs, kill {holder} there, and run again."
                 )
             time.sleep(_POLL_SECONDS)
@@ -68,4 +68,4 @@ def leave_if_abandoned() -> None:
     poll = select.poll()
     poll.register(1, 0)  # errors and hang-ups are always reported
     if any(event & (select.POLLERR | select.POLLHUP) for _descriptor, event in poll.poll(0)):
-        raise ControllerGone("The control node has gone away. Run again: it goes on from here.")
+        raise ControllerGone("The control node is gone. Run again: the work continues from here.")

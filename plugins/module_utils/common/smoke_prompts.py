@@ -157,8 +157,7 @@ def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply],
             (bad if len(found) >= _limit(of, least) else warnings).append(what)
     if itself is not None and with_old is not None and not broken and with_old < itself - APART:
         bad.append(
-            f"only {with_old:.0%} of the answers begin as the old one's did, which agreed with itself on "
-            f"{itself:.0%}"
+            f"only {with_old:.0%} of the answers begin like the old engine's, which agreed with itself on {itself:.0%}"
         )
     garbage = "; ".join(bad)
     return Smoke(broken, garbage, tuple(warnings), tuple(rows), itself, with_old)

@@ -107,7 +107,7 @@ def _check_running(engine: Engine, server: Server, restarts: int, asked: bool) -
     kind, next_step = finding.kind, finding.next_step
     if asked:
         kind = "died_at_first_request" if kind in UNSPECIFIC else kind
-        next_step = f"It said that it was healthy, and ended when it was asked for tokens. {next_step}"
+        next_step = f"It reported healthy, but exited when tokens were requested. {next_step}"
     raise ServerFailed(kind, finding.line, next_step)
 
 
@@ -136,7 +136,7 @@ def _no_tokens(engine: Engine, server: Server, answer: Answer) -> ServerFailed:
     return ServerFailed(
         "no_tokens",
         line,
-        f"The server says it is healthy, and generates nothing (last answer: HTTP {answer.status} "
+        f"The server reports healthy, but generates nothing (last answer: HTTP {answer.status} "
         f"{said[:100]}).",
     )
 

@@ -112,8 +112,8 @@ class Store:
             return dict(found)
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(
-                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it, and what it holds is "
-                "forgotten; what runs is not touched by that."
+                f"{path} cannot be read ({type(error).__name__}: {error}). Delete it: "
+                "only this record is lost; running instances are not affected."
             ) from None
 
     # ---- writing -------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise NodeError(
-                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It goes on in "
+                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It continues in "
                 f"container {fetch.container} (docker logs {fetch.container}): run again to wait for it, or "
                 "raise hf_model_timeout.",
                 changed=True,
@@ -335,7 +335,7 @@ def verify(fetch: Fetch) -> None:
     raise NodeError(
         f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
         f"{len(snapshot.files)} files are not as the hub listed them: {first} {have}, expected "
-        f"{snapshot.files[first]} bytes. Run again to fetch them anew; if it stays, run playbooks/plan.yml "
+        f"{snapshot.files[first]} bytes. Run again to repeat their download; if that fails, run playbooks/plan.yml "
         "-e refresh=true, and check the exclude patterns.",
         changed=True,
     )

@@ -42,9 +42,7 @@ def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str)
     repo = asked.repo
     if report is None or not report.get("causes"):
         if code in (137, 143):
-            return (
-                f"The download of {repo} was stopped from outside (exit code {code}). Run again: it goes on."
-            )
+            return f"The download of {repo} was stopped from outside (exit code {code}). Run again to resume."
         last = " | ".join(tail(log, 2)) or "it wrote no log"
         return f"The download of {repo} broke off (exit code {code}): {last}"
     chain = report["causes"]
@@ -70,7 +68,7 @@ def _explanations(
     return (
         (
             "GatedRepoError" in names and not token,
-            f"the model is gated, and no token was given. Accept its terms at {page}, make a read token "
+            f"the model is gated, and no token was given. Accept its terms at {page}, create a read token "
             "there, and set hf_model_token (or hf_model_token_file).",
         ),
         (
@@ -91,7 +89,7 @@ def _explanations(
         ),
         (
             status == 401 or (no_repo and status != 404),
-            f"{hub} does not accept the token. It is wrong or expired: make a new one, and set "
+            f"{hub} does not accept the token. It is wrong or expired: create a new one, and set "
             "hf_model_token (or hf_model_token_file).",
         ),
         (
@@ -129,7 +127,7 @@ def _explanations(
         (
             bool(network) or "LocalEntryNotFoundError" in names,
             f"{hub} cannot be reached from this node. Check name resolution, firewall and proxy, or set "
-            "hf_model_endpoint to a mirror; run again to go on (what is on disk is kept).",
+            "hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
         ),
     )
 
