@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab COMMAND`: bring the lab up, look into it, take it down."""
+"""`python -m lab COMMAND`: start, inspect and remove the lab."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .config import (
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what takes the time."""
+    """Print a step and the time that it takes."""
     print(f"lab: {what} …", end=" ", flush=True)
     start = time.monotonic()
     yield
@@ -72,14 +72,14 @@ def up(config: Config) -> None:
 
 @contextmanager
 def _alone(config: Config) -> Iterator[None]:
-    """Keep a second `lab up` out while layers, images, registry and hub are made: all labs share them."""
+    """Keep a second `lab up` out while the shared parts are created: layers, images, registry and hub."""
     with config.lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def ray(config: Config) -> None:
-    """Publish the stand-in's image with Ray in it, which only a test wants."""
+    """Publish the stand-in's image with Ray in it, which a single test needs."""
     with _alone(config), step("image of the stand-in with Ray"):
         paths = [*layers.base(config), *layers.standin(config), *layers.ray(config)]
         images.publish(STANDIN_REPOSITORY, RAY_TAG, paths, "instant engine, Ray")
@@ -100,7 +100,7 @@ def running() -> docker.DockerClient:
 
 def reset(config: Config) -> None:
     client = running()
-    with step("nodes made anew"):
+    with step("recreating nodes"):
         with _alone(config):
             image = images.node(client, config)
         fleet.reset(client, config)
@@ -114,7 +114,7 @@ def down(config: Config) -> None:
 
 
 def purge(config: Config) -> None:
-    """All labs of this machine."""
+    """Remove all labs of this machine."""
     for number in range(1, MAX_LABS + 1):
         down(replace(config, number=number))
     if client := engine.connect():
@@ -143,7 +143,7 @@ def ssh(config: Config, host: str, command: list[str]) -> None:
 
 
 def hub(config: Config, faults: str) -> None:
-    """Set what the hub does wrong to this lab's nodes; LabError when it does not understand it."""
+    """Set the hub's faults for this lab's nodes. Raise LabError if the hub rejects them."""
     request = urllib.request.Request(
         f"http://{SERVICES_ADDRESS}:8080/_lab/faults?client={config.subnet}",
         data=json.dumps(json.loads(faults)).encode(),
@@ -162,7 +162,7 @@ def main() -> int:
         ("up", "bring the lab up, or complete it (LAB_NODES nodes, 2 by default)"),
         ("down", "remove its containers; images, weights and the registry's data stay"),
         ("purge", "remove all of it"),
-        ("reset", "make the nodes anew: nothing that was deployed stays"),
+        ("reset", "recreate the nodes: nothing that was deployed stays"),
         ("status", "list the nodes"),
         ("ray", "publish the stand-in's image with Ray in it"),
         ("summary", "what the demo measured"),

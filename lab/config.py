@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, addresses and places of the lab, whatever checkout it was started from.
+"""Names, addresses and paths of the lab, for any checkout from which it was started.
 
-Several labs can stand side by side on one machine, told apart by LAB_NUMBER. Nodes have the same host names in each
-(lab-n1, lab-n2), so that what is written for one holds in all; containers, networks and addresses differ. Layers,
-registry and hub are shared: they only grow.
+Several labs can run on one machine, distinguished by LAB_NUMBER. Nodes have the same host names in each (lab-n1,
+lab-n2), so that tests and inventories fit all labs; containers, networks and addresses differ. Layers, registry and hub
+are shared: they only grow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LABEL = "instinct-lab"
 SERVICES = "instinct-lab-services"
-SERVICES_ADDRESS = "172.30.77.2"  # in the first lab's network, which is there whenever one of the labs is
+SERVICES_ADDRESS = "172.30.77.2"  # in the first lab's network, which exists while any lab does
 REGISTRY = "registry.lab:5000"
 HUB = "http://hub.lab:8080"
 VLLM_VERSION = "0.32.0"
@@ -27,12 +27,12 @@ MAX_LABS = 8
 
 
 class LabError(Exception):
-    """The lab cannot go on; the message says what to do."""
+    """The lab cannot continue; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the environment asks for."""
+    """The settings in the environment."""
 
     nodes: int = 2
     number: int = 1
@@ -41,7 +41,10 @@ class Config:
 
     @classmethod
     def of_environment(cls) -> Config:
-        """LAB_NODES, LAB_NUMBER, LAB_DIR and LAB_PIP_ARGS; LabError for a number that is none, or out of range."""
+        """Read LAB_NODES, LAB_NUMBER, LAB_DIR and LAB_PIP_ARGS.
+
+        Raise LabError for a number that is invalid or out of range.
+        """
         return cls(
             nodes=_number("LAB_NODES", "2", MAX_NODES),
             number=_number("LAB_NUMBER", "1", MAX_LABS),
@@ -59,7 +62,7 @@ class Config:
 
     @property
     def layers(self) -> Path:
-        """Tar files that images are made of, by content key."""
+        """Return the directory of the tar files from which images are assembled, by content key."""
         return self.state / "layers"
 
     @property
@@ -72,24 +75,24 @@ class Config:
 
     @property
     def stores(self) -> Path:
-        """What the Docker engines of all labs' nodes store, a directory per node; in memory where there is enough."""
+        """Return the directory for the Docker data of all labs' nodes; in memory if the machine has enough."""
         return self.state / "stores"
 
     @property
     def lock(self) -> Path:
-        """Held while what all labs share is made."""
+        """Return the path of the lock that is held while shared files are created."""
         return self.state / "lock"
 
     @property
     def inventory(self) -> Path:
-        """hosts.yml of this lab: the first one's stands in the checkout, where the demo's variables are."""
+        """Return the path of this lab's hosts.yml: the first lab's is in the checkout, next to the demo's variables."""
         return (
             ROOT / "inventory/lab/hosts.yml" if self.number == 1 else self.state / f"hosts{self.suffix}.yml"
         )
 
     @property
     def suffix(self) -> str:
-        """What tells this lab's names from the first one's."""
+        """Return the suffix that distinguishes this lab's names from the first one's."""
         return "" if self.number == 1 else str(self.number)
 
     @property
@@ -102,7 +105,7 @@ class Config:
 
     @property
     def services_address(self) -> str:
-        """Registry and hub, as the nodes of this lab reach them."""
+        """Return the address at which this lab's nodes reach registry and hub."""
         return f"{self._prefix}2"
 
     @property
@@ -110,11 +113,11 @@ class Config:
         return f"172.30.{76 + self.number}."
 
     def container(self, node: str) -> str:
-        """The container that is the node of this host name: lab2-n1 of lab-n1."""
+        """Return the container's name for a node's host name: lab2-n1 for lab-n1."""
         return node.replace("lab-", f"lab{self.suffix}-", 1)
 
     def address(self, index: int) -> str:
-        """Address of node `index`, from 1."""
+        """Return the address of node `index`, counted from 1."""
         return f"{self._prefix}{10 + index}"
 
 
@@ -126,11 +129,11 @@ def _number(name: str, default: str, most: int) -> int:
 
 
 def node_name(index: int) -> str:
-    """Name of node `index`, from 1: its host name, and what the inventory calls it."""
+    """Return the name of node `index`, counted from 1: its host name, also in the inventory."""
     return f"lab-n{index}"
 
 
 def name_number(name: str) -> int:
-    """The number of a node's name, 0 for another name."""
+    """Return the number in a node's name, 0 for any other name."""
     number = name.removeprefix("lab-n")
     return int(number) if number != name and number.isdigit() else 0

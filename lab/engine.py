@@ -21,7 +21,7 @@ FREE_BYTES = 15 * 2**30
 
 
 def check_machine(config: Config) -> None:
-    """LabError unless this is root on Linux x86_64 with room for images (15 GiB)."""
+    """Raise LabError unless this is root on Linux x86_64 with space for images (15 GiB)."""
     if os.geteuid() != 0:
         raise LabError("the lab makes containers and mounts: run it as root")
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -35,7 +35,7 @@ def check_machine(config: Config) -> None:
 
 
 def connect() -> docker.DockerClient | None:
-    """The engine, or None when none answers."""
+    """Return a client, or None if no engine answers."""
     try:
         client = docker.DockerClient(base_url="unix:///var/run/docker.sock", timeout=600)
         client.ping()
@@ -45,7 +45,7 @@ def connect() -> docker.DockerClient | None:
 
 
 def install(*packages: str) -> None:
-    """Install packages of the distribution; LabError with the end of apt's output when that fails."""
+    """Install packages of the distribution. Raise LabError with the end of apt's output if that fails."""
     if not shutil.which("apt-get"):
         raise LabError(f"install {', '.join(packages)} first: there is no apt-get to do it with")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -59,7 +59,7 @@ def install(*packages: str) -> None:
 
 
 def ensure(config: Config) -> docker.DockerClient:
-    """The engine and the few tools that the lab needs, installed where they are missing."""
+    """Return a client for the Docker engine; install the engine and the lab's few tools if they are missing."""
     missing = [package for tool, package in PACKAGES.items() if not shutil.which(tool)]
     client = connect()
     if client is None and not shutil.which("dockerd"):
@@ -88,7 +88,7 @@ def _start(config: Config) -> docker.DockerClient:
 
 
 def _forget(pid_file: Path) -> None:
-    """Remove the pid file of a daemon that was killed: its number may be another process's by now."""
+    """Remove the pid file of a killed daemon: its number may belong to another process now."""
     if pid_file.exists():
         command = Path(f"/proc/{pid_file.read_text().strip()}/comm")
         if not command.exists() or command.read_text().strip() not in ("dockerd", "containerd"):
@@ -96,7 +96,7 @@ def _forget(pid_file: Path) -> None:
 
 
 def stop(config: Config) -> None:
-    """Stop the engine if it was the lab that started it."""
+    """Stop the Docker engine if the lab started it."""
     pid_file = config.state / "dockerd.pid"
     if not pid_file.exists():
         return

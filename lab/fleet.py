@@ -35,14 +35,14 @@ from .config import (
 )
 
 SERVICE_NAMES = ("registry.lab", "hub.lab")
-# A file system in memory takes half of what unpacking an image on disk takes. Two nodes with the real vLLM store 4 GB.
+# Unpacking an image takes half as long in memory as on disk. Two nodes with the real vLLM store 4 GB.
 STORES_IN_MEMORY = 16 << 30  # of a machine's memory; with less, nodes store on disk
-WAIT_SECONDS = 300.0  # for what takes seconds, on a machine that has other things to do
-NUMBER = f"{LABEL}.number"  # label: whose lab a node is
+WAIT_SECONDS = 300.0  # for steps that take seconds on an idle machine
+NUMBER = f"{LABEL}.number"  # label: the number of a node's lab
 
 
 def network(client: docker.DockerClient, config: Config) -> Network:
-    """The lab's private network; LabError when its addresses are taken by another one."""
+    """Return the lab's private network; create it if necessary. Raise LabError if another network has its addresses."""
     if found := client.networks.list(names=[f"^{config.network}$"]):
         return found[0]
     pool = IPAMPool(subnet=config.subnet)
@@ -63,7 +63,7 @@ def _find(client: docker.DockerClient, name: str) -> Container | None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A container: its name, what it calls itself, and where it is in which network."""
+    """A container to create: its name, host name, network and address."""
 
     name: str
     hostname: str
@@ -73,16 +73,16 @@ class Wanted:
 
 
 def _ensure(client: docker.DockerClient, wanted: Wanted, image: str, **host_options: Any) -> Container:
-    """A running container of this image; one of another image is replaced."""
+    """Return a running container of this image; replace one of another image."""
     found = _find(client, wanted.name)
     if found is not None and found.labels.get(f"{LABEL}.image") != image:
         _discard(found)
         found = None
     if found is None:
-        # Through the low-level API: only it takes a fixed address at creation.
+        # Through the low-level API: only that accepts a fixed address at creation.
         host_config = client.api.create_host_config(init=True, **host_options)
         if host_options.get("security_opt"):
-            # What the command line calls systempaths=unconfined.
+            # The command line calls this systempaths=unconfined.
             host_config |= {"MaskedPaths": [], "ReadonlyPaths": []}
         endpoint = client.api.create_endpoint_config(ipv4_address=wanted.address, aliases=[wanted.hostname])
         networking = {"EndpointsConfig": {wanted.network: endpoint}}
@@ -98,7 +98,7 @@ def _ensure(client: docker.DockerClient, wanted: Wanted, image: str, **host_opti
 
 
 def services(client: docker.DockerClient, config: Config, image: str) -> None:
-    """Registry and hub, their data on this machine's disk; one container, in the network of every lab."""
+    """Run registry and hub, with their data on this machine's disk, in one container in the network of every lab."""
     for directory in (config.registry, config.hub):
         directory.mkdir(parents=True, exist_ok=True)
     _make_stores(config)
@@ -117,7 +117,7 @@ def services(client: docker.DockerClient, config: Config, image: str) -> None:
 
 
 def node(client: docker.DockerClient, config: Config, image: str, index: int) -> Container:
-    """One node, with its own Docker engine; what its engine stores goes with it."""
+    """Run a node with its own Docker engine; the engine's data are removed with the node."""
     name = node_name(index)
     store = config.stores / config.container(name)
     store.mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def node(client: docker.DockerClient, config: Config, image: str, index: int) ->
         security_opt=["seccomp=unconfined", "apparmor=unconfined"],
         devices=["/dev/fuse:/dev/fuse:rwm"],
         shm_size="8g",
-        restart_policy={"Name": "on-failure"},  # a node that reboots itself comes back
+        restart_policy={"Name": "on-failure"},  # a node that reboots itself starts again
         binds=[
             f"{store}:/var/lib/docker",
             "/sys/fs/cgroup:/sys/fs/cgroup:rw",
@@ -141,14 +141,14 @@ def node(client: docker.DockerClient, config: Config, image: str, index: int) ->
 
 
 def nodes(client: docker.DockerClient, config: Config | None = None) -> list[Container]:
-    """The nodes of this lab (without config: of all labs) that exist, running or not, by number."""
+    """Return the existing nodes of this lab (without config: of all labs), running or not, by number."""
     label = NUMBER if config is None else f"{NUMBER}={config.number}"
     found = client.containers.list(all=True, filters={"label": label})
     return sorted(found, key=lambda c: (c.labels[NUMBER], name_number(c.attrs["Config"]["Hostname"])))
 
 
 def bring_up(client: docker.DockerClient, config: Config, image: str) -> list[str]:
-    """As many nodes as wanted, all ready; nodes beyond that go."""
+    """Start the configured number of nodes and wait until all are ready; remove further nodes. Return their names."""
     numbers = range(1, config.nodes + 1)
     names = [node_name(index) for index in numbers]
     for container in nodes(client, config):
@@ -163,13 +163,13 @@ def bring_up(client: docker.DockerClient, config: Config, image: str) -> list[st
 
 
 def reset(client: docker.DockerClient, config: Config) -> None:
-    """Remove the nodes, so that bringing up makes them anew."""
+    """Remove the nodes, so that the next start creates new ones."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(_discard, nodes(client, config)))
 
 
 def _discard(container: Container) -> None:
-    """Remove a container, and what a node's engine has stored."""
+    """Remove a container and, for a node, its Docker engine's data."""
     stores = [bind.partition(":")[0] for bind in container.attrs["HostConfig"]["Binds"] or []]
     _insist(f"{container.name} to be removed", partial(container.remove, force=True, v=True))
     for store in stores:
@@ -178,7 +178,7 @@ def _discard(container: Container) -> None:
 
 
 def _make_stores(config: Config) -> None:
-    """The directory of the nodes' stores, in memory if the machine has enough."""
+    """Create the directory of the nodes' stores, in memory if the machine has enough."""
     config.stores.mkdir(parents=True, exist_ok=True)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if memory >= STORES_IN_MEMORY and not config.stores.is_mount() and not any(config.stores.iterdir()):
@@ -192,11 +192,11 @@ def _drop_stores(config: Config) -> None:
 
 
 def ready(client: docker.DockerClient, config: Config, name: str) -> None:
-    """Wait until a node's GPUs, Docker engine and SSH answer, and what starts with it has been started."""
+    """Wait until a node's GPUs, Docker engine and SSH answer and its boot has finished."""
     container = client.containers.get(config.container(name))
 
-    # One process that looks again and again: starting one in the container costs more than the look.
-    # Docker comes first: what an earlier boot left of the other marks is gone when its engine runs.
+    # A single process that polls: starting one in the container costs more than the check. Docker is checked first:
+    # once its engine runs, the marks of an earlier boot are gone.
     marks = "test -e /run/gpusim/ready && test -e /run/lab/booted"
     look = f"until docker version > /dev/null 2>&1 && {marks}; do sleep 0.3; done"
 
@@ -209,14 +209,14 @@ def ready(client: docker.DockerClient, config: Config, name: str) -> None:
 
 
 def reboot(client: docker.DockerClient, config: Config, name: str) -> None:
-    """Stop a node and start it again; the processes on it get no warning beyond SIGTERM."""
+    """Stop a node and start it again; its processes get no warning beyond SIGTERM."""
     container = client.containers.get(config.container(name))
     _insist(f"{name} to restart", partial(container.restart, timeout=20))
     ready(client, config, name)
 
 
 def _insist(what: str, do: Callable[[], None], seconds: float = WAIT_SECONDS) -> None:
-    """Let the engine do it, and again if it cannot: what it kills gets ten seconds to end, on a busy machine too."""
+    """Retry a Docker request until it succeeds: on a busy machine, ten seconds may not end a killed process."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -246,7 +246,7 @@ def _answers(address: str, port: int) -> bool:
 
 
 def make_key(config: Config) -> None:
-    """The key that opens the nodes, made once."""
+    """Create the key that opens the nodes, unless it exists."""
     if config.key.exists():
         return
     config.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -256,12 +256,12 @@ def make_key(config: Config) -> None:
 
 
 def write_known_hosts(config: Config) -> None:
-    """Ask every node for its host key: the lab's network is this machine, so asking is safe here."""
+    """Fetch every node's host key: the lab's network is on this machine, so this is safe."""
     lines = []
     for index in range(1, config.nodes + 1):
         with paramiko.Transport((config.address(index), 22)) as transport:
             transport.get_security_options().key_types = ("ssh-ed25519",)
-            # For each of its steps there are fifteen seconds else.
+            # The default is fifteen seconds for each step.
             transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = WAIT_SECONDS
             transport.start_client(timeout=WAIT_SECONDS)
             key = transport.get_remote_server_key()
@@ -289,7 +289,7 @@ MARK = "# instinct-lab"
 
 
 def name_services(present: bool) -> None:
-    """Let this machine, which is the control node, know the registry and the hub by the names that the nodes use."""
+    """Add the nodes' names for registry and hub to this machine, which is the control node."""
     path = Path("/etc/hosts")
     before = path.read_text()
     lines = [line for line in before.splitlines() if not line.endswith(MARK)]
@@ -301,7 +301,7 @@ def name_services(present: bool) -> None:
 
 
 def forget_old_pins(config: Config, digests: list[str]) -> None:
-    """Drop the lab's pins when one of its images was made anew: its tags mean something else now."""
+    """Remove the lab's pins if one of its images was rebuilt: its tags now name another image."""
     pins = config.inventory.with_name("fleet.lock.json")
     if pins.exists():
         images = json.loads(pins.read_text())["images"].values()
@@ -310,7 +310,7 @@ def forget_old_pins(config: Config, digests: list[str]) -> None:
 
 
 def remove(client: docker.DockerClient, config: Config) -> None:
-    """Remove this lab's nodes, network and inventory, and with the last lab what all share, but for the files."""
+    """Remove this lab's nodes, network and inventory, and with the last lab the shared parts, except for the files."""
     reset(client, config)
     config.inventory.unlink(missing_ok=True)
     if not nodes(client):
@@ -320,7 +320,7 @@ def remove(client: docker.DockerClient, config: Config) -> None:
         _drop_stores(config)
         gone = client.networks.list(filters={"label": f"{LABEL}=network"})
     elif config.number == 1:
-        gone = []  # everybody's way to the services
+        gone = []  # every lab reaches the services through it
     else:
         gone = client.networks.list(names=[f"^{config.network}$"])
         for found in gone:
@@ -330,7 +330,7 @@ def remove(client: docker.DockerClient, config: Config) -> None:
 
 
 def _removed(network: Network) -> bool:
-    """Remove a network; False while the engine still takes a container off it."""
+    """Remove a network; return False while Docker is still disconnecting a container from it."""
     try:
         network.remove()
     except NotFound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images: of nodes and services on this machine's engine, of engines in the lab's registry."""
+"""The lab's images: of nodes and services in this machine's Docker engine, of vLLM in the lab's registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 
 
 def base(client: docker.DockerClient, config: Config) -> str:
-    """The base layer as an image of the engine; returns its tag."""
+    """Import the base layer as an image and return its tag."""
     (path,) = layers.base(config)
     tag = f"instinct-lab/base:{path.stem.removeprefix('base-')}"
     try:
@@ -38,7 +38,7 @@ def base(client: docker.DockerClient, config: Config) -> str:
 
 
 def build(client: docker.DockerClient, config: Config, name: str, context: dict[str, Path]) -> str:
-    """Build lab/<name>/Dockerfile on the base image, unless an image of the same inputs is there; returns its tag."""
+    """Build lab/<name>/Dockerfile on the base image, unless an image of the same inputs exists; return its tag."""
     parent = base(client, config)
     tag = f"instinct-lab/{name}:{layers.content_key(parent, *context.values())}"
     try:
@@ -61,7 +61,7 @@ def build(client: docker.DockerClient, config: Config, name: str, context: dict[
     return tag
 
 
-# Documentation stays out by the base's dpkg settings; the last directory is for embedding Python.
+# The base's dpkg settings exclude documentation; the last directory is for embedding Python.
 COMPILER = f"""\
 ARG BASE
 FROM ${{BASE}}
@@ -72,13 +72,13 @@ RUN apt-get update -q \\
 
 
 def compiler(client: docker.DockerClient, config: Config) -> list[Path]:
-    """The C++ compiler as a layer on the base."""
+    """Return the C++ compiler as a layer on the base."""
     key = layers.content_key(COMPILER, *map(str, layers.base(config)))
     return [layers.cached_file(config, "compiler", key, lambda path: _compiler(client, config, path))]
 
 
 def _compiler(client: docker.DockerClient, config: Config, target: Path) -> None:
-    """Let the engine install it, and take the last layer out of the image."""
+    """Install it with Docker, and extract the last layer of the image."""
     dockerfile, saved = target.with_name("Dockerfile"), target.with_name("saved.tar")
     dockerfile.write_text(COMPILER)
     tag = build(client, config, "compiler", {"Dockerfile": dockerfile})
@@ -111,7 +111,7 @@ def services(client: docker.DockerClient, config: Config) -> str:
 
 
 def publish(repository: str, tag: str, paths: list[Path], note: str) -> str:
-    """Put layers into the registry as an image, unless the tag has them already; returns the image's digest."""
+    """Put layers into the registry as an image, unless the tag has them already; return the image's digest."""
     registry = DXF(f"{SERVICES_ADDRESS}:5000", repository, insecure=True)
     digests = [_digest(path) for path in paths]
     image = json.dumps(
@@ -154,7 +154,7 @@ def _tag_digest(registry: DXF, tag: str) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    """The digest of a layer, remembered beside it: hashing a gigabyte again on every start is a waste."""
+    """Return the digest of a layer, cached in a file: hashing a gigabyte at every start is wasteful."""
     known = path.with_suffix(".digest")
     if not known.exists():
         known.write_text(layers.digest_of(path))

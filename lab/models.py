@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's model: a Llama of 3.4 million parameters, made on the spot.
+"""The lab's model: a Llama of 3.4 million parameters, generated on the spot.
 
-Nothing is downloaded and nothing needs torch, transformers or numpy: weights come from SHAKE-256 through a
-table of bfloat16 values, the tokenizer is a byte-level BPE learned from the words below, and safetensors is a
-JSON header in front of the raw tensors (https://huggingface.co/docs/safetensors/index#format). The same call
-gives the same bytes on every machine, so that digests and commits can be compared between runs.
+Nothing is downloaded and nothing needs torch, transformers or numpy: weights come from SHAKE-256 through a table of
+bfloat16 values, the tokenizer is a byte-level BPE learned from the words below, and safetensors is a JSON header in
+front of the raw tensors (https://huggingface.co/docs/safetensors/index#format). The same call gives the same bytes on
+every machine, so that digests and commits can be compared between runs.
 
-The shape is that of a large Llama in small: grouped-query attention, untied embeddings, weights in more than
-one shard with an index, and an original/ folder that nobody needs for serving.
+The shape is that of a large Llama in miniature: grouped-query attention, untied embeddings, weights in more than one
+shard with an index, and an original/ folder that serving does not need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 TOKENS = 1024
 VOCAB_SIZE = 10240  # `vllm bench latency` sends token ids up to 9,999
 HIDDEN = 128
-INTERMEDIATE = 384  # divisible by 32 also when two ranks share it
+INTERMEDIATE = 384  # also divisible by 32 when two ranks share it
 LAYERS = 4
 HEADS = 4
 KV_HEADS = 2
@@ -45,7 +45,7 @@ BOS, EOS, HEADER_START, HEADER_END, TURN_END = SPECIAL_TOKENS = (
     "<|eot_id|>",
 )
 
-# What the BPE learns from: enough different words for 763 merges. Their order decides nothing.
+# The BPE's training text: enough different words for 763 merges. Their order does not matter.
 _WORDS = """
 the of and to in a is that for it as was with be by on not he his but at are this have from or had an they
 which one you were all her she there would their we him been has when who will no more if out so up said
@@ -89,10 +89,10 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_llama(revision: int = 0) -> dict[str, bytes]:
-    """Every file of the repository, path to content, as its `revision`-th commit has it.
+    """Return every file of the repository at its `revision`-th commit, path to content.
 
-    Revisions differ in README.md and in the last shard (other lm_head), so that a client that knows an
-    earlier one has something to fetch and something to keep.
+    Revisions differ in README.md and in the last shard (another lm_head), so that a client with an earlier one has
+    files to download and files to keep.
     """
     files: dict[str, bytes] = {
         ".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -163,7 +163,7 @@ def _config() -> dict[str, Any]:
 
 @cache
 def _byte_symbols() -> dict[int, str]:
-    """GPT-2's printable character for each byte, in the order in which GPT-2 numbers them."""
+    """Return GPT-2's printable character for each byte, in GPT-2's order."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -199,7 +199,7 @@ def _merges(count: int) -> list[tuple[str, str]]:
 def _merge(parts: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     out: list[str] = []
     for part in parts:
-        # A merged symbol is longer than either half, so it cannot be taken for the left one again.
+        # A merged symbol is longer than either half, so it cannot be mistaken for the left half.
         if out and part == pair[1] and out[-1] == pair[0]:
             out[-1] += part
         else:
@@ -263,7 +263,7 @@ def _tokenizer_config() -> dict[str, Any]:
 
 
 def _tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, in the order in which transformers writes a Llama."""
+    """Yield names and shapes, in the order in which transformers writes a Llama."""
     yield "model.embed_tokens.weight", (VOCAB_SIZE, HIDDEN)
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
@@ -284,20 +284,20 @@ _BF16 = struct.Struct("<H")
 
 
 def _bfloat16(value: float) -> int:
-    """The 16 bits of the nearest bfloat16 (ties to even)."""
+    """Return the 16 bits of the nearest bfloat16 (ties to even)."""
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
 def _normal_table(deviation: float) -> tuple[bytes, bytes]:
-    """Low and high bytes of 256 bfloat16 values that, picked evenly, are normally distributed."""
+    """Return low and high bytes of 256 bfloat16 values; a uniform choice among them is normally distributed."""
     normal = NormalDist(0.0, deviation)
     values = [_bfloat16(normal.inv_cdf((index + 0.5) / 256)) for index in range(256)]
     return bytes(value & 0xFF for value in values), bytes(value >> 8 for value in values)
 
 
 def _is_text(token: int) -> bool:
-    """Whether an answer may contain the token: printable ASCII, or the end of a text or turn."""
+    """Return whether an answer may contain the token: printable ASCII, or the end of a text or turn."""
     if token < len(SPECIAL_TOKENS):
         return SPECIAL_TOKENS[token] in (EOS, TURN_END)
     symbols = list(_byte_symbols())
@@ -306,10 +306,10 @@ def _is_text(token: int) -> bool:
 
 
 def _tensor_bytes(name: str, shape: tuple[int, ...], seed: str) -> bytes:
-    """Random weights, except for one channel of the residual stream: channel 0 is a constant.
+    """Return random weights, except for one channel of the residual stream: channel 0 is a constant.
 
-    Every embedding has the same value there, nothing adds to it, and lm_head reads it only for ids that are
-    no text: their logits are far below all others, so that they are never generated.
+    Every embedding has the same value there, nothing adds to it, and lm_head reads it only for ids that are not text:
+    their logits are far below all others, so that they are never generated.
     """
     count = math.prod(shape)
     if len(shape) == 1:  # a norm's scale: ones

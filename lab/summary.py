@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo says when it is done: where the endpoints are, how fast they were, what to do next."""
+"""The demo's closing text: the endpoints, their speed, and the next steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def closing_summary(root: Path = ROOT) -> str:
-    """The text, from results/latest/summary.json and the lab's inventory.
+    """Return the text, from results/latest/summary.json and the lab's inventory.
 
-    Raises FileNotFoundError when nothing was measured yet.
+    Raise FileNotFoundError if nothing has been measured yet.
     """
     summary = json.loads((root / "results/latest/summary.json").read_text(encoding="utf-8"))
     inventory = yaml.safe_load((root / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))

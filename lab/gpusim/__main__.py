@@ -28,7 +28,7 @@ TOOLS = ("rocm-smi", "amd-smi")
 
 
 def _finder(paths: Paths, store: FileStore) -> Callable[[], Sequence[Holder]]:
-    """Root looks into /proc itself; others see what the simulated sysfs shows, as with the real driver."""
+    """Return a function that finds the holders: root scans /proc, others read sysfs, as on a real node."""
     if os.geteuid() == 0:
         return finder(paths)
 
@@ -109,9 +109,9 @@ def _serve(argv: list[str], paths: Paths) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command, return its exit code."""
+    """Run one command and return its exit code."""
     paths = Paths.of_environment()
-    if argv[:1] == ["gpusim"]:  # the name of a node's command for all of this
+    if argv[:1] == ["gpusim"]:  # the node's name for this program
         argv = argv[1:]
     command, rest = (argv[0], argv[1:]) if argv else ("help", [])
     try:

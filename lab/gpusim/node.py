@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting the simulated GPUs into a node: device nodes and links, in line with the state.
+"""Put the simulated GPUs into a node: device nodes and links, in line with the state.
 
-Where /sys is covered (mounts.py) there are links to the simulated tree for kfd, drm and amdgpu. The tree is
-plain files, read-only, with links to a served file system for what is live (fs.py). Whoever changes the
-state brings device nodes, links and files in line before the change returns, so that it is seen at once.
+If /sys is covered (mounts.py), it has links to the simulated tree for kfd, drm and amdgpu. The tree is plain files,
+read-only, with links to a served file system for live entries (fs.py). A process that changes the state updates device
+nodes, links and files before the change returns, so that it is visible at once.
 
-/dev/dri shows the render nodes of the partitions that exist in the present mode. The real driver
-registers all eight per GPU in any mode and lets open() of an idle one fail with ENOENT; a plain device
-node cannot do that, a missing one answers just so. The fault `all-render-nodes` shows the idle ones too
-(as 226:N without a driver, so that opening them fails).
+/dev/dri shows the render nodes of the partitions that exist in the present mode. The real driver registers all eight
+per GPU in any mode and lets open() of an idle one fail with ENOENT; a plain device node cannot do that, but a missing
+one fails in the same way. The fault `all-render-nodes` shows the idle ones too (as 226:N without a driver, so that
+opening them fails).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OUR_DEVICES = ("kfd", "dri/renderD*", "infiniband/*")
 
 
 def wanted_devices(node: Node) -> dict[str, int]:
-    """Device nodes below /dev for this state: name to device number."""
+    """Return the device nodes below /dev for this state: name to device number."""
     found = {f"infiniband/uverbs{number}": NULL for number in range(len(node.host.nics))}
     if found:
         found["infiniband/rdma_cm"] = NULL
@@ -57,7 +57,7 @@ def _group() -> int:
 
 
 def sync_devices(dev: Path, node: Node) -> None:
-    """Make and remove device nodes; those that are right stay untouched, as they may be open."""
+    """Create and remove device nodes; correct ones stay untouched, because they may be open."""
     wanted = wanted_devices(node)
     present = {str(path.relative_to(dev)) for ours in OUR_DEVICES for path in dev.glob(ours)}
     for name in present - set(wanted):
@@ -77,7 +77,7 @@ def sync_devices(dev: Path, node: Node) -> None:
 
 
 def sync_sysfs(paths: Paths, node: Node) -> None:
-    """Links in the covered parts of /sys to the simulated entries, as far as those exist now."""
+    """Link the covered parts of /sys to the simulated entries that exist now."""
     loaded = node.driver.loaded
     for name in ("class/kfd", "class/drm", "module/amdgpu", "bus/pci/drivers/amdgpu"):
         link(paths.sys / name, paths.tree / name if loaded else None)
@@ -92,7 +92,7 @@ def sync_sysfs(paths: Paths, node: Node) -> None:
 
 
 def sync_release(paths: Paths, node: Node) -> None:
-    """/opt/rocm/.info/version says which ROCm is installed, where there is an /opt/rocm."""
+    """Write the ROCm release to /opt/rocm/.info/version, if there is an /opt/rocm."""
     if not paths.rocm_info.parent.is_dir():
         return
     paths.rocm_info.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def sync_release(paths: Paths, node: Node) -> None:
 
 
 def sync_tools(paths: Paths, node: Node) -> None:
-    """Take away the tools that this release or a fault has not, as far as there are any."""
+    """Hide the tools that this release lacks or that a fault removes, if they exist."""
     for name in ("rocm-smi", "amd-smi"):
         shown, hidden = paths.rocm_bin / name, paths.rocm_bin / f".{name}"
         missing = faults.tool_state(node, name) == "missing" or (
@@ -116,7 +116,7 @@ def sync_tools(paths: Paths, node: Node) -> None:
 
 
 def shown_files(node: Node) -> dict[str, str]:
-    """Texts of the single files that are shown instead of the machine's: of /proc, and what Docker may give away."""
+    """Return the texts of single files that replace the machine's: of /proc, and the CPUs and memory for Docker."""
     nodes = "0" if node.cpu_nodes == 1 else f"0-{node.cpu_nodes - 1}"
     return {
         "cpuinfo": cpuinfo(node),
@@ -127,7 +127,7 @@ def shown_files(node: Node) -> dict[str, str]:
 
 
 def sync_shown(paths: Paths, node: Node) -> None:
-    """Write what differs, in place: mounts are of these very files. In a scratch root, /proc has them itself."""
+    """Write differing files in place, because they are bind-mounted. A scratch root has them in its /proc."""
     paths.shown.mkdir(parents=True, exist_ok=True)
     for name, content in shown_files(node).items():
         path = paths.shown / name
@@ -150,7 +150,7 @@ def sync(paths: Paths, node: Node) -> None:
 
 
 def _changed_elsewhere(paths: Paths, node: Node) -> None:
-    """After a change by a tool: device nodes here, the mirrored files through the server, if it runs."""
+    """Update the node after a change by a tool: device nodes here, mirrored files through the server, if it runs."""
     sync(paths, node)
     try:
         control = os.open(paths.fuse / CONTROL, os.O_WRONLY)
@@ -165,10 +165,10 @@ def _changed_elsewhere(paths: Paths, node: Node) -> None:
 
 
 def finder(paths: Paths) -> Callable[[], list[Holder]]:
-    """How root finds the processes that hold the devices."""
+    """Return the function by which root finds the processes that hold the devices."""
     return partial(holders.scan, dev=str(paths.dev), containers_too=not paths.scratch)
 
 
 def open_store(paths: Paths) -> FileStore:
-    """The node's state; root's changes are carried through to sysfs and the device nodes."""
+    """Return the node's state; root's changes also update sysfs and the device nodes."""
     return FileStore(paths.state, partial(_changed_elsewhere, paths) if os.geteuid() == 0 else None)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs runc so that a container which is given GPU devices has them open, as a process that uses GPUs has.
+"""Run runc so that a container with GPU devices has them open, as a process that uses GPUs has.
 
-Stands in a node's PATH before runc. The engines of the lab never open /dev/kfd themselves; here the first
-process of their container inherits it, so that /proc/*/fd names who holds the GPUs. And such a container sees the
-node's simulated /sys/class, as it would see a real one. CPUs that a container is to run on are the simulated server's;
-the kernel knows only those of the machine below, onto which they are laid. Started as a program.
+It precedes runc in a node's PATH. The engines of the lab never open /dev/kfd themselves; here the first process of
+their container inherits it, so that /proc/*/fd shows who holds the GPUs. Such a container also sees the node's
+simulated /sys/class, as it would see a real one. A container's CPUs are numbered as in the simulated server; the kernel
+knows only those of the machine below, so they are mapped. Started as a program.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import sys
 from collections.abc import Sequence
 
 RUNC = "/usr/sbin/runc"
-FIRST = 3  # runc passes file descriptors on from here
+FIRST = 3  # runc passes on file descriptors from here
 SEEN = ("/run/gpusim", "/sys/class")  # the second has links into the first
 
 
 def devices(config: str) -> list[str]:
-    """GPU devices in a container's config.json, /dev/kfd first; empty without it."""
+    """Return the GPU devices in a container's config.json, /dev/kfd first; none without it."""
     with open(config, encoding="utf-8") as f:
         given = [entry["path"] for entry in json.load(f).get("linux", {}).get("devices", [])]
     if "/dev/kfd" not in given:
@@ -30,7 +30,7 @@ def devices(config: str) -> list[str]:
 
 
 def show(config: str, places: Sequence[str] = SEEN) -> None:
-    """Let the container of a config.json see the node's directories, read-only."""
+    """Mount the node's directories into the container of a config.json, read-only."""
     with open(config, encoding="utf-8") as f:
         data = json.load(f)
     mounts = [
@@ -44,7 +44,7 @@ def show(config: str, places: Sequence[str] = SEEN) -> None:
 
 
 def lay(cpus: str, real: Sequence[int]) -> str:
-    """The machine's CPUs for a list of the server's, such as 0-3,96: one after another, and again from the first."""
+    """Map a list of the server's CPUs, such as 0-3,96, to the machine's: one after another, wrapping around."""
     found = set()
     for part in cpus.split(","):
         first, _, last = part.partition("-")
@@ -53,7 +53,7 @@ def lay(cpus: str, real: Sequence[int]) -> str:
 
 
 def pin(config: str, real: Sequence[int]) -> None:
-    """Lay the CPUs of a container's config.json onto the machine's; its memory may come from all of the machine's."""
+    """Map the CPUs in a container's config.json to the machine's, and allow all of its memory."""
     with open(config, encoding="utf-8") as f:
         data = json.load(f)
     cpu = data.get("linux", {}).get("resources", {}).get("cpu", {})
@@ -67,13 +67,13 @@ def pin(config: str, real: Sequence[int]) -> None:
 
 
 def arguments(argv: Sequence[str], count: int) -> list[str]:
-    """The command line that hands `count` open files to the container; argv is without the program."""
+    """Return the command line that hands `count` open files to the container; argv is without the program."""
     position = next(i for i, word in enumerate(argv) if word in ("create", "run"))
     return [*argv[: position + 1], f"--preserve-fds={count}", *argv[position + 1 :]]
 
 
 def bundle(argv: Sequence[str]) -> str:
-    """The container's directory: --bundle DIR, -b DIR, or where we are."""
+    """Return the container's directory: --bundle DIR, -b DIR, or the working directory."""
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         if word in ("--bundle", "-b"):
             return following
@@ -83,7 +83,7 @@ def bundle(argv: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Open what the container was given, and become runc."""
+    """Open the container's devices, and become runc."""
     held = []
     config = f"{bundle(argv)}/config.json"
     try:
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
             held.append(fcntl.fcntl(opened, fcntl.F_DUPFD, 200))
             os.close(opened)
     except OSError:
-        held = []  # runc itself will say what is wrong
+        held = []  # runc itself will report the error
     for number, descriptor in enumerate(held, FIRST):
         os.dup2(descriptor, number)  # inheritable
         os.close(descriptor)

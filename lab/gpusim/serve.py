@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation of a node, from its boot to SIGTERM: what is served, mounted and kept in line with the state."""
+"""The simulation of a node, from its boot to SIGTERM: it serves, mounts and updates the simulated files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def cmdline(paths: Paths) -> tuple[str, ...]:
-    """Words of the kernel command line; none where there is none."""
+    """Return the words of the kernel command line; none if there is no such file."""
     try:
         return tuple((paths.proc / "cmdline").read_text().split())
     except OSError:
@@ -33,7 +33,7 @@ def cmdline(paths: Paths) -> tuple[str, ...]:
 
 
 def blacklist(paths: Paths) -> set[str]:
-    """Modules that are not loaded at a boot: of modprobe.d and of the kernel command line."""
+    """Return the modules blacklisted by modprobe.d or the kernel command line."""
     lines = [
         line.split()
         for path in (paths.root / "etc/modprobe.d").glob("*.conf")
@@ -47,7 +47,7 @@ def blacklist(paths: Paths) -> set[str]:
 
 
 def boot(paths: Paths, fresh: Node) -> Node:
-    """The state to start with: what is there, as after a reboot, or `fresh`."""
+    """Return the initial state: the stored one, as after a reboot, or `fresh`."""
     try:
         node = kernel.reboot(from_json(paths.state.read_text()), blacklist(paths))
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def boot(paths: Paths, fresh: Node) -> Node:
 
 
 def _watch(store: FileStore, scanner: holders.Scanner, stop: threading.Event) -> None:
-    """For the fault busy-after-exit: see when the last process that uses KFD ends."""
+    """Watch for the end of the last process that uses KFD, for the fault busy-after-exit."""
     last = -math.inf
     while not stop.wait(0.2):
         seconds = faults.value(store.read(), "busy-after-exit")
@@ -70,7 +70,7 @@ def _watch(store: FileStore, scanner: holders.Scanner, stop: threading.Event) ->
 
 
 def serve(paths: Paths, fresh: Node) -> int:
-    """Mount, make device nodes, serve until SIGTERM or SIGINT, and put everything back."""
+    """Mount, create device nodes, serve until SIGTERM or SIGINT, and undo everything."""
     if not paths.scratch and not any(os.path.exists(mark) for mark in CONTAINER_MARKS):
         raise StateError(
             "serve covers parts of /sys and is for containers; elsewhere set GPUSIM_ROOT=<directory>"
@@ -78,7 +78,7 @@ def serve(paths: Paths, fresh: Node) -> int:
     paths.run.mkdir(parents=True, exist_ok=True)
     paths.state.parent.mkdir(parents=True, exist_ok=True)
     paths.ready.unlink(missing_ok=True)
-    uncover(paths)  # what an earlier run left
+    uncover(paths)  # left by an earlier run
     store = FileStore(paths.state)
     store.write(boot(paths, fresh))
     for place in (paths.fuse, paths.files, paths.tree):

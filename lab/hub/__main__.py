@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python3 <this directory> --root DIR`: start the hub, wherever the directory was copied to."""
+"""`python3 <this directory> --root DIR`: start the hub, wherever the directory was copied."""
 
 from __future__ import annotations
 

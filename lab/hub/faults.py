@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults on demand. The first rule that matches a request is used, and used up after `count` requests:
+"""Faults on demand. The first rule that matches a request applies, and expires after `count` requests:
 
 {"match": "*/resolve/*", "method": "GET", "count": 2, "status": 429, "retry_after": 1}
 {"match": "*.safetensors", "bytes_per_second": 500000, "drop_after": 1000000, "delay": 0.5}
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do with requests whose path matches. `count` None: until taken away."""
+    """A fault for requests whose path matches. `count` None: until it is removed."""
 
     match: str = "*"
     method: str | None = None
@@ -26,12 +26,12 @@ class Fault:
     retry_after: int | None = None
     bytes_per_second: int | None = None
     drop_after: int | None = None  # bytes of the body, then the connection is closed
-    delay: float = 0.0  # seconds before anything is answered
-    client: str | None = None  # network that it holds for, 172.30.78.0/24; None: for everybody
+    delay: float = 0.0  # seconds before any answer
+    client: str | None = None  # network of the affected clients, 172.30.78.0/24; None: all clients
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Fault:
-        """A fault as JSON has it; ValueError for a key that means nothing, TypeError for another thing."""
+        """Parse a fault from JSON. Raise ValueError for an unknown key, TypeError for anything but an object."""
         if not isinstance(data, dict):
             raise TypeError(f"{data!r} is no fault")
         names = [field.name for field in fields(cls)]
@@ -43,14 +43,14 @@ class Fault:
 
 
 class Faults:
-    """The rules in force; several connections take from them at once."""
+    """The active rules; several connections use them at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rules: list[Fault] = []
 
     def set(self, *rules: Fault, client: str | None = None) -> None:
-        """Replace the rules for the clients of one network; those for others stay."""
+        """Replace the rules for the clients of one network; the rules for others stay."""
         with self._lock:
             others = [rule for rule in self._rules if rule.client != client]
             self._rules = [*(replace(rule, client=client) for rule in rules), *others]
@@ -60,7 +60,7 @@ class Faults:
             return list(self._rules)
 
     def take(self, method: str, path: str, address: str) -> Fault | None:
-        """The rule for this request, one of its requests used up; `address`: the client's."""
+        """Return the rule for this request and count the request; `address`: the client's."""
         with self._lock:
             for index, rule in enumerate(self._rules):
                 if rule.client is not None and ip_address(address) not in ip_network(rule.client):

@@ -22,7 +22,7 @@ OPEN = "lab/tiny-llama"
 GATED = "lab/tiny-llama-gated"
 HUGE = "lab/huge-llama"
 
-# Access tokens of the lab, made up: one was let in to the gated repository, the other was not.
+# Access tokens of the lab, made up: one has access to the gated repository, the other has not.
 TOKEN = "hf_lab_Qk7Zr2Xw9Tn4Vb8Lm3Jp6"
 STRANGER_TOKEN = "hf_lab_Wd5Gh1Rs8Yc3Ke6Nf9Ja2"
 
@@ -33,8 +33,8 @@ _FIRST_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 class Commit:
     """The whole content of a repository at one commit.
 
-    `declared` files are listed with this size (bytes) and are not there: a model too large for any disk costs
-    nothing. `tags` point at this commit; the branch main points at the last one.
+    `declared` files are listed with this size (bytes) but do not exist: a model too large for any disk costs nothing.
+    `tags` point at this commit; the branch main points at the last one.
     """
 
     title: str
@@ -99,8 +99,8 @@ def _write_json(path: Path, value: Any) -> None:
 def make(root: Path) -> dict[str, list[str]]:
     """Write the lab's three repositories and its tokens; return the commit ids of each.
 
-    lab/tiny-llama is open and lab/tiny-llama-gated gated, with the tags v1 and v2 = main; lab/huge-llama is
-    listed as 40 TB, for whoever wants to see what happens when the disk is too small.
+    lab/tiny-llama is open and lab/tiny-llama-gated gated, with the tags v1 and v2 = main; lab/huge-llama is listed as
+    40 TB, to show what happens if the disk is too small.
     """
     both = [
         Commit("Add the model", models.tiny_llama(0), ["v1"]),

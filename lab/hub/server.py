@@ -4,13 +4,12 @@
 
 Standard library only, so that it runs in a bare Debian container: `python3 lab/hub --root DIR --port 8080`.
 
-As on the real hub, what a gated repository contains is public and its files are not; an unknown token is
-refused (401) even where none is needed; a missing repository is 401 for strangers and 404 for users.
-Files that .gitattributes gives to LFS have their SHA-256 as ETag; no X-Xet-Hash header is sent, so clients
-download over plain HTTP.
+As on the real hub, the file list of a gated repository is public and its files are not; an unknown token is refused
+(401) even if none is needed; a missing repository is 401 for strangers and 404 for users. Files that .gitattributes
+assigns to LFS have their SHA-256 as ETag; no X-Xet-Hash header is sent, so clients download over plain HTTP.
 
-Requests fail or crawl on demand: `PUT /_lab/faults` with a fault or a list of them (see faults.py), `{}` for
-none. `GET /_lab/requests` lists what was asked (never a header); `DELETE` on either forgets.
+Requests fail or crawl on demand: `PUT /_lab/faults` with a fault or a list of them (see faults.py), `{}` for none. `GET
+/_lab/requests` lists the requests (never a header); `DELETE` on either clears it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Hub(ThreadingHTTPServer):
         self.quiet = quiet
         self.faults = Faults()
         self.requests: deque[dict[str, Any]] = deque(maxlen=10_000)
-        self._answering = 0  # requests that were taken, and are not in the list yet
+        self._answering = 0  # requests in progress, which are not in the list yet
         self._lock = threading.Lock()
 
     @property
@@ -58,11 +57,11 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def answering(self) -> int:
-        """How many requests are being answered, and will be noted: each is noted after its answer."""
+        """Return the number of requests in progress: each is recorded after its answer."""
         return self._answering
 
     def take(self, more: int) -> None:
-        """So many more (1), or fewer (-1), are being answered."""
+        """Change the number of requests in progress by 1 or -1."""
         with self._lock:
             self._answering += more
 
@@ -122,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.take(-1)
 
     def answer_request(self) -> None:
-        """The answer; it is noted afterwards."""
+        """Answer the request, then record it."""
         target = urlsplit(self.path)
         self.query = parse_qs(target.query)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -163,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         raise HubError(404, f"Cannot {self.command} {path}")
 
     def authenticate(self, *, required: bool) -> dict[str, Any] | None:
-        """The user of the token; None without one."""
+        """Return the token's user; None without a token."""
         scheme, _, token = (self.headers.get("Authorization") or "").partition(" ")
         if not token:
             if required:
@@ -183,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
         return repo
 
     def check_access(self, repo: Repository) -> None:
-        """Files of a gated repository are for those who were let in."""
+        """Raise HubError unless the user may read the files of this repository."""
         if not repo.gated:
             return
         if self.user is None:
@@ -330,7 +329,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_file(file.path, start, end)
 
     def lab_faults(self) -> None:
-        """Read or replace the faults; ?client=NETWORK: those for its addresses alone."""
+        """Read or replace the faults; ?client=NETWORK: only those for its addresses."""
         client = next(iter(self.query.get("client", ())), None)
         if self.command == "PUT":
             try:
@@ -376,7 +375,7 @@ class Handler(BaseHTTPRequestHandler):
     def send_file(self, path: Path, start: int, end: int) -> None:
         fault = self.fault or Fault()
         limit = end if fault.drop_after is None else min(end, start + fault.drop_after)
-        # A slow transfer is slow all the time, not in bursts of a chunk.
+        # A slow transfer is slow throughout, not in bursts of a chunk.
         rate = fault.bytes_per_second
         chunk = CHUNK if rate is None else max(1, min(CHUNK, rate // 20))
         begun = time.monotonic()

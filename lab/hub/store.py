@@ -5,7 +5,7 @@ hub.json                            {"tokens": {"hf_…": {"name": "lab", "gated
 <org>/<name>/meta.json              {"gated": false | "auto" | "manual"}
 <org>/<name>/refs.json              {"branches": {"main": sha}, "tags": {"v1": sha}}
 <org>/<name>/commits/<sha>/commit.json     {"title", "date", "parent"}
-<org>/<name>/commits/<sha>/declared.json   optional: {path: {"size", "sha256"}}, listed but not there
+<org>/<name>/commits/<sha>/declared.json   optional: {path: {"size", "sha256"}}, listed but missing
 <org>/<name>/commits/<sha>/files/…
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class HubError(Exception):
-    """An answer other than success. `code` is the X-Error-Code that huggingface_hub goes by."""
+    """An answer other than success. `code` is the X-Error-Code that huggingface_hub evaluates."""
 
     def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a commit. `path` is None when it is only declared."""
+    """One file of a commit. `path` is None if it is only declared."""
 
     name: str
     size: int
@@ -47,12 +47,12 @@ class File:
 
 
 def git_blob_id(content: bytes) -> str:
-    """The id that git gives to `content`."""
+    """Return the id that git gives to `content`."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def lfs_pointer(sha256: str, size: int) -> bytes:
-    """What git itself stores for an LFS file."""
+    """Return the text that git itself stores for an LFS file."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
@@ -61,13 +61,13 @@ def _lfs_file(name: str, size: int, sha256: str, path: Path | None) -> File:
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """The content of a JSON file, or `default` when there is none."""
+    """Return the content of a JSON file, or `default` if it does not exist."""
     return json.loads(path.read_text()) if path.exists() else default
 
 
 @lru_cache(maxsize=64)
 def commit_files(commit: Path) -> dict[str, File]:
-    """The files of a commit's directory, name to File, in order of names. A commit never changes."""
+    """Return the files of a commit's directory, name to File, ordered by name. A commit never changes."""
     root = commit / "files"
     attributes = root / ".gitattributes"
     lines = attributes.read_text().splitlines() if attributes.exists() else []
@@ -87,7 +87,7 @@ def commit_files(commit: Path) -> dict[str, File]:
 
 
 class Repository:
-    """One repository of the root, read afresh for each request."""
+    """One repository of the root, read again for each request."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class Repository:
         self.tags: dict[str, str] = refs.get("tags", {})
 
     def commit(self, revision: str) -> str:
-        """The commit of a branch, a tag, a commit id or the unambiguous start of one (7 digits or more)."""
+        """Return the commit for a branch, a tag, a commit id or its unambiguous prefix (7 digits or more)."""
         known = self.branches.get(revision) or self.tags.get(revision)
         if known is None and re.fullmatch("[0-9a-f]{7,40}", revision):
             matches = list((self.directory / "commits").glob(revision + "*"))
@@ -111,7 +111,7 @@ class Repository:
         return commit_files(self.directory / "commits" / commit)
 
     def history(self, commit: str) -> list[dict[str, Any]]:
-        """The commit and its ancestors, newest first."""
+        """Return the commit and its ancestors, newest first."""
         out: list[dict[str, Any]] = []
         current: str | None = commit
         while current:

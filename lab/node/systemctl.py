@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small systemctl for a node that has no systemd: services as processes, in cgroups of their own name.
+"""A small systemctl for a node without systemd: services as processes, in cgroups of their own name.
 
-Knows start, stop, restart, reload, enable, disable (also with --now), is-active, is-enabled, show, cat,
-daemon-reload and list-units of services with one ExecStart, and what start.sh calls: `boot-early`, the operator's
-enabled services that come before Docker, and `boot`, the `w` lines of tmpfiles.d and the other ones. Answers and exit
-codes are systemctl's.
+It supports start, stop, restart, reload, enable, disable (also with --now), is-active, is-enabled, show, cat,
+daemon-reload and list-units of services with one ExecStart. start.sh calls `boot-early` for the operator's enabled
+services that are ordered before Docker, and `boot` for the `w` lines of tmpfiles.d and the other services. Output and
+exit codes are systemctl's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ WANTS = DIRECTORIES[0] / "multi-user.target.wants"
 RUN = Path("/run/units")
 LOGS = Path("/var/log")
 TMPFILES = Path("/etc/tmpfiles.d")
-OPERATORS = Path("/etc")  # enabled units from here start at a boot; packages' own do not
-# Started by start.sh, not from their unit files, which want a systemd.
+OPERATORS = Path("/etc")  # enabled units from here start at a boot; those of packages do not
+# Started by start.sh, not from their unit files, which need systemd.
 OWN = {"docker.service": ("dockerd", "dockerd"), "ssh.service": ("sshd", "/usr/sbin/sshd -D")}
 STOP_SECONDS = 10
-# Where that cannot be entered, only the service's name in /proc/PID/cgroup is lost.
+# If the cgroup cannot be entered, only the service's name in /proc/PID/cgroup is lost.
 _ENTER = 'echo $$ 2> /dev/null > "$0"; exec "$@"'
 
 
@@ -41,7 +41,7 @@ def full(name: str) -> str:
 
 
 class Unit:
-    """A service: its file, and the process that runs for it."""
+    """A service: its file, and its process."""
 
     def __init__(self, name: str) -> None:
         self.name = full(name)
@@ -58,7 +58,7 @@ class Unit:
         return self.values.get("Type") == "oneshot"
 
     def pid(self) -> int:
-        """The main process, 0 when none runs."""
+        """Return the main process, 0 if none runs."""
         if self.name in OWN and not self.record.exists():
             found = subprocess.run(
                 ["pgrep", "-o", "-x", OWN[self.name][0]], capture_output=True, text=True, check=False
@@ -73,7 +73,7 @@ class Unit:
 
     @property
     def state(self) -> tuple[str, str]:
-        """ActiveState and SubState."""
+        """Return ActiveState and SubState."""
         if self.pid():
             return "active", "running"
         last = self.record.read_text() if self.record.exists() else ""
@@ -120,7 +120,7 @@ class Unit:
         return 0
 
     def cgroup(self) -> Path:
-        """Where systemd would put the service, below the node's own cgroup."""
+        """Return the cgroup in which systemd would put the service, below the node's own cgroup."""
         lines = [line.split(":", 2) for line in Path("/proc/1/cgroup").read_text().splitlines()]
         named = next((path for _, names, path in lines if names == "name=systemd"), None)
         unified = next((path for number, _, path in lines if number == "0"), "")
@@ -184,14 +184,14 @@ class Unit:
 
 
 def enabled(early: bool) -> list[Unit]:
-    """Services that the operator enabled: those that are ordered before Docker, or the others."""
+    """Return the services that the operator enabled: those ordered before Docker, or the others."""
     links = sorted(WANTS.glob("*.service")) if WANTS.is_dir() else []
     found = [Unit(link.name) for link in links if link.resolve().is_relative_to(OPERATORS)]
     return [unit for unit in found if ("docker.service" in unit.values.get("Before", "").split()) is early]
 
 
 def boot(early: bool) -> int:
-    """What a boot does besides mounts: settings, and services that the operator enabled."""
+    """Do the part of a boot that follows the mounts: apply settings, and start the operator's enabled services."""
     for path in [] if early else sorted(TMPFILES.glob("*.conf")):
         for line in path.read_text().splitlines():
             words = line.split(None, 6)
@@ -204,7 +204,7 @@ def boot(early: bool) -> int:
 
 
 def units(patterns: list[str]) -> list[str]:
-    """Services that run, or that are named."""
+    """Return the running services, or the named ones."""
     names = (
         {path.name for path in RUN.glob("*.service")} | set(OWN)
         if not patterns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAI endpoints: what a payload asks for, and the shapes in which vLLM 0.32 answers."""
+"""The OpenAI endpoints: parse payloads, and answer in the form of vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """As vLLM words errors."""
+        """Return the error in vLLM's wording."""
         inner = {"message": str(self), "type": _TYPES[self.status], "param": self.param, "code": self.status}
         return dump({"error": inner})
 
 
 def dump(value: Any) -> bytes:
-    """JSON without spaces, as FastAPI writes it."""
+    """Return JSON without spaces, as FastAPI writes it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def parse(body: bytes, names: list[str], max_model_len: int, *, chat: bool) -> tuple[dict[str, Any], Request]:
-    """The payload, and what the engine is to do about it."""
+    """Return the payload, and the engine's request for it."""
     try:
         payload = json.loads(body)
         if not isinstance(payload, dict):
@@ -103,7 +103,7 @@ def _chat_prompt(payload: dict[str, Any]) -> tuple[str, int]:
 
 
 class Answer:
-    """Takes a request's tokens and writes them to its client, as a stream or at the end."""
+    """Receives a request's tokens and writes them to its client, as a stream or at the end."""
 
     def __init__(
         self, connection: Connection, engine: Engine, request: Request, payload: dict[str, Any], *, chat: bool
@@ -124,7 +124,7 @@ class Answer:
         if chat and self.stream:
             kind += ".chunk"
         self.base = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        # What is the same in all chunks of a stream is made once: everything but the text.
+        # The constant part of a stream's chunks, everything but the text, is built once.
         start = dump({**self.base, "choices": [{"index": 0}]})[:-3].decode()
         if chat:
             self.before = f'data: {start},"delta":{{"content":'
@@ -138,7 +138,7 @@ class Answer:
         request.sink = self
 
     def submit(self) -> None:
-        """Hand the request to the engine; ApiError when it takes none."""
+        """Hand the request to the engine. Raise ApiError if the engine refuses it."""
         try:
             self.engine.submit(self.request)
         except (EngineDead, Draining) as error:
@@ -146,7 +146,7 @@ class Answer:
         self.connection.gone = lambda: self.engine.abort(self.request)
 
     def token(self, text: str, finish_reason: str | None, stop_reason: str | None) -> None:
-        """One token from the engine."""
+        """Process one token from the engine."""
         if not self.stream:
             self.text += text
             if finish_reason:
@@ -171,7 +171,7 @@ class Answer:
         self.connection.end()
 
     def failed(self, message: str) -> None:
-        """The engine died."""
+        """Report that the engine died."""
         error = ApiError(500, message)
         if not self.started:
             self.connection.respond(500, error.body())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm bench serve`: sends requests to a server, measures them, and reports as vLLM 0.32 does.
 
-Random prompts only. Which numbers are taken when is that of vllm/benchmarks/serve.py: the clock of a request
-starts when it has its place among --max-concurrency, TPOT leaves out the first token, ITL is every gap.
+Random prompts only. The measurements follow vllm/benchmarks/serve.py: the clock of a request starts when it has its
+place among --max-concurrency, TPOT excludes the first token, ITL is every gap.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def call(self, method: str, path: str, body: bytes = b"") -> Any:
-        """Send a request; gives (status, headers, reader). The connection is kept when all went well."""
+        """Send a request; yield (status, headers, reader). The connection is kept if all went well."""
         reader, writer = (
             self._idle.pop() if self._idle else await asyncio.open_connection(self.host, self.port)
         )
@@ -103,7 +103,7 @@ class Client:
 
 
 async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """A chunked body, in pieces as they arrive; EOFError when it ends before its end."""
+    """Yield a chunked body in pieces as they arrive. Raise EOFError if it is incomplete."""
     buffer = b""
     while True:
         out = b""
@@ -126,7 +126,7 @@ async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def measure(client: Client, path: str, payload: dict[str, Any], output: Output) -> None:
-    """Send one request and fill in what happened."""
+    """Send one request and record the outcome."""
     begun = last = time.perf_counter()
     output.start = begun
     first = True
@@ -173,7 +173,7 @@ async def measure(client: Client, path: str, payload: dict[str, Any], output: Ou
 
 
 def delays(count: int, rate: float, burstiness: float, generator: random.Random) -> list[float]:
-    """When to send each request, in seconds from the start: Poisson at `rate`, stretched to count/rate."""
+    """Return when to send each request, in seconds from the start: Poisson at `rate`, stretched to count/rate."""
     if math.isinf(rate):
         return [0.0] * count
     times, now = [], 0.0
@@ -184,7 +184,7 @@ def delays(count: int, rate: float, burstiness: float, generator: random.Random)
 
 
 async def run(args: argparse.Namespace) -> tuple[str, list[Output], float]:
-    """Send all requests; returns the model's id, what became of them, and how long it took."""
+    """Send all requests; return the model's id, the outcomes, and the total time in seconds."""
     headers = {name: value for name, _, value in (item.partition("=") for item in args.header)}
     if key := os.environ.get("OPENAI_API_KEY"):
         headers["authorization"] = f"Bearer {key}"

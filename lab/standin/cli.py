@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `vllm serve`, `vllm bench serve|latency|throughput`, `vllm --version`.
 
-Flags that matter here are parsed as vLLM parses them (a wrong value exits with 2); any other is accepted.
+Flags that matter here are parsed as in vLLM (a wrong value exits with 2); any other flag is accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNITS = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 
 
 
 def human_int(text: str) -> int | None:
-    """4096, 4k, 4K; `auto` and -1 (None) leave the choice to the server."""
+    """Parse 4096, 4k or 4K; `auto` and -1 (None) leave the choice to the server."""
     if text in ("auto", "-1"):
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
@@ -58,7 +58,7 @@ def serve_parser() -> argparse.ArgumentParser:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """vLLM takes --max_model_len for --max-model-len."""
+    """Return the arguments with --max_model_len as --max-model-len: vLLM accepts both."""
     out = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -116,7 +116,7 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
 
 
 def _headless(place: ranks.Place, knobs: Knobs) -> int:
-    """A rank that works for another server: it has no port, and says nothing when that one is lost."""
+    """Run a rank that works for another server: it has no port, and prints nothing if that server is lost."""
     try:
         kept = ranks.meet(place) if place.nnodes > 1 else []
         time.sleep(knobs.startup_seconds)
@@ -124,7 +124,7 @@ def _headless(place: ranks.Place, knobs: Knobs) -> int:
     except startup.StartError as error:
         startup.report(error)
         return 1
-    while kept is not None:  # the connection is the head's sign that this rank is there
+    while kept is not None:  # the connection shows the head that this rank exists
         time.sleep(3600)
     return 0
 

@@ -23,21 +23,21 @@ _WORDS = _TEXT.split()
 
 
 class EngineDead(Exception):
-    """No more tokens will come."""
+    """The engine produces no more tokens."""
 
     def __init__(self) -> None:
         super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
 
 
 class Draining(Exception):
-    """The engine finishes what it has and takes nothing new. The text is vLLM 0.32's."""
+    """The engine finishes its requests and accepts no new ones. The text is vLLM 0.32's."""
 
     def __init__(self) -> None:
         super().__init__("cannot schedule new futures after shutdown")
 
 
 class Sink(Protocol):
-    """Where a request's tokens go."""
+    """The receiver of a request's tokens."""
 
     def token(self, text: str, finish_reason: str | None, stop_reason: str | None) -> None: ...
 
@@ -55,7 +55,7 @@ class Request:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     sink: Sink | None = None
-    # The engine's own.
+    # Set by the engine.
     arrived: float = 0.0
     scheduled: float = 0.0
     first: float = 0.0
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def natural_length(self) -> int:
-        """Tokens until the end of the text, when nothing else ends it."""
+        """Return the number of tokens until the end of the text, if nothing else ends it."""
         return 16 + self.seed % 48
 
     @property
@@ -79,7 +79,7 @@ class Request:
 
 
 class Engine:
-    """Waiting and running requests, and the clock that moves them."""
+    """Waiting and running requests, and the clock that advances them."""
 
     def __init__(self, knobs: Knobs, metrics: Metrics, max_num_seqs: int = 256) -> None:
         self.knobs = knobs
@@ -104,7 +104,7 @@ class Engine:
         return sum(request.blocks for request in self.running) / self.blocks
 
     def submit(self, request: Request) -> None:
-        """Take a request; EngineDead or Draining when it cannot."""
+        """Accept a request. Raise EngineDead or Draining if that is impossible."""
         limit = 0 if self.knobs.fail == "first_request" else self.knobs.crash_after
         if not self.dead and (limit or self.knobs.fail == "first_request") and self.accepted >= limit:
             self.die()
@@ -121,7 +121,7 @@ class Engine:
             self._timer = loop.call_at(self._next, self._step)
 
     def abort(self, request: Request) -> None:
-        """Forget a request whose client went away."""
+        """Remove a request whose client disconnected."""
         if request in self.running:
             del self.running[request]
         elif request in self.waiting:
@@ -131,7 +131,7 @@ class Engine:
         self.metrics.finished["abort"] += 1
 
     def die(self) -> None:
-        """Fail everything in flight, and everything that comes."""
+        """Fail all requests in flight, and all future ones."""
         self.stop()
         self.dead = True
         for request in [*self.running, *self.waiting]:
@@ -142,7 +142,7 @@ class Engine:
         self.waiting.clear()
 
     def stop(self) -> None:
-        """Make no more tokens. What is in flight is told nothing: so does vLLM when its engine is killed."""
+        """Stop generating. Requests in flight are not notified, as in vLLM when its engine is killed."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -163,7 +163,7 @@ class Engine:
             self._generate(request, now)
         self._timer = None
         if self.busy and self.interval != float("inf"):
-            # Steps that a busy machine delayed are made up for: the speed is to be what was asked for.
+            # Steps delayed by a busy machine are made up for, to keep the configured speed.
             self._next = max(self._next + self.interval, now - MAKE_UP_SECONDS)
             self._timer = loop.call_at(self._next, self._step)
 
@@ -194,7 +194,7 @@ class Engine:
             request.sink.token(text, reason, stop)
 
     def _look_for_stop(self, request: Request, text: str, *, last: bool) -> tuple[str, str | None]:
-        """What may be sent now: a part that could be the start of a stop string is held back."""
+        """Return the text to send now: a part that could be the start of a stop string is held back."""
         request.text += text
         stop = None
         end = len(request.text) if last else len(request.text) - max(map(len, request.stop)) + 1

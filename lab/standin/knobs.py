@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stand-in does on demand, from the environment. README.md explains each variable."""
+"""The behaviour of a stand-in, set through the environment. README.md explains each variable."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 class KnobError(ValueError):
-    """A STANDIN_ variable that means nothing."""
+    """An unknown or invalid STANDIN_ variable."""
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """Field `x` is the variable STANDIN_X."""
+    """The settings: field `x` is the variable STANDIN_X."""
 
     version: str = "0.32.0"
     startup_seconds: float = 0.0
@@ -48,7 +48,7 @@ class Knobs:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Knobs:
-        """Read the STANDIN_ variables; KnobError names the nearest valid name or value."""
+        """Read the STANDIN_ variables. Raise KnobError with the nearest valid name or value for an invalid one."""
         types = {f"STANDIN_{field.name.upper()}": field for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, text in environ.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's Prometheus metrics: names, labels, types and buckets of 0.32, as far as anybody reads them."""
+"""The subset of vLLM 0.32's Prometheus metrics that has readers: names, labels, types and buckets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Histogram:
 
 
 class Metrics:
-    """What the engine counts. Gauges are read from the engine when somebody asks."""
+    """The engine's counters. Gauges are read from the engine on request."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -102,7 +102,7 @@ class Metrics:
         self.decode = Histogram(_LATENCY)
 
     def render(self, model: str, gauges: dict[str, float], config: dict[str, str]) -> str:
-        """The answer of /metrics."""
+        """Return the answer of /metrics."""
         labels = f'engine="0",model_name="{model}"'
         lines: list[str] = []
         for name, value in gauges.items():

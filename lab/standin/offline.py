@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm bench latency` and `vllm bench throughput`: no server; the engine's speed makes the time."""
+"""`vllm bench latency` and `vllm bench throughput`, without a server; times follow from the engine's speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _load(model: str, revision: str | None, knobs: Knobs) -> int:
-    """Start the engine; the exit code when it does not."""
+    """Start the engine; return a non-zero exit code if it fails."""
     try:
         found = startup.find_model(model, revision, os.environ)
         startup.fail_if_asked(knobs, "EngineCore", found.max_positions)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers of an engine over several hosts: they meet at the head's address, as vLLM's do at torch's store.
 
-A rank that is lost later makes the head hang, which is what the real one's collectives do: /health still says 200.
+If a rank is lost later, the head hangs, like the real one's collectives: /health still returns 200.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .startup import StartError, log
 
-SECONDS = 300.0  # until a rank that does not find the others gives up
+SECONDS = 300.0  # after which a rank that does not find the others gives up
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
 
 
 def meet(place: Place) -> list[socket.socket]:
-    """Wait until all ranks are there: the head's connections to the others, or a rank's to the head."""
+    """Wait until all ranks are connected; return the head's connections to the others, or a rank's to the head."""
     where = f"{place.master_addr}:{place.master_port}"
     log(
         "Worker",

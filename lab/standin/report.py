@@ -19,7 +19,7 @@ _NAMES = {
 
 @dataclass
 class Output:
-    """What became of one request. Times in seconds."""
+    """The outcome of one request. Times in seconds."""
 
     prompt_len: int
     start: float = 0.0
@@ -37,12 +37,12 @@ class Output:
 
     @property
     def tpot(self) -> float:
-        """Mean time of a token after the first; 0 when there is none."""
+        """Return the mean time per token after the first; 0 without such tokens."""
         return (self.latency - self.ttft) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the nearest ranks, as numpy has it; 0 for nothing."""
+    """Return a percentile, interpolated linearly between the nearest ranks like numpy's; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -53,7 +53,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _peaks(outputs: list[Output]) -> tuple[float, int]:
-    """Most tokens and most requests in any second of the run."""
+    """Return the most tokens and the most requests in any second of the run."""
     if not outputs:
         return 0.0, 0
     begin = min(output.start for output in outputs)
@@ -81,7 +81,7 @@ def _goodput(outputs: list[Output], limits: Sequence[str], duration: float) -> f
 
 
 def summarize(args: argparse.Namespace, outputs: list[Output], duration: float) -> dict[str, Any]:
-    """The result's keys from `duration` on, in vLLM's order, and the table on stdout."""
+    """Return the result's keys from `duration` on, in vLLM's order, and print the table to stdout."""
     good = [output for output in outputs if output.success]
     tokens = sum(output.tokens for output in good)
     prompts = sum(output.prompt_len for output in good)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server: routes, API key, metrics, the log of throughput, and how it ends.
+"""The API server: routes, API key, metrics, the log of throughput, and the shutdown.
 
-SIGTERM does what it does to vLLM 0.32 (tried with the real one):
+SIGTERM has the same effect as on vLLM 0.32 (tested with the real one):
+
 --shutdown-timeout 0 (default): no more tokens at once; streams in flight stay open without an end until their
     clients leave or the process is killed.
---shutdown-timeout N: what is in flight is finished, for up to N seconds; meanwhile new requests get 500 and
-    /health still says 200.
-An engine that dies ends its streams with an error event, /health says 503, and the process exits with 0.
+--shutdown-timeout N: requests in flight are finished, for up to N seconds; in that time new requests get 500 and
+    /health still returns 200.
+
+An engine that dies ends its streams with an error event, /health returns 503, and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server needs to know beyond the engine."""
+    """The server's settings beyond those of the engine."""
 
     names: list[str]
     model: Model
@@ -46,7 +48,7 @@ class Settings:
 
 
 class Server:
-    """Answers calls until it is told to stop or its engine dies."""
+    """Answers calls until it must stop or its engine dies."""
 
     def __init__(self, settings: Settings, knobs: Knobs, max_num_seqs: int = 256) -> None:
         self.settings = settings
@@ -72,7 +74,7 @@ class Server:
         }
 
     async def run(self, listener: socket.socket, others: Sequence[socket.socket] = ()) -> None:
-        """Serve on a bound socket until finished. When one of the other ranks is lost, the engine hangs."""
+        """Serve on a bound socket until finished. If another rank is lost, the engine hangs."""
         for rank in others:
             asyncio.get_running_loop().add_reader(rank, self._lost, rank)
         await self.listen(listener)
@@ -97,14 +99,14 @@ class Server:
         self._listener = await loop.create_server(connect, sock=listener, backlog=2048)
         loop.call_later(LOG_SECONDS, self._log_throughput)
 
-    # How it ends.
+    # Shutdown.
 
     def _lost(self, rank: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(rank)
         self.engine.stop()
 
     def shut_down(self) -> None:
-        """What SIGTERM does; more of them do nothing more."""
+        """React to SIGTERM; further signals have no effect."""
         if self._stopping:
             return
         self._stopping = True
@@ -192,7 +194,7 @@ class Server:
         connection.respond(200, dump({"object": "list", "data": data}))
 
     def _tokenize(self, connection: Connection, call: Call) -> None:
-        """A token per word, equal words alike."""
+        """Return a token per word, the same for equal words."""
         try:
             asked = json.loads(call.body)
             text = (

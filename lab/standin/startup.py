@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting up: vLLM's log lines in vLLM's order, the weights looked for as vLLM does, and failures on demand.
+"""Start-up: vLLM's log lines in vLLM's order, the same search for weights, and failures on demand.
 
-The line that says what went wrong comes before the ones that say that something did, as with the real one:
-a worker fails, then the engine core, and last the API server, "See root cause above".
+The line with the cause comes before the lines that report a failure, as in the real one: first a worker fails, then the
+engine core, and last the API server, "See root cause above".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """What is to be served, as found on disk; without a path when nobody looked."""
+    """The model to serve, as found on disk; without a path if nothing was searched."""
 
     name: str
     path: Path | None
@@ -58,7 +58,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Server:
-    """What `vllm serve` was asked for, as far as anything here depends on it."""
+    """The arguments of `vllm serve` on which the stand-in depends."""
 
     model: str
     revision: str | None
@@ -70,16 +70,16 @@ class Server:
 
 
 def log(process: str, source: str, message: str, level: str = "INFO") -> None:
-    """One line of vLLM's log."""
+    """Print one line of vLLM's log."""
     when = time.strftime("%m-%d %H:%M:%S")
     for line in message.split("\n"):
         print(f"({process} pid={os.getpid()}) {level} {when} [{source}] {line}", flush=True)
 
 
 def find_model(model: str, revision: str | None, environ: Mapping[str, str]) -> Model:
-    """Look for the weights: in a directory, or in the hub's cache when there is no network to get them.
+    """Find the weights in a directory, or in the hub's cache if there is no network.
 
-    StartError when they are not (all) there.
+    Raise StartError if they are missing or incomplete.
     """
     offline = environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     if not model.startswith("/") and not offline:
@@ -119,9 +119,9 @@ def _snapshot(model: str, revision: str, environ: Mapping[str, str]) -> Path:
 
 
 def start(server: Server, knobs: Knobs, environ: Mapping[str, str]) -> tuple[Model, int, socket.socket]:
-    """Go through start-up: the model, the maximal length, and a socket that is bound and not yet listening.
+    """Start up; return the model, the maximum length, and a socket that is bound but not yet listening.
 
-    Takes knobs.startup_seconds. StartError when it is to fail; does not come back when it is to hang.
+    This takes knobs.startup_seconds. Raise StartError if it should fail; never return if it should hang.
     """
     _banner(server, knobs)
     listener = _bind(server, knobs)
@@ -195,7 +195,7 @@ def _banner(server: Server, knobs: Knobs) -> None:
 
 
 def _bind(server: Server, knobs: Knobs) -> socket.socket:
-    """Take the port before the engine starts, and listen only after it did, as vLLM does."""
+    """Take the port before the engine starts, and listen only after that, as vLLM does."""
     family = socket.AF_INET6 if ":" in (server.host or "") else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,7 +209,7 @@ def _bind(server: Server, knobs: Knobs) -> socket.socket:
 
 
 def fail_if_asked(knobs: Knobs, worker: str, max_len: int) -> None:
-    """StartError with the words of the real failure that STANDIN_FAIL names, from the process it strikes."""
+    """Raise StartError with the text of the real failure that STANDIN_FAIL names, from the process that fails."""
     if knobs.fail == "gpu_fault":
         print(
             "Memory access fault by GPU node-2 (Agent handle: 0x55d1c8a7b3f0) on address 0x7f2d3c000000."
@@ -249,7 +249,7 @@ def _cache_too_small(tokens: int, max_len: int) -> StartError:
 
 
 def report(error: StartError) -> None:
-    """Print a failed start as vLLM does: the cause first, then everybody who fell with it."""
+    """Print a failed start as vLLM does: the cause first, then every process that failed with it."""
     if error.origin == "Worker":
         source = "multiproc_executor.py:953"
         log("Worker", source, "WorkerProc failed to start.\nTraceback (most recent call last):", "ERROR")

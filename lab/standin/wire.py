@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 on asyncio transports: no more of it than a balancer, curl and the OpenAI clients use.
+"""HTTP/1.1 on asyncio transports: the part of it that a balancer, curl and the OpenAI clients use.
 
 Bodies come with a Content-Length (chunked requests get 411); answers are whole or chunked.
 """
@@ -47,15 +47,15 @@ class Connection(asyncio.Protocol):
         self.busy = False  # a call is being answered
         self.closing = False  # close when it is
         self.gone: Callable[[], None] | None = (
-            None  # what to do when the client leaves before its answer is complete
+            None  # the action if the client disconnects before its answer is complete
         )
 
-    # asyncio calls these.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # asyncio does this only for sockets made with the protocol's number. Without it a token waits for the
-        # client's acknowledgement of the one before, up to 40 ms.
+        # asyncio does this only for sockets created with the protocol's number. Without it a token waits for the
+        # client's acknowledgement of the previous one, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._opened.add(self)
 
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
     def respond(
         self, status: int, body: bytes, kind: str | None = "application/json", **headers: str
     ) -> None:
-        """A whole answer. Header names have _ for -."""
+        """Send a complete answer. Header names have _ for -."""
         extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         if kind is not None:
             extra = f"content-type: {kind}\r\n{extra}"
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._done()
 
     def start(self, kind: str) -> None:
-        """Begin an answer whose length nobody knows."""
+        """Begin an answer of unknown length."""
         coding = "transfer-encoding: chunked\r\n" if self._chunked else ""
         self._write(self._head(200, f"content-type: {kind}\r\n{coding}"))
 

@@ -1,26 +1,26 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: take instances out of the load balancer, and in again."""
+"""Ansible module: drain instances from the load balancer, and return them to service."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: balancer_server
-short_description: Take instances out of the load balancer and in again, and wait until it is so
+short_description: Drain instances from the load balancer or return them to service, and wait for that
 version_added: "0.1.0"
 description:
-  - Runs on the load balancer's host. Sets the state of servers through HAProxy's admin socket, without a reload,
-    and keeps it over reloads, restarts and reboots.
-  - An instance that is out gets no new request and finishes those that it has. The module waits until neither
-    HAProxy nor the instance itself counts one.
-  - Taken in, an instance gets requests as soon as its C(/health) answers and it has generated tokens since it was
-    started; the module waits for that.
+  - Runs on the load balancer's host. Sets the state of servers through HAProxy's admin socket, without a reload. The
+    state persists over reloads, restarts and reboots.
+  - A drained instance gets no new requests and finishes its running ones. The module waits until neither HAProxy nor
+    the instance itself counts any.
+  - An instance that is returned to service gets requests as soon as its C(/health) answers and it has generated tokens
+    since it was started; the module waits for that.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   servers:
     description:
-      - Servers by name, C(<deployment>/<host>.<instance>). Without it, O(hosts), O(deployment) and O(instance)
-        choose, and all of them together mean.
+      - Servers by name, C(<deployment>/<host>.<instance>). Without it, the servers that match all
+        of O(hosts), O(deployment), O(instance) and O(instances).
     type: list
     elements: str
   hosts:
@@ -38,23 +38,23 @@ options:
     type: list
     elements: str
   optional:
-    description: It is no failure that no server is meant, or that there is no load balancer on the host.
+    description: Do not fail if no server matches, or if the host has no load balancer.
     type: bool
     default: false
   state:
-    description: V(ready) takes in, V(drain) takes out, V(maint) takes out and stops the checks too.
+    description: V(ready) returns to service, V(drain) drains, V(maint) drains and also stops the checks.
     type: str
     choices: [ready, drain, maint]
     required: true
   by:
-    description: Who wants it. What the V(operator) took out is left as it is by a V(run).
+    description: Who requests it. A V(run) leaves servers alone that the V(operator) drained.
     type: str
     choices: [operator, run]
     default: operator
   wait:
     description:
-      - Seconds to wait at most; 0 does not wait. Requests that are left then are a warning; an instance that is
-        not in then is a failure.
+      - Seconds to wait at most; 0 does not wait. After that time, remaining requests are a warning, and an instance
+        that is not in service is a failure.
     type: int
     default: 300
 extends_documentation_fragment:
@@ -62,24 +62,24 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Says what would be set, and waits for nothing.
+    details: Shows what would be set, and does not wait.
   diff_mode:
     support: full
     details: The state of each server, before and after.
   idempotent:
     support: full
-    details: A server that is in the state is only waited for.
+    details: If a server is already in the state, the module only waits for it.
 """
 
 EXAMPLES = r"""
-- name: Take an instance out before it is replaced
+- name: Drain an instance before it is replaced
   instinct.fleet.balancer_server:
     servers: [llama/mi300x-01.llama-0]
     state: drain
     by: run
     wait: 600
 
-- name: Take all instances of a host in again
+- name: Return all instances of a host to service
   instinct.fleet.balancer_server:
     hosts: [mi300x-01]
     state: ready
@@ -87,19 +87,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 servers:
-  description: What is of each server in the end.
+  description: The final state of each server.
   type: list
   elements: dict
   returned: when not in check mode
   sample: [{name: llama/n1.llama-0, state: drain, up: true, requests: 0, check: L7OK, done: true}]
 actions:
-  description: What was, or in check mode would be, done.
+  description: Commands sent; in check mode those that would be sent.
   type: list
   elements: str
   returned: success
   sample: [set server llama/n1.llama-0 state drain]
 seconds:
-  description: How long it waited.
+  description: How long the module waited.
   type: float
   returned: when not in check mode
 """
@@ -111,7 +111,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "servers": {"type": "list", "elements": "str"},
         "hosts": {"type": "list", "elements": "str"},
@@ -126,7 +126,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Set and wait. Returns the module's result."""
+    """Set the state and wait. Return the module's result."""
     balancer = Balancer()
     names = params["servers"]
     if names is None:
@@ -138,7 +138,7 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module.params, module.check_mode))
 

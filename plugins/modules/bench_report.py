@@ -9,20 +9,20 @@ module: bench_report
 short_description: Gather the benchmarks of all nodes into one directory of results
 version_added: "0.1.0"
 description:
-  - Reads what M(instinct.fleet.vllm_bench) returned on each node from the variables of the hosts
-    (C(__benchmark_serve), C(__benchmark_offline), or a list of benchmarks in C(benchmark_results)), and what the node
-    is from C(__benchmark_state), a M(instinct.fleet.node_state) registered just before the measurement, else from
-    C(node_state_result), which tells of the node before it was changed.
+  - Reads the results of M(instinct.fleet.vllm_bench) from the variables of each host (C(__benchmark_serve),
+    C(__benchmark_offline), or a list of benchmarks in C(benchmark_results)). It reads the description of the node from
+    C(__benchmark_state), a M(instinct.fleet.node_state) registered just before the measurement, or else from
+    C(node_state_result), which describes the node before the deployment.
   - Writes C(results_dir/run/) with C(summary.json), C(benchmarks.csv), vLLM's own output in C(raw/),
     C(report.html) and C(plan.json), and points the symbolic link C(results_dir/latest) at it. The directory
-    appears complete or not at all, and a run that exists is never overwritten.
+    appears complete or not at all, and an existing run is never overwritten.
   - Runs on the control node only, once for the whole play, and connects to nothing.
-  - A host that failed or could not be reached is named among the failures; it does not make this task fail.
-  - Values of secret variables and options are masked, and the inventory's secrets wherever they turn up.
+  - Hosts that failed or could not be reached are listed among the failures; they do not make this task fail.
+  - Values of secret variables and options are masked, and so are the inventory's secrets wherever they appear.
 options:
   run:
     description:
-      - Name of the run. Empty for the time in UTC. If there is such a run already, C(-2), C(-3) and so on is
+      - Name of the run. Default is the time in UTC. If the run exists already, C(-2), C(-3) and so on is
         added.
     type: str
     default: ""
@@ -32,16 +32,16 @@ options:
     default: results
   hosts:
     description:
-      - Hosts that were to be measured. Default is the hosts of the play that are in the group C(instinct),
-        those that failed included, else that group.
+      - Hosts that should have been measured. Default is the hosts of the play that are in the group C(instinct),
+        including failed ones, or else the whole group.
     type: list
     elements: str
   report:
-    description: Write C(report.html). Without it no plot is drawn.
+    description: Write C(report.html). Without it, no plots are drawn.
     type: bool
     default: true
   plan:
-    description: The plan, of which a copy is kept. Default is that of C(fleet_plan_result), if there is one.
+    description: The plan to store with the results. Default is the plan in C(fleet_plan_result), if defined.
     type: dict
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
@@ -51,7 +51,7 @@ attributes:
     details: Nothing is measured in check mode, so nothing is written.
   diff_mode:
     support: none
-    details: A run is always new.
+    details: Every run creates a new directory.
 author: instinct-fleet contributors (@instinct-fleet)
 seealso:
   - module: instinct.fleet.node_state
@@ -84,13 +84,13 @@ directory:
   type: path
   sample: /home/operator/fleet/results/20260131T101500Z
 failures:
-  description: What was to be measured and was not, or not fully.
+  description: Missing and incomplete measurements.
   returned: when something was measured or failed
   type: list
   elements: dict
   sample: [{host: n3, what: connection, message: "Connection timed out"}]
 text:
-  description: The summary for people, as printed.
+  description: The printed summary.
   returned: when something was measured or failed
   type: str
 """

@@ -6,47 +6,47 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: canary_verdict
-short_description: Judge a new release by what was measured and asked
+short_description: Judge a new release by its benchmarks and answers
 version_added: "0.1.0"
 description:
-  - Compares what M(instinct.fleet.vllm_smoke) and M(instinct.fleet.vllm_bench) returned of an instance before it was
-    replaced and afterwards.
-  - Fails when the new release is slower than the tolerance, answers garbage, or does not work.
-  - Writes C(results_dir/run/canary.txt) for people and C(canary.json) for machines, and prints the former.
-  - Runs on the control node only, and connects to nothing. docs/canary.md says how it judges.
+  - Compares the results of M(instinct.fleet.vllm_smoke) and M(instinct.fleet.vllm_bench) for an instance before and
+    after its replacement.
+  - Fails if the new release is slower than the tolerance allows, answers garbage, or does not work.
+  - Writes C(results_dir/run/canary.txt), which it also prints, and C(canary.json) for machines.
+  - Runs on the control node only, and connects to nothing. docs/canary.md explains how it judges.
 options:
   phase:
     description:
-      - V(before) makes the baseline of the old release. V(after) judges the new one. V(failed) only reports one that
-        did not start.
+      - V(before) records the baseline of the old release. V(after) judges the new one. V(failed) only reports a new
+        instance that did not start.
     type: str
     choices: [before, after, failed]
     required: true
   host:
-    description: Where the instance runs, for the report.
+    description: The instance's host, for the report.
     type: str
     default: ""
   instance:
-    description: The new instance, as the plan has it; for the report of one that could not be asked.
+    description: The new instance from the plan, for the report on an instance that could not be tested.
     type: dict
     default: {}
   reference:
-    description: Name of the instance that was measured beside the old one; empty for none.
+    description: Name of the reference instance that was measured; empty for none.
     type: str
     default: ""
   smoke:
-    description: What M(instinct.fleet.vllm_smoke) returned, of the old instance asked twice, or of the new one.
+    description: The result of M(instinct.fleet.vllm_smoke), with two rounds for the old instance.
     type: dict
     default: {}
   benchmarks:
     description:
-      - What M(instinct.fleet.vllm_bench) returned. Before, one result. Afterwards none, one or two, as RV(more) asks
-        for them.
+      - Results of M(instinct.fleet.vllm_bench). V(before) takes one result, V(after) none, one or two, as requested by
+        RV(more).
     type: list
     elements: dict
     default: []
   baseline:
-    description: RV(baseline) of the phase before; empty when there was no old instance.
+    description: RV(baseline) from the phase V(before); empty if there was no old instance.
     type: dict
     default: {}
   failure:
@@ -54,32 +54,32 @@ options:
     type: str
     default: ""
   log:
-    description: What it printed, which is kept beside the report.
+    description: Its log, which is stored with the report.
     type: str
     default: ""
   change:
-    description: What the new release changes, for the report.
+    description: The changes in the new release, for the report.
     type: str
     default: ""
   runs:
-    description: Runs of the benchmark before and after.
+    description: Number of benchmark runs before and after.
     type: int
     default: 5
   max_runs:
-    description: Runs after, at most, when the first ones are not clear or say that it is slower.
+    description: Maximum number of runs after, if the first ones are inconclusive or slower.
     type: int
     default: 15
   tolerance:
-    description: Percent of output throughput that the new instance may lack.
+    description: Percent of output throughput that the new instance may lose.
     type: float
     default: 10
   latency_tolerance:
-    description: Percent by which the medians of TTFT and of TPOT may be longer.
+    description: Percent by which the medians of TTFT and TPOT may increase.
     type: float
     default: 30
   run:
     description:
-      - Name of the report's directory. Empty for one of the deployment and the time. If there is such a directory
+      - Name of the report's directory. Default is a name with the deployment and the time. If the directory exists
         already, C(-2), C(-3) and so on is added.
     type: str
     default: ""
@@ -95,7 +95,7 @@ attributes:
     details: Nothing is measured in check mode, so nothing is judged.
   diff_mode:
     support: none
-    details: A report is always new.
+    details: Every report is new.
 author: instinct-fleet contributors (@instinct-fleet)
 seealso:
   - module: instinct.fleet.vllm_bench
@@ -103,7 +103,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Note how the old release does
+- name: Record how the old release performs
   instinct.fleet.canary_verdict:
     phase: before
     smoke: "{{ __canary_smoke }}"
@@ -120,24 +120,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 baseline:
-  description: What is known of the old release; empty when there is no old instance.
+  description: The facts about the old release; empty if there is no old instance.
   type: dict
   returned: in the phase before
 verdict:
-  description: One of C(ok), C(slower), C(garbage), C(broken); C(undecided) when it takes more runs.
+  description: One of C(ok), C(slower), C(garbage), C(broken); C(undecided) if more runs are needed.
   type: str
   returned: in the other phases
 more:
-  description: Runs of the benchmark that are wanted before the verdict is final; 0 when it is.
+  description: Number of further benchmark runs that the verdict needs; 0 if it is final.
   type: int
   returned: as RV(verdict)
 looks:
-  description: O(benchmarks), to which the next look is added.
+  description: O(benchmarks), to which the next result must be added.
   type: list
   elements: dict
   returned: when RV(more) is above 0
 client:
-  description: What is to measure the new instance, O(instinct.fleet.vllm_bench#module:targets)'s C(client).
+  description: The client with which to measure the new instance, see O(instinct.fleet.vllm_bench#module:targets).
   type: dict
   returned: when RV(more) is above 0
 summary:
@@ -145,7 +145,7 @@ summary:
   type: str
   returned: when the verdict is final
 warnings_told:
-  description: What the verdict could not take into account, and what was noticed beside it.
+  description: Facts that the verdict could not take into account, and other observations.
   type: list
   elements: str
   returned: as RV(summary)

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: extra_variables
-short_description: Refuse variables of the command line that look like slips
+short_description: Reject misspelt variables of the command line
 version_added: "0.1.0"
 description:
-  - Fails when a variable given with C(-e) is none of the toolkit's and very like one of them. Such a slip would do
-    nothing, and a run meant for one deployment would be for all of them.
-  - Runs on the control node only, and connects to nothing. The other modules that run there look for the same.
+  - Fails if a variable given with C(-e) is unknown to the toolkit but similar to one of its variables. Such a misspelt
+    variable would have no effect, so that a run meant for one deployment would change all of them.
+  - Runs on the control node only, and connects to nothing. The other modules that run there make the same check.
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
     support: full
-    details: It looks in any case.
+    details: It makes the same check.
   diff_mode:
     support: N/A
     details: Nothing is changed.
@@ -25,7 +25,7 @@ author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
-- name: Refuse slips in variables of the command line
+- name: Reject misspelt variables of the command line
   instinct.fleet.extra_variables:
   run_once: true
 """

@@ -9,19 +9,19 @@ module: fleet_plan
 short_description: Plan what is missing on each node of the fleet
 version_added: "0.1.0"
 description:
-  - Compares what the inventory wants (C(vllm_deployments) and the variables of the roles) with what
+  - Compares the inventory (C(vllm_deployments) and the variables of the roles) with the state that
     M(instinct.fleet.node_state) found, and returns the ordered actions of each host, with reasons.
   - Runs on the control node only, once for the whole fleet. Use it with C(run_once) in a play on the group
-    C(instinct), after a task that registers M(instinct.fleet.node_state) as C(node_state_result). A host without that
-    result is left out and named in the plan.
+    C(instinct), after a task that registers M(instinct.fleet.node_state) as C(node_state_result). Hosts without
+    that result are excluded and listed in the plan.
   - The whole input is checked first. All problems are reported at once, each with its key, the file and line
     of the key, the hosts, and the fix.
-  - Image references and model revisions that were never resolved are asked of their registry and hub, and
-    pinned in a lock file. For what is going to be fetched by older pins, registry and hub are asked whether it
-    may be had; when they cannot be reached from here, that is a warning. A run with nothing to fetch asks nobody.
-  - What images answered on nodes when M(instinct.fleet.vllm_image) asked what is in them is kept in the lock file
-    too. Of a host with an image of which nobody knows it, only what comes before the answer is planned, and it is put
-    into the group C(fleet_partial), to be planned again.
+  - Image references and model revisions without a pin are resolved at their registry or hub, and pinned in a lock
+    file. For downloads with older pins, registry and hub are queried whether access is granted; if the control node
+    cannot reach them, that is a warning. A run without downloads makes no queries.
+  - The software that M(instinct.fleet.vllm_image) found in images is recorded in the lock file too. If an image has not
+    been probed yet, only the actions up to the probe are planned for its host, and the host is put into the group
+    C(fleet_partial), to be planned again.
 options:
   hosts:
     description:
@@ -30,15 +30,15 @@ options:
     elements: str
   again:
     description:
-      - The second plan of a run, made after images were asked - these hosts were observed anew, and only theirs
-        is told, in RV(todo), RV(changes) and RV(text). The others are planned from what was seen of them before,
-        as instances may span hosts. Ignores O(refresh).
+      - Hosts for the second plan of a run, after images were probed. These hosts were observed again, and RV(todo),
+        RV(changes) and RV(text) are about them only. The other hosts are planned from their earlier state, because
+        instances may span hosts. Ignores O(refresh).
     type: list
     elements: str
   offline:
     description:
-      - Plan from the inventory alone, for hosts that were not looked at. They are taken to be bare, with the
-        GPUs that C(instinct_gpus) declares. Nothing is asked of registries and hubs.
+      - Plan from the inventory alone, for hosts that were not contacted. They are assumed empty, with the GPUs that
+        C(instinct_gpus) declares. Registries and hubs are not queried.
     type: bool
     default: false
   explain:
@@ -46,7 +46,7 @@ options:
     type: bool
     default: false
   refresh:
-    description: Resolve all image references and model revisions anew, and pin what they stand for now.
+    description: Resolve all image references and model revisions again, and pin the results.
     type: bool
     default: false
   plan_file:
@@ -58,8 +58,8 @@ options:
     type: path
   operation:
     description:
-      - What the run is going to do with what serves. V(deploy) replaces it at once. V(upgrade), V(rollback) and
-        V(restart) go by batches, which are returned as RV(rollout) and told in the plan's text; V(stop) only stops.
+      - How the run treats serving instances. V(deploy) replaces them at once. V(upgrade), V(rollback) and V(restart)
+        work in batches, which are returned as RV(rollout) and listed in the plan's text; V(stop) only stops instances.
     type: str
     choices: [deploy, upgrade, rollback, restart, stop]
     default: deploy
@@ -71,52 +71,52 @@ options:
     type: str
   generation:
     description:
-      - For V(rollback), the generation to go back to. Default is the newest one that is older than what runs.
+      - For V(rollback), the target generation. Default is the newest one before the running generation.
     type: int
   why:
-    description: For V(rollback), the operator's reason. The deployment is held with it, and the journal has it.
+    description: For V(rollback), the operator's reason, recorded in the journal and shown while the deployment is held.
     type: str
   retry:
-    description: Upgrade a held deployment to the definition that was turned back before.
+    description: Upgrade a held deployment again to the definition that was rolled back.
     type: bool
     default: false
   canary:
-    description: Compare the first unit of an upgrade with what it was.
+    description: Compare the first group of an upgrade with its old release.
     type: bool
     default: true
   canary_terms:
-    description: How the canary is judged, checked here so that nothing is touched when it makes no sense.
+    description: How the canary is judged; checked here, so that invalid values are refused before any change.
     type: dict
     default: {}
     suboptions:
       canary_tolerance:
-        description: Percent of output throughput that may be missing.
+        description: Percent of output throughput that may be lost.
         type: float
         default: 10
       canary_latency_tolerance:
-        description: Percent by which the medians of TTFT and TPOT may be longer.
+        description: Percent by which the medians of TTFT and TPOT may increase.
         type: float
         default: 30
       canary_runs:
-        description: Runs before and after.
+        description: Number of runs before and after.
         type: int
         default: 5
       canary_max_runs:
-        description: Runs after, at most.
+        description: Maximum number of runs after.
         type: int
         default: 15
   serial:
-    description: Units that change at a time - a number, a percentage, or a list of these. Default is C([1, "20%"]).
+    description: Groups of hosts to change at a time, a number, a percentage, or a list of these. Default C([1, "20%"]).
     type: raw
   min_in:
-    description: Engines of a deployment that stay in, a number or a percentage. Default is C(50%).
+    description: Engines of a deployment that stay in service, as a number or a percentage. Default is C(50%).
     type: raw
   soak:
-    description: Seconds under watch after each batch.
+    description: Seconds to watch each batch.
     type: raw
     default: 30
   drain_timeout:
-    description: Seconds that running requests get at most; for the text.
+    description: Maximum seconds for running requests to finish; for the text.
     type: int
     default: 300
 extends_documentation_fragment:
@@ -124,10 +124,10 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Plans as it would otherwise; pins that are missing are resolved, and not kept.
+    details: Makes the same plan; missing pins are resolved, but not stored.
   diff_mode:
     support: none
-    details: The plan is what a run would change.
+    details: The plan itself lists the changes.
 author: instinct-fleet contributors (@instinct-fleet)
 seealso:
   - module: instinct.fleet.node_state
@@ -152,17 +152,17 @@ plan:
   returned: success
   type: dict
 todo:
-  description: Hosts with something to do, as M(ansible.builtin.add_host) wants them.
+  description: Hosts with actions, in the form that M(ansible.builtin.add_host) needs.
   returned: success
   type: list
   elements: dict
   sample: [{name: n1, groups: [todo_host_prep, todo_vllm_serve], plan: {}}]
 rollout:
-  description: The operation, its batches in order, and the seconds under watch after each; null for V(deploy).
+  description: The operation, its batches in order, and the seconds to watch each; null for V(deploy).
   returned: success
   type: dict
 partial:
-  description: Images that have to be asked what is in them before all can be planned.
+  description: Images that must be probed before the plan is complete.
   returned: success
   type: list
   elements: str
@@ -173,7 +173,7 @@ changes:
   type: int
   sample: 12
 text:
-  description: The plan for people, as printed.
+  description: The printed plan.
   returned: success
   type: str
 """

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fleet_status
-short_description: Tell what runs in the fleet, in one table
+short_description: Show what runs in the fleet, in one table
 version_added: "0.1.0"
 description:
-  - Judges what M(instinct.fleet.instance_status) found on each host of the play, registered as
-    C(instance_status_result), and prints a table - by deployment, trouble first with its first error and the next
-    step, instances in equal state in one line.
-  - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing. Hosts that were not
-    reached are told too; a load balancer knows which instances they have.
-  - Does not fail by itself; RV(verdict) says what does not serve.
+  - Judges the results of M(instinct.fleet.instance_status) on each host of the play, registered as
+    C(instance_status_result), and prints a table by deployment. Failures come first, each with its first error and the
+    next step; instances in the same state share a line.
+  - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing. Unreachable hosts
+    are listed too; a load balancer knows their instances.
+  - Does not fail by itself; RV(verdict) names instances that do not serve.
 options:
   detail:
     description: One line for every instance.
@@ -43,7 +43,7 @@ EXAMPLES = r"""
   become: true
   register: instance_status_result
 
-- name: Tell
+- name: Show the status
   instinct.fleet.fleet_status:
     detail: true
   run_once: true
@@ -52,16 +52,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: Deployments with their sums, instances, hosts that were not reached, load balancers, problems.
+  description: Deployments with their totals, instances, unreachable hosts, load balancers, problems.
   returned: success
   type: dict
 verdict:
-  description: What does not serve, in one line; empty when all of it does.
+  description: The instances that do not serve, in one line; empty if all of them serve.
   returned: success
   type: str
   sample: "1 of 8 instances do not serve: llama-1 on mi300x-02 (gave up)."
 text:
-  description: The table, as printed.
+  description: The printed table.
   returned: success
   type: str
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: bring HAProxy to a configuration."""
+"""Ansible module: apply a configuration of HAProxy."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ module: haproxy_config
 short_description: Run the load balancer with these files, without dropping a connection
 version_added: "0.1.0"
 description:
-  - Writes the configuration into a directory of its own, has HAProxy validate it, puts it in use by one rename,
-    reloads, and reads back through the admin socket that the running process has it. A process that does not
-    take it goes on with the one before.
-  - HAProxy runs as a service of its own, C(instinct-balancer), beside a small agent that tells it which instances
-    have generated tokens. A HAProxy of the distribution's own service is not touched.
-  - Servers that are out stay out.
+  - Writes the configuration into a new directory, has HAProxy validate it, puts it in use by one rename, reloads, and
+    reads back through the admin socket that the running process uses it. If the process rejects the configuration, it
+    continues with the previous one.
+  - HAProxy runs as a separate service, C(instinct-balancer), with a small agent that reports which instances have
+    generated tokens. The distribution's own HAProxy service is not touched.
+  - Drained servers stay drained.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - HAProxy 2.4 or newer and systemd on the host
 options:
   files:
     description:
-      - The files by name, as the plan renders them. C(balancer.json) holds the version by which the running
-        configuration is known.
+      - The files by name, as rendered by the plan. C(balancer.json) has the version that identifies the running
+        configuration.
     type: dict
     required: true
   api_keys:
-    description: Names and API keys. On the host only their SHA-256 is kept. Without it, no key is asked for.
+    description: API keys by name. The host stores only their SHA-256. Without it, clients need no key.
     type: dict
   certificate:
-    description: Certificate, chain and private key, as PEM. Needed where the configuration has TLS.
+    description: Certificate, chain and private key, as PEM. Needed if the configuration has TLS.
     type: str
   instance_key:
-    description: The key that is sent to the instances. Needed where the configuration sends one.
+    description: The key that is sent to the instances. Needed if the configuration sends one.
     type: str
 extends_documentation_fragment:
   - instinct.fleet.attributes
 attributes:
   check_mode:
     support: full
-    details: Says what would be written and reloaded, after HAProxy has validated it where it is installed.
+    details: Shows what would be written and reloaded, after HAProxy, if installed, has validated it.
   diff_mode:
     support: full
-    details: The files before and after, but for those with secrets.
+    details: The files before and after, except those with secrets.
   idempotent:
     support: full
-    details: With equal files and the running process of that version, nothing is done.
+    details: If the files are equal and the running process has that version, nothing is done.
 """
 
 EXAMPLES = r"""
-- name: Balance
+- name: Apply the load balancer's configuration
   instinct.fleet.haproxy_config:
     files: "{{ fleet_host_plan.balancer.files }}"
     api_keys: "{{ load_balancer_api_keys }}"
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was, or in check mode would be, done.
+  description: Files written and commands run, in order; in check mode those that would be.
   type: list
   elements: str
   returned: success
@@ -73,7 +73,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge i
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "files": {"type": "dict", "required": True},
         "api_keys": {"type": "dict", "no_log": True},
@@ -83,7 +83,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Converge. Returns the module's result."""
+    """Apply the configuration. Return the module's result."""
     texts = {name: str(text) for name, text in params["files"].items()}
     if params["api_keys"]:
         texts["keys.map"] = keys_map(params["api_keys"])
@@ -95,8 +95,8 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
-    # no_log: the parameters hold the private key, and would go to syslog.
+    """Run the module."""
+    # no_log: the parameters contain the private key, and would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     keys = (module.params[name] for name in ("certificate", "instance_key"))
     secrets = [*(key for key in keys if key), *(module.params["api_keys"] or {}).values()]

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: bring a model's weights to a node."""
+"""Ansible module: download a model's weights to a node."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ version_added: "0.1.0"
 description:
   - Downloads a snapshot with the C(huggingface_hub) of the vLLM image, in a container that has the network
     and the cache and nothing else. The node needs no Python packages.
-  - The download goes on when the control node dies, and the next run waits for it. When the download itself
-    was
-    killed, the next one keeps all files that are whole, and goes on with the others as far as the image's
-    C(huggingface_hub) can.
-  - Afterwards every file's size is compared with what the hub listed, and a marker says that the snapshot is
-    whole. A second run only looks at the files, and needs no hub.
-  - A model given by an absolute path is not fetched; only its presence is checked.
+  - The download continues if the control node dies, and the next run waits for it. If the download itself was
+    killed, the next one keeps all complete files, and resumes the others as far as the image's C(huggingface_hub) can.
+  - Afterwards every file's size is compared with the hub's list, and a marker records that the snapshot is complete. A
+    second run only checks the files, and does not need the hub.
+  - A model given by an absolute path is not downloaded; only its presence is checked.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node, with the image
@@ -27,23 +25,23 @@ options:
     type: str
     required: true
   commit:
-    description: The commit to fetch, 40 hex digits. Needed unless O(repo) is a path.
+    description: The commit to download, 40 hex digits. Needed unless O(repo) is a path.
     type: str
   revision:
     description:
-      - Branch or tag that stood for O(commit) when it was pinned. The cache notes it, so that offline
-        look-ups by this name find the commit.
+      - Branch or tag that named O(commit) when it was pinned. The cache records it, so that offline look-ups by this
+        name find the commit.
     type: str
     default: main
   image:
     description: The image to run the download in. Needed unless O(repo) is a path.
     type: str
   files:
-    description: The files to have, as a map of path to size in bytes. Needed unless O(repo) is a path.
+    description: The required files, as a map of path to size in bytes. Needed unless O(repo) is a path.
     type: dict
     default: {}
   include:
-    description: Patterns of files to fetch, as C(--include) of the hub's client; empty for all.
+    description: Patterns of files to download, as C(--include) of the hub's client; empty for all.
     type: list
     elements: str
     default: []
@@ -62,11 +60,11 @@ options:
   token:
     description:
       - Hub token for gated and private models.
-      - It is written to C(/run/instinct-fleet/hf_token) (root only) for the moment in which the container
-        starts, and removed. It is in no argument, variable, label or log.
+      - It is written to C(/run/instinct-fleet/hf_token) (root only) while the container starts, and then removed. It
+        appears in no argument, variable, label or log.
     type: str
   timeout:
-    description: Seconds to wait for the download. A longer one goes on, and the next run waits for it.
+    description: Seconds to wait for the download. A longer one continues, and the next run waits for it.
     type: int
     default: 86400
   max_workers:
@@ -74,7 +72,7 @@ options:
     type: int
     default: 8
   program:
-    description: The program that downloads. The action plugin of this module's name gives it; leave it out.
+    description: The download program. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -84,18 +82,18 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says what would be fetched, after the same disk check. A node without an engine counts as one on which
-        nothing runs.
+      - Shows what would be downloaded, after the same disk check. A node without a Docker engine counts as one
+        without containers.
   diff_mode:
     support: full
-    details: How many of the files are there, and whether the marker stands, before and after.
+    details: How many of the files exist, and whether the marker exists, before and after.
   idempotent:
     support: full
-    details: Files that are there with their size are not fetched again.
+    details: Files that exist with the right size are not downloaded again.
 """
 
 EXAMPLES = r"""
-- name: Fetch a model without the copies in other formats
+- name: Download a model without the copies in other formats
   instinct.fleet.hf_model:
     repo: amd/Llama-3.1-8B-Instruct-FP8-KV
     commit: fa42f9a9105c545755fea25cf69f49ac8c8b40e1
@@ -122,7 +120,7 @@ bytes:
   type: int
   returned: success
 seconds:
-  description: How long fetching and verifying took.
+  description: How long the download and its verification took.
   type: float
   returned: success
 actions:
@@ -131,7 +129,7 @@ actions:
   elements: str
   returned: success
 log:
-  description: Last lines of a download that broke off without a report of its own.
+  description: Last lines of a download that ended without a report.
   type: list
   elements: str
   returned: when such a download fails
@@ -150,7 +148,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.weights.download im
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "repo": {"type": "str", "required": True},
         "commit": {"type": "str"},
@@ -170,7 +168,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Bring the model. Returns the module's result."""
+    """Download the model. Return the module's result."""
     refuse_short_secrets({"token": params["token"]})
     if params["repo"].startswith("/"):
         local_model(params["repo"])
@@ -179,7 +177,7 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [module.params["token"]], lambda: work(module.params, module.check_mode))
 

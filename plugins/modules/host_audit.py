@@ -6,20 +6,20 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_audit
-short_description: Judge the fleet's hosts against what AMD asks of them
+short_description: Judge the fleet's hosts by AMD's requirements
 version_added: "0.1.0"
 description:
-  - Compares what M(instinct.fleet.host_facts) found on each host, registered as C(host_facts_result), with the items of
-    C(catalog/host_items.yml), and prints a table - hosts in equal state together, the worst first.
+  - Compares the results of M(instinct.fleet.host_facts) on each host, registered as C(host_facts_result), with the
+    items of C(catalog/host_items.yml), and prints a table with hosts in the same state together, the worst first.
   - Runs on the control node only, once for the whole fleet (C(run_once)), and connects to nothing.
-  - Does not fail by itself; RV(failing) names the hosts with a required item wrong.
+  - Does not fail by itself; RV(failing) names the hosts on which a required item is wrong.
 options:
   hosts:
-    description: Hosts to judge. Default is the hosts of the play that are in the group C(instinct), else that group.
+    description: Hosts to judge. Default is the hosts of the play in the group C(instinct), else that group.
     type: list
     elements: str
   explain:
-    description: Tell every item with its reason and source, and the BIOS settings that Linux does not show.
+    description: Print every item with its reason and source, and the BIOS settings that Linux does not show.
     type: bool
     default: false
   audit_file:
@@ -54,38 +54,38 @@ EXAMPLES = r"""
 
 RETURN = r"""
 hosts:
-  description: Result, findings and what prepare.yml would do, by host.
+  description: Result, findings and the actions of prepare.yml, by host.
   returned: success
   type: dict
 failing:
-  description: Hosts with a required item wrong.
+  description: Hosts on which a required item is wrong.
   returned: success
   type: list
   elements: str
   sample: [n3]
 verdict:
-  description: The same in one line with what is wrong; empty when nothing is.
+  description: The same in one line, with the wrong items; empty if there are none.
   returned: success
   type: str
   sample: "Wrong on n3: iommu-pt."
 waiting:
-  description: Items that take a reboot, by host.
+  description: Items that need a reboot, by host.
   returned: success
   type: dict
   sample: {n3: [iommu-pt]}
 todo:
-  description: Hosts on which prepare.yml has something to do, as M(ansible.builtin.add_host) wants them.
+  description: Hosts on which prepare.yml has actions, in the form that M(ansible.builtin.add_host) needs.
   returned: success
   type: list
   elements: dict
 spanning:
   description:
-    - Instances of deployments over several hosts of which one takes a reboot, by host, for
+    - Instances of deployments that span several hosts, of which one needs a reboot, by host, for
       M(instinct.fleet.vllm_server).
   returned: success
   type: dict
 text:
-  description: The audit for people, as printed.
+  description: The printed audit.
   returned: success
   type: str
 """

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_facts
-short_description: Read all that the audit of an AMD Instinct host looks at
+short_description: Read the facts for the audit of an AMD Instinct host
 version_added: "0.1.0"
 description:
-  - Reads in one call what M(instinct.fleet.node_state) reads, and beside it the kernel command line of this boot and
-    the next, sysctls with the file that sets each at boot, CPU governors and idle states, huge pages, limits, PCI
-    links, Access Control Services, RDMA ports, the state of the clock, and what amdgpu said in the kernel log.
-  - Changes nothing, and judges nothing; M(instinct.fleet.host_audit) does. Runs C(dmesg) and no other program.
+  - Reads in one call the facts of M(instinct.fleet.node_state), and in addition the kernel command line of this boot
+    and the next, sysctls with the file that sets each at boot, CPU governors and idle states, huge pages, limits, PCI
+    links, Access Control Services, RDMA ports, the state of the clock, and amdgpu's messages in the kernel log.
+  - Changes nothing, and leaves the judgement to M(instinct.fleet.host_audit). Runs C(dmesg) and no other program.
   - A source that cannot be read gives null, and an entry in RV(host_facts.problems).
 options:
   cache_dirs:
-    description: Hugging Face caches (C(HF_HOME)) whose disks are looked at, as M(instinct.fleet.node_state) has them.
+    description: Hugging Face caches (C(HF_HOME)) whose disks are checked, as in M(instinct.fleet.node_state).
     type: list
     elements: path
 extends_documentation_fragment:
@@ -39,28 +39,28 @@ EXAMPLES = r"""
 
 RETURN = r"""
 node_state:
-  description: As M(instinct.fleet.node_state) returns it.
+  description: The result of M(instinct.fleet.node_state).
   returned: success
   type: dict
 host_facts:
-  description: What the audit looks at beside it. Sizes are bytes.
+  description: The additional facts for the audit. Sizes are bytes.
   returned: success
   type: dict
   contains:
     cmdline: {description: Words of the kernel command line now and at the next boot by C(file)., type: dict}
     sysctls: {description: Value now and at boot with the file and line that set it, by key., type: dict}
     cpu: {description: "Vendor, CPUs by governor, idle states with the CPUs that may enter them, SMT.", type: dict}
-    huge_pages: {description: How transparent huge pages are given out., type: str, sample: madvise}
+    huge_pages: {description: The mode of transparent huge pages., type: str, sample: madvise}
     boot_settings: {description: What C(tmpfiles.d) writes below C(/sys) at boot., type: dict}
-    tuned: {description: Profile of the tuned daemon; null when it does not run., type: str}
+    tuned: {description: Profile of the tuned daemon; null if it does not run., type: str}
     limits: {description: File and value of the limits that hold for all users., type: dict}
     shm_bytes: {description: Size of C(/dev/shm)., type: int}
     pci_gpus: {description: AMD's accelerators on the PCI bus., type: list, elements: dict}
-    acs: {description: "Bridges that have Access Control Services, and those that have them on.", type: dict}
+    acs: {description: "Bridges with Access Control Services, and those that have them enabled.", type: dict}
     iommus: {description: How many IOMMUs the kernel found., type: int}
     nics: {description: Ports of RDMA NICs., type: list, elements: dict}
-    clock_synchronized: {description: Whether the clock is kept in time; null when that is not known., type: bool}
-    kernel_log: {description: Lines of amdgpu that tell of trouble., type: dict}
+    clock_synchronized: {description: Whether the clock is synchronised; null if unknown., type: bool}
+    kernel_log: {description: Lines in which amdgpu reports trouble., type: dict}
     problems: {description: Sources that could not be read., type: list, elements: dict}
 """
 
@@ -76,15 +76,15 @@ ROOT = "/"
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {"cache_dirs": {"type": "list", "elements": "path"}}
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Read both parts."""
+    """Read both parts. Return the module's result."""
 
     def run(command: list[str]) -> str:
-        # Without this, a program that is not there would end the module.
+        # Without handle_exceptions=False, a missing program would end the module.
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"}, handle_exceptions=False)
         if code:
             raise OSError(err.strip() or f"{command[0]} ended with {code}")
@@ -98,7 +98,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module))
 

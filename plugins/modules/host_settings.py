@@ -9,19 +9,19 @@ module: host_settings
 short_description: Set sysctls, files of sysfs and limits, now and after every boot
 version_added: "0.1.0"
 description:
-  - Sets values in the running kernel, and writes what sets them again at boot - a file in C(sysctl.d), one in
+  - Sets values in the running kernel, and writes the files that set them again at boot - one in C(sysctl.d), one in
     C(tmpfiles.d) with a unit that applies it late in the boot, and one in C(limits.d). Other lines in these files are
     kept.
-  - A sysctl that another file under C(/etc) would set otherwise later in a boot is commented out there; such a file
-    elsewhere belongs to a package, and is an error that names it.
-  - Reads back what it wrote.
+  - If another file under C(/etc) would override a sysctl later in a boot, its line is commented out. Such a file
+    elsewhere belongs to a package, so the module fails and names it.
+  - Reads the written values back.
 options:
   sysctl:
     description: Values by key.
     type: dict
     default: {}
   sysfs:
-    description: Values by file below C(/sys); a name may have C(*) in it for any CPU or device.
+    description: Values by file below C(/sys); C(*) in a name matches any CPU or device.
     type: dict
     default: {}
   limits:
@@ -41,7 +41,7 @@ attributes:
 requirements:
   - Python 3.9 on the node
   - root
-  - systemd, for files of sysfs to last
+  - systemd, to keep values of sysfs over a reboot
 seealso:
   - module: instinct.fleet.kernel_cmdline
   - module: instinct.fleet.numa_balancing
@@ -61,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was written, in order; in check mode what would be.
+  description: Values and files written, in order; in check mode those that would be.
   returned: success
   type: list
   elements: str
@@ -95,7 +95,7 @@ ROOT = "/"
 
 @dataclass(frozen=True)
 class Write:
-    """A value for files of the kernel that do not have it; `name` is the pattern that they were found by."""
+    """A value for files of the kernel that have another one; `name` is the pattern that matched them."""
 
     name: str
     value: str
@@ -104,28 +104,28 @@ class Write:
 
     @property
     def text(self) -> str:
-        """For `actions`."""
+        """Return the text for `actions`."""
         more = f" ({len(self.files)} files)" if len(self.files) > 1 else ""
         return f"write {self.value} > {self.name}{more}"
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {name: {"type": "dict", "default": {}} for name in ("sysctl", "sysfs", "limits")}
 
 
 def local(path: str) -> str:
-    """Where a path of the node is for this process."""
+    """Return the path at which this process sees a path of the node."""
     return ROOT.rstrip("/") + path
 
 
 def real(path: str) -> str:
-    """A path of the node with its links followed."""
+    """Return a path of the node with its links resolved."""
     return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
 
 
 def text_of(path: str) -> str:
-    """A file's text; empty when it is not there."""
+    """Return a file's text; empty if it does not exist."""
     try:
         with open(local(path), encoding="utf-8", errors="surrogateescape") as stream:
             return stream.read()
@@ -134,7 +134,7 @@ def text_of(path: str) -> str:
 
 
 def value_of(path: str) -> str:
-    """What a file of the kernel says. Raises NodeError when it is not there."""
+    """Return the value in a file of the kernel. Raise NodeError if it cannot be read."""
     try:
         return chosen(text_of(path).strip()) or ""
     except OSError as error:
@@ -142,7 +142,7 @@ def value_of(path: str) -> str:
 
 
 def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
-    """Files of the kernel whose value differs. Raises NodeError for a sysctl that this kernel does not have."""
+    """Return the files of the kernel whose value differs. Raise NodeError for an unknown sysctl or file."""
     found = []
     for key, value in sysctl.items():
         path = runtime_path(key)
@@ -154,7 +154,7 @@ def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
     for pattern, value in sysfs.items():
         files = sorted("/" + os.path.relpath(file, local("/")) for file in glob.glob(local(pattern)))
         if not files:
-            raise NodeError(f"No file is called {pattern} on this host.")
+            raise NodeError(f"No file on this host matches {pattern}.")
         olds = {file: value_of(file) for file in files}
         wrong = tuple(file for file, old in olds.items() if old != value)
         if wrong:
@@ -163,7 +163,7 @@ def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
 
 
 def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
-    """Edits that make sysctls last, one key after the other. Raises NodeError."""
+    """Return the edits that keep sysctls over a boot. Raise NodeError if a package's file would override one."""
     source = Source(ROOT)
     found: dict[str, Edit] = {}
     for key, value in sysctl.items():
@@ -186,7 +186,7 @@ def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
 
 
 def apply(module: AnsibleModule, edits: list[Edit], changed: list[Write], link: bool) -> None:
-    """Files first, then the kernel: a crash in between leaves nothing that a boot undoes."""
+    """Write the files first, then the kernel's values: after a crash in between, a boot completes the change."""
     for edit in edits:
         os.makedirs(os.path.dirname(local(edit.path)), mode=0o755, exist_ok=True)
         temporary = os.path.join(module.tmpdir, "host_settings")
@@ -209,7 +209,7 @@ def apply(module: AnsibleModule, edits: list[Edit], changed: list[Write], link: 
 
 
 def diff(edits: list[Edit], changed: list[Write]) -> list[dict[str, str]]:
-    """Before and after of files and values."""
+    """Return files and values before and after."""
     found = [(edit.path, edit.old, edit.new) for edit in edits]
     found += [(write.name, f"{write.old}\n", f"{write.value}\n") for write in changed]
     return [
@@ -218,7 +218,7 @@ def diff(edits: list[Edit], changed: list[Write]) -> list[dict[str, str]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    """Change or predict the settings, and read them back. Return the module's result. Raise NodeError on failure."""
     sysctl, sysfs, limits = (
         {str(key): str(value) for key, value in module.params[name].items()}
         for name in ("sysctl", "sysfs", "limits")
@@ -258,7 +258,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module))
 

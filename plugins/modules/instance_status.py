@@ -1,18 +1,18 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what runs on a node."""
+"""Ansible module: read what runs on a node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: instance_status
-short_description: Read what runs on a node, and what its load balancer sends where
+short_description: Read the instances of a node and the servers of its load balancer
 version_added: "0.1.0"
 description:
-  - Reads in one call every instance of the node - its container, what its supervisor says of it and of its failures,
-    C(/health), and C(/metrics) twice a second apart, all instances at the same time.
+  - Reads every instance of the node in one call - its container, its supervisor's report with its failures,
+    C(/health), and C(/metrics) twice, a second apart, all instances at the same time.
   - On a host with a load balancer it reads HAProxy's servers too.
-  - Changes nothing and judges nothing; M(instinct.fleet.fleet_status) does.
+  - Changes nothing, and leaves the judgement to M(instinct.fleet.fleet_status).
 author: instinct-fleet contributors (@instinct-fleet)
 extends_documentation_fragment:
   - instinct.fleet.attributes.read_only
@@ -39,9 +39,9 @@ instance_status:
     now: {description: The node's clock., type: float}
     instances:
       description:
-        - One entry per container of an instance. C(health) is the status of C(/health), 0 without an answer and null
-          when it was not asked; C(metrics) is null when there are none; C(failure) is what the log says of a container
-          that ended by itself and has no supervisor.
+        - One entry per container of an instance. C(health) is the HTTP status of C(/health), 0 without an answer and
+          null if it was not queried; C(metrics) is null if there are none; C(failure) is the cause in the log of a
+          container that exited by itself and has no supervisor.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, status: running, exit_code: 0, oom_killed: false, started: 1.0,
@@ -50,11 +50,11 @@ instance_status:
                 metrics: {running: 3, waiting: 0, kv: 0.12, tokens_per_second: 210.5, prompt_tokens_per_second: 90.0,
                           generated: 1000}, failure: null}]
     balancer:
-      description: Servers of the load balancer on this host; null where there is none. C(out) says who took it out.
+      description: Servers of the load balancer on this host; null if there is none. C(out) is who drained it.
       type: dict
       sample: {error: "", servers: [{name: "llama/n1.llama-0:8000", host: n1, instance: llama-0, deployment: llama,
                                      state: ready, up: true, check: L7OK, requests: 3, out: null}]}
-    problems: {description: What could not be read., type: list, elements: str}
+    problems: {description: Sources that could not be read., type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -64,12 +64,12 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {"docker_socket": {"type": "path", "default": SOCKET}}
 
 
 def main():
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     node = Node(docker_socket=module.params["docker_socket"])
     finish(module, [], lambda: {"changed": False, "instance_status": read_node(node)})

@@ -1,20 +1,20 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: words on the kernel's command line, from the next boot on."""
+"""Ansible module: add words to the kernel's command line, from the next boot on."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kernel_cmdline
-short_description: Put words on the kernel command line of the next boots
+short_description: Add words to the kernel command line from the next boot on
 version_added: "0.1.0"
 description:
-  - Adds parameters to the kernel's command line in the boot loader's configuration. They hold from the next boot on;
-    this module does not reboot.
-  - On systems with C(grubby) (RHEL and its kin) through it, for every kernel. On Debian and Ubuntu through a file in
-    C(/etc/default/grub.d) and C(update-grub); C(/etc/default/grub) is left alone.
-  - Reads the boot loader's configuration back. Parameters that are there already, be it by another file, are not
-    added again; C(pci=a,b) counts as C(pci=a) and C(pci=b).
+  - Adds parameters to the kernel's command line in the boot loader's configuration. They take effect at the next
+    boot; this module does not reboot.
+  - On systems with C(grubby) (RHEL and its relatives) it uses that, for every kernel. On Debian and Ubuntu it uses a
+    file in C(/etc/default/grub.d) and C(update-grub), and does not touch C(/etc/default/grub).
+  - Reads the boot loader's configuration back. Parameters that are already set, even by another file, are not added
+    again; C(pci=a,b) counts as C(pci=a) and C(pci=b).
 options:
   words:
     description: Parameters such as C(iommu=pt). Without white space or quotes.
@@ -48,12 +48,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 before:
-  description: Words of the next boot as it was; null when the boot loader's configuration could not be read.
+  description: Words of the next boot before the change; null if the configuration could not be read.
   returned: success
   type: list
   elements: str
 after:
-  description: The same afterwards, read back; in check mode as it would be.
+  description: Words of the next boot after the change, read back; in check mode as expected.
   returned: success
   type: list
   elements: str
@@ -82,17 +82,17 @@ ROOT = "/"
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {"words": {"type": "list", "elements": "str", "required": True}}
 
 
 def drop_in_path() -> str:
-    """Where our drop-in is for this process."""
+    """Return the path at which this process sees the toolkit's drop-in."""
     return ROOT.rstrip("/") + kernel_cmdline.DROP_IN
 
 
 def grub(module: AnsibleModule, missing: list[str]) -> tuple[str, list[list[str]]]:
-    """The drop-in's new text, and the command that makes GRUB's configuration. Raises NodeError."""
+    """Return the drop-in's new text and the command that updates GRUB's configuration. Raise NodeError without GRUB."""
     program = module.get_bin_path("update-grub")
     if not program:
         raise NodeError(
@@ -109,7 +109,7 @@ def grub(module: AnsibleModule, missing: list[str]) -> tuple[str, list[list[str]
 
 
 def write(module: AnsibleModule, text: str) -> None:
-    """Write the drop-in whole or not at all."""
+    """Write the drop-in atomically."""
     temporary = os.path.join(module.tmpdir, "kernel_cmdline")
     with open(temporary, "w", encoding="utf-8") as stream:
         stream.write(text)
@@ -119,7 +119,7 @@ def write(module: AnsibleModule, text: str) -> None:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    """Change or predict the settings, and read them back. Return the module's result. Raise NodeError on failure."""
     wanted = module.params["words"]
     for word in wanted:
         if not kernel_cmdline.is_word(word):
@@ -164,14 +164,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         lost = [word for word in wanted if word not in (after or ())]
         raise NodeError(
             f"{file or 'The boot loader'} does not have {' '.join(lost)} although {commands[-1][0]} succeeded. "
-            "Look whether a later file in /etc/default/grub.d replaces GRUB_CMDLINE_LINUX.",
+            "Check whether a later file in /etc/default/grub.d replaces GRUB_CMDLINE_LINUX.",
             **result,
         )
     return {**result, "after": list(after)}
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module))
 

@@ -10,19 +10,19 @@ short_description: Turn the kernel's automatic NUMA balancing off or on, now and
 version_added: "0.1.0"
 description:
   - Sets C(kernel.numa_balancing) in the running kernel and, for the next boots, in a file of C(sysctl.d).
-  - AMD's guides want it off on hosts with Instinct GPUs.
-  - Another file under C(/etc) that would set it otherwise later in a boot gets its line commented out; such a
-    file elsewhere belongs to a package, and is an error that names it.
-  - Reads back what it wrote. A kernel without the feature needs nothing, and RV(message) says so.
+  - AMD's guides recommend turning it off on hosts with Instinct GPUs.
+  - If another file under C(/etc) would override it later in a boot, its line is commented out. Such a file elsewhere
+    belongs to a package, so the module fails and names it.
+  - Reads the written value back. On a kernel without the feature it does nothing, and RV(message) explains that.
 options:
   enabled:
-    description: Whether NUMA balancing is to be on.
+    description: Whether NUMA balancing should be on.
     type: bool
     default: false
   persist:
     description:
-      - Whether to make the setting last over reboots.
-      - Nothing is written when the next boot gives the same already, be it by another file or by
+      - Whether to keep the setting over reboots.
+      - Nothing is written if the next boot gives the same value anyway, by another file or by
         C(numa_balancing=disable) on the kernel command line.
     type: bool
     default: true
@@ -64,17 +64,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 before:
-  description: Value in the kernel, value that the next boot gives, and what decides that; null for none.
+  description: The kernel's value, the value after the next boot, and the file that sets it; null for none.
   returned: success
   type: dict
   sample: {runtime: 1, persisted: null, file: null}
 after:
-  description: The same afterwards, read back; in check mode as it would be.
+  description: The same after the change, read back; in check mode as expected.
   returned: success
   type: dict
   sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
 actions:
-  description: What was written, in order; in check mode what would be.
+  description: Values and files written, in order; in check mode those that would be.
   returned: success
   type: list
   elements: str
@@ -82,7 +82,7 @@ actions:
     - write kernel.numa_balancing = 0 > /etc/sysctl.d/60-instinct-fleet.conf
     - write 0 > /proc/sys/kernel/numa_balancing
 message:
-  description: Why there was nothing to do, when the kernel has no automatic NUMA balancing.
+  description: The reason for doing nothing if the kernel has no automatic NUMA balancing.
   returned: when the kernel lacks the feature
   type: str
   sample: This kernel has no automatic NUMA balancing; nothing to do.
@@ -106,7 +106,7 @@ ROOT = "/"
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {
         "enabled": {"type": "bool", "default": False},
         "persist": {"type": "bool", "default": True},
@@ -115,22 +115,22 @@ def argument_spec() -> dict[str, Any]:
 
 
 def local(path: str) -> str:
-    """Where a path of the node is for this process."""
+    """Return the path at which this process sees a path of the node."""
     return ROOT.rstrip("/") + path
 
 
 def real(path: str) -> str:
-    """A path of the node with its links followed."""
+    """Return a path of the node with its links resolved."""
     return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
 
 
 def read(source: Source) -> dict[str, Any]:
-    """The setting now and after the next boot."""
+    """Return the setting now and after the next boot."""
     return read_numa_balancing(source, (source.text("/proc/cmdline") or "").split())
 
 
 def make_change(params: dict[str, Any], source: Source) -> numa.Change:
-    """Look at the files and decide. Raises NodeError."""
+    """Read the files and decide on the change. Raise NodeError if it is impossible."""
     path = params["sysctl_file"]
     if os.path.dirname(path) not in SYSCTL_DIRS or not path.endswith(".conf"):
         raise NodeError(
@@ -153,7 +153,7 @@ def make_change(params: dict[str, Any], source: Source) -> numa.Change:
 
 
 def apply(module: AnsibleModule, change: numa.Change) -> None:
-    """Write the files, then the kernel's value: a crash in between leaves nothing that a boot undoes."""
+    """Write the files, then the kernel's value: after a crash in between, a boot completes the change."""
     for edit in change.edits:
         temporary = os.path.join(module.tmpdir, "numa_balancing")
         with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
@@ -168,7 +168,7 @@ def apply(module: AnsibleModule, change: numa.Change) -> None:
 
 
 def diff(change: numa.Change, before: dict[str, Any]) -> list[dict[str, str]]:
-    """Before and after of the kernel's value and of every file."""
+    """Return the kernel's value and every file before and after."""
     entries = [
         {"before_header": edit.path, "before": edit.old, "after_header": edit.path, "after": edit.new}
         for edit in change.edits
@@ -180,7 +180,7 @@ def diff(change: numa.Change, before: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Decide, do or predict, and read back. Returns the module's result. Raises NodeError."""
+    """Change or predict the settings, and read them back. Return the module's result. Raise NodeError on failure."""
     source = Source(ROOT)
     params = module.params
     before = read(source)
@@ -206,7 +206,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     wrong = now is not None and (now != 0) != params["enabled"]
     if wrong or (params["persist"] and change.edits and (boot is None or (boot != 0) != params["enabled"])):
         raise NodeError(
-            f"kernel.numa_balancing reads back otherwise than written: now {now}, after a boot {boot} by "
+            f"kernel.numa_balancing does not read back as written: now {now}, after a boot {boot} by "
             f"{after['file']}. Something else on this host sets it.",
             **result,
         )
@@ -214,7 +214,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any]) -> dict[str, Any]:
-    """What reading back will show."""
+    """Return the state that reading back will show."""
     after = dict(before)
     if change.runtime is not None:
         after["runtime"] = int(change.runtime)
@@ -224,7 +224,7 @@ def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module))
 

@@ -11,20 +11,20 @@ version_added: "0.1.0"
 description:
   - The driver forgets compute partition modes at a reboot, and Docker does not start containers whose devices are
     missing. This installs a oneshot unit, C(instinct-partition.service), which runs before C(docker.service) and sets
-    the modes again with the transaction of M(instinct.fleet.rocm_partition). It says in the journal what it did, does
-    nothing when modes are as they should be, and holds Docker up for five minutes at most.
-  - Where the modes are those that a boot brings anyway (V(SPX), V(NPS1)), the unit is removed.
+    the modes again with the transaction of M(instinct.fleet.rocm_partition). The unit logs its actions to the journal,
+    does nothing if the modes are correct, and delays Docker by five minutes at most.
+  - If the modes are the driver's defaults (V(SPX), V(NPS1)), the unit is removed.
 options:
   compute:
-    description: The mode to keep. Without it, that which each GPU is in.
+    description: The compute mode to keep. Default is the present mode of each GPU.
     type: str
     choices: [SPX, DPX, TPX, QPX, CPX]
   memory:
-    description: The memory mode to keep. Without it, that which the GPUs are in.
+    description: The memory mode to keep. Default is the present mode of the GPUs.
     type: str
     choices: [NPS1, NPS2, NPS4]
   program:
-    description: The program that sets the modes at boot. The action plugin of this name gives it; leave it out.
+    description: The program that sets the modes at boot. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -47,7 +47,7 @@ author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
-- name: Keep what rocm_partition has set
+- name: Keep the modes that rocm_partition has set
   instinct.fleet.partition_boot:
     compute: CPX
     memory: NPS4
@@ -74,7 +74,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus impo
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {
         "compute": {"type": "str", "choices": list(COMPUTE_MODES)},
         "memory": {"type": "str", "choices": list(MEMORY_MODES)},
@@ -83,7 +83,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
-    """Keep the modes. Returns the module's result."""
+    """Keep the modes over reboots. Return the module's result."""
     record = record_of(node.gpus(), module.params["compute"], module.params["memory"])
     return converge(
         node.path,
@@ -95,7 +95,7 @@ def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], lambda: work(module, GpuFiles()))
 

@@ -9,30 +9,30 @@ module: rocm_partition
 short_description: Set the compute and memory partition modes of AMD Instinct GPUs
 version_added: "0.1.0"
 description:
-  - Brings a node's GPUs to a compute and a memory partition mode as a transaction. It stops what holds the GPUs,
-    waits until nothing does, sets the modes through rocm-smi, amd-smi or the driver's sysfs files, reloads the
-    driver where a memory mode needs it, reads everything back from the driver, from KFD's list of logical GPUs
-    and from C(/dev/dri), and starts again what it stopped.
-  - When a step fails, modes and services are put back as they were, and the module fails with the reason.
-  - Stopped are O(servers), other instances of this toolkit, and known monitors of GPUs (AMD's metrics exporter,
-    gpuagent, rdc, display managers). Whatever else holds a GPU ends the transaction before anything is touched,
-    by its name. Containers and units are asked to stop; killing one strands GPU memory.
-  - Refuses before touching anything when the driver does not offer the mode, is missing, or does not allow
-    the change (virtual machine, GPU in reset, not root).
-  - Where M(instinct.fleet.partition_boot) has recorded modes for the next boot, the record follows the change.
-  - C(/var/lib/instinct-fleet/partition.json) says on disk which step is under way and what was stopped. The next
-    run finishes a change that was cut off; without O(compute) and O(memory) it takes it back.
+  - Sets the compute and memory partition modes of a node's GPUs as a transaction. It stops the services that hold the
+    GPUs, waits until no process does, sets the modes through rocm-smi, amd-smi or the driver's sysfs files, reloads the
+    driver if a memory mode needs it, reads the result back from the driver, KFD's list of logical GPUs and C(/dev/dri),
+    and restarts the stopped services.
+  - If a step fails, modes and services are restored, and the module fails with the reason.
+  - It stops O(servers), other instances of this toolkit, and known GPU monitors (AMD's metrics exporter, gpuagent,
+    rdc, display managers). If any other process holds a GPU, the module names it and fails before any change.
+    Containers and units are stopped gracefully, because killing one strands GPU memory.
+  - Fails before any change if the driver is missing, does not offer the mode, or does not allow the change (virtual
+    machine, GPU in reset, not root).
+  - If M(instinct.fleet.partition_boot) has recorded modes for the next boot, the record is updated.
+  - C(/var/lib/instinct-fleet/partition.json) records the step in progress and the stopped services. The next run
+    finishes an interrupted change; without O(compute) and O(memory) it undoes it.
 options:
   compute:
     description:
-      - The mode. A GPU then shows one (V(SPX)), two (V(DPX)), three (V(TPX)) or four (V(QPX)) logical GPUs,
-        or one per accelerator die (V(CPX)). Without it the GPUs keep theirs.
+      - The mode, in which a GPU shows one (V(SPX)), two (V(DPX)), three (V(TPX)) or four (V(QPX)) logical GPUs, or one
+        per accelerator die (V(CPX)). Without it, the GPUs keep their modes.
     type: str
     choices: [SPX, DPX, TPX, QPX, CPX]
   memory:
     description:
-      - The number of memory partitions of every GPU of the node. A change reloads the driver. Without it, they
-        stay as they are.
+      - The number of memory partitions of every GPU of the node. A change reloads the driver. Without it, the memory
+        mode stays unchanged.
     type: str
     choices: [NPS1, NPS2, NPS4]
   gpus:
@@ -44,34 +44,34 @@ options:
     default: [all]
   backend:
     description:
-      - The way to set a mode. V(auto) tries V(rocm-smi), V(amd-smi) and V(sysfs) in this order, and goes on
-        to the next when a tool is not installed, hangs, rejects the option as some releases do, or claims a
-        success that does not read back.
-      - Any other value uses that one alone. What has to be undone goes through sysfs.
+      - How to set a mode. V(auto) tries V(rocm-smi), V(amd-smi) and V(sysfs) in this order, and continues with the
+        next if a tool is not installed, hangs, rejects the option as some releases do, or reports a success that does
+        not read back.
+      - Any other value uses that one alone. Changes are undone through sysfs.
     type: str
     default: auto
     choices: [auto, rocm-smi, amd-smi, sysfs]
   timeout:
-    description: Seconds for setting the modes, reloads and pauses while the driver is busy included; as long
-      again for the way back.
+    description: Seconds for setting the modes, including reloads and pauses while the driver is busy; the same
+      again to undo the change.
     type: int
     default: 300
   retries:
-    description: How often to try again while the driver is busy, after pauses of 1, 2, 4, 8 and then 16 s.
+    description: How often to retry while the driver is busy, after pauses of 1, 2, 4, 8 and then 16 s.
     type: int
     default: 5
   servers:
-    description: Instances to stop before, each with C(name) and C(stop_timeout), as the plan names them. They are
-      started again only when the change is undone.
+    description: Instances to stop first, each with C(name) and C(stop_timeout) from the plan. They are
+      restarted only if the change is undone.
     type: list
     elements: dict
     default: []
   clean:
-    description: Reload the driver when VRAM is in use that no process holds, as a killed server leaves it.
+    description: Reload the driver if VRAM is in use that no process holds, for example after a server was killed.
     type: bool
     default: false
   program:
-    description: The program that sets the modes at boot. The action plugin of this name gives it; leave it out.
+    description: The program that sets the modes at boot. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -84,14 +84,14 @@ attributes:
     details: The modes of every GPU.
   idempotent:
     support: full
-    details: Runs no tool either.
+    details: If nothing differs, no tool is run.
 requirements:
   - Python 3.9 on the node
   - root
 notes:
-  - The compute mode lasts until the driver is loaded again, so also until the next boot.
-  - A reload of the driver also resets what was set by hand for the time being, such as power caps and clocks.
-  - A Container Device Interface specification at C(/etc/cdi/amd.json) is generated anew.
+  - The compute mode lasts until the driver is reloaded or the node reboots.
+  - A reload of the driver also resets settings made by hand, such as power caps and clocks.
+  - A Container Device Interface specification at C(/etc/cdi/amd.json) is regenerated.
 seealso:
   - module: instinct.fleet.node_state
   - name: GPU partitioning
@@ -101,53 +101,53 @@ author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
-- name: Split every GPU into its accelerator dies, each with memory of its own
+- name: Split every GPU into its accelerator dies, each with its own memory
   instinct.fleet.rocm_partition:
     compute: CPX
     memory: NPS4
   become: true
 
-- name: Give two GPUs back as a whole, by the driver's own files
+- name: Make two GPUs whole again, through the driver's own files
   instinct.fleet.rocm_partition:
     compute: SPX
     gpus: ["0", "0000:26:00.0"]
     backend: sysfs
   become: true
 
-- name: Take back a change that was cut off
+- name: Undo an interrupted change
   instinct.fleet.rocm_partition:
   become: true
 """
 
 RETURN = r"""
 before:
-  description: Every GPU of the node before. A mode is null when it cannot be read.
+  description: Every GPU of the node before the change. A mode is null if it cannot be read.
   returned: when GPUs were found
   type: list
   elements: dict
   sample: [{index: 0, bdf: "0000:05:00.0", compute_partition: SPX, memory_partition: NPS1, partitions: 1}]
 after:
   description:
-    - Every GPU of the node afterwards, read back; in check mode as it would be. The number of partitions is
-      null in check mode for GPUs whose number of dies is not known.
+    - Every GPU of the node after the change, read back; in check mode as expected. The number of partitions is
+      null in check mode for GPUs whose number of dies is unknown.
   returned: when GPUs were found
   type: list
   elements: dict
   sample: [{index: 0, bdf: "0000:05:00.0", compute_partition: CPX, memory_partition: NPS4, partitions: 8}]
 backend:
-  description: The way that was used last, null when there was nothing to do.
+  description: The backend that was used last, null if nothing was changed.
   returned: when GPUs were found
   type: str
   sample: rocm-smi
 actions:
-  description: Commands run, files written, services stopped and started, in order; in check mode those that would
-    be if all goes well.
+  description: Commands run, files written, services stopped and started, in order; in check mode those
+    expected.
   returned: when GPUs were found
   type: list
   elements: str
   sample: [stop gpuagent.service, /opt/rocm/bin/rocm-smi --setcomputepartition CPX, start gpuagent.service]
 stopped:
-  description: What was stopped for it, units and containers.
+  description: The units and containers that were stopped.
   returned: when GPUs were found
   type: list
   elements: str
@@ -175,7 +175,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.request i
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's arguments, as DOCUMENTATION describes them."""
+    """Return the module's arguments, as DOCUMENTATION describes them."""
     return {
         "compute": {"type": "str", "choices": list(COMPUTE_MODES)},
         "memory": {"type": "str", "choices": list(MEMORY_MODES)},
@@ -190,7 +190,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def request_of(params: dict[str, Any]) -> Request:
-    """What is asked for. Raises NodeError for a number that cannot be."""
+    """Return the request in the parameters. Raise NodeError for an impossible number."""
     for key, low in (("timeout", 1), ("retries", 0)):
         if params[key] < low:
             raise NodeError(f"{key} must be at least {low}, not {params[key]}.")
@@ -207,7 +207,7 @@ def request_of(params: dict[str, Any]) -> Request:
 
 
 def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
-    """The module's result. Raises NodeError, with what was done when something was."""
+    """Change the modes. Return the module's result. Raise NodeError, with any actions taken, on failure."""
     request = request_of(module.params)
     check = module.check_mode
     with contextlib.nullcontext() if check else alone("rocm_partition", 2 * request.timeout):
@@ -238,7 +238,7 @@ def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, secrets_of(module.params["servers"]), lambda: work(module, Node()))
 

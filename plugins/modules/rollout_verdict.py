@@ -6,27 +6,27 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollout_verdict
-short_description: Decide what follows from a batch of a rollout
+short_description: Decide how a rollout continues after a batch
 version_added: "0.1.0"
 description:
-  - Runs on the control node, once for all hosts, after each batch. When a host of the batch noted a failure, the
-    batch goes back (where there is a way back) and the rollout ends. When a host cannot be reached any more, the
-    rollout ends, and what is done stays.
-  - In the end, without O(batch), tells what was done, and fails when the rollout ended early.
+  - Runs on the control node, once for all hosts, after each batch. If a host of the batch recorded a failure, the
+    batch is rolled back (if possible) and the rollout ends. If a host cannot be reached any more, the rollout ends, and
+    finished batches stay.
+  - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early.
 options:
   rollout:
     description: The plan's rollout, with its operation and all batches.
     type: dict
     required: true
   batch:
-    description: The batch that was just done. Without it, the rollout is over.
+    description: The batch that has just finished. Without it, the rollout is over.
     type: dict
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
 attributes:
   check_mode:
     support: full
-    details: Decides as it would otherwise.
+    details: Makes the same decision.
   diff_mode:
     support: N/A
     details: Nothing is changed.
@@ -48,15 +48,15 @@ stop:
   type: bool
   returned: with O(batch)
 back:
-  description: Whether this batch goes back to the generation that it had.
+  description: Whether this batch must be rolled back to its earlier generation.
   type: bool
   returned: with O(batch)
 turned:
-  description: Whether the batch that ended the rollout was to go back.
+  description: Whether the batch that ended the rollout was to be rolled back.
   type: bool
   returned: with O(batch)
 why:
-  description: Why.
+  description: The reason for the decision.
   type: str
   returned: with O(batch)
 batch:

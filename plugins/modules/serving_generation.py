@@ -1,52 +1,52 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: keep the generations of a node's deployments."""
+"""Ansible module: record the generations of a node's deployments."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_generation
-short_description: Record what a node's deployments are about to run, and hold them at a generation
+short_description: Record the generations of a node's deployments, and hold deployments at one
 version_added: "0.1.0"
 description:
   - A generation is a numbered record of all instances that a deployment has on a node, with their files and
-    containers. It is recorded before anything stops, so that M(instinct.fleet.vllm_server) can bring it back without
+    containers. It is recorded before anything stops, so that M(instinct.fleet.vllm_server) can restore it without
     a network.
-  - Records are files of root's in C(/etc/instinct-fleet/generations/<deployment>); each is whole and on disk before
-    the module returns. They may hold API keys, as the environment files of instances do.
-  - A deployment can be held at a generation, after a rollback, and be on trial, while a rollout is under way.
+  - Records are files in C(/etc/instinct-fleet/generations/<deployment>) that only root can read; each is completely on
+    disk before the module returns. They may contain API keys, like the environment files of instances.
+  - A deployment can be held at a generation, after a rollback, and be on trial, while a rollout is in progress.
   - Every event is a line in C(/etc/instinct-fleet/journal.log).
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   record:
     description:
-      - Generations to record, as the plan has them. One that is recorded already stays as it is; another content
-        under the same number is an error.
+      - Generations to record, from the plan. An existing record stays unchanged; different content under the same
+        number is an error.
     type: list
     elements: dict
     default: []
   instances:
-    description: The plan's instances of this node, with their servers. The members of O(record) are among them.
+    description: The plan's instances of this node, with their servers, including the members of O(record).
     type: list
     elements: dict
     default: []
   bindings:
     description:
-      - What binds deployments, each with C(deployment) and C(held) or C(trial) or both. A key that is left out stays
-        as it is, and null takes it away.
-      - C(held) has C(generation) and C(why), C(trial) has C(units) and C(baseline) besides. C(since) is the time of the
-        change where it is left out.
+      - Holds and trials of deployments, each with C(deployment) and C(held) or C(trial) or both. A missing key leaves
+        the hold or trial unchanged, and null removes it.
+      - C(held) has C(generation) and C(why), C(trial) also has C(units) and C(baseline). C(since) defaults to the
+        present time.
     type: list
     elements: dict
     default: []
   journal:
-    description: Lines for the journal; the time is put in front.
+    description: Lines for the journal; the module adds the time.
     type: list
     elements: str
     default: []
   keep:
     description:
-      - Generations of a deployment to keep. Those that are held, on trial, or that instances run are kept besides.
+      - Generations of a deployment to keep, in addition to those that are held, on trial, or run by instances.
     type: int
     default: 5
 extends_documentation_fragment:
@@ -54,18 +54,18 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Says what would be written.
+    details: Shows what would be written.
   diff_mode:
     support: full
     details: The records without the instances' files.
   idempotent:
     support: partial
     details:
-      - What is recorded, and how a deployment is bound, is not written again. Lines of O(journal) are.
+      - Existing records, holds and trials are not written again. Lines of O(journal) are.
 """
 
 EXAMPLES = r"""
-- name: Record what will serve
+- name: Record the generations that will serve
   instinct.fleet.serving_generation:
     record: "{{ fleet_host_plan.generations }}"
     instances: "{{ fleet_host_plan.instances }}"
@@ -79,7 +79,7 @@ EXAMPLES = r"""
         held: {generation: 2, why: generation 3 is 30 % slower}
   become: true
 
-- name: Let it go
+- name: End the hold
   instinct.fleet.serving_generation:
     bindings:
       - {deployment: llama, held: null}
@@ -88,7 +88,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: Files that were (in check mode, would be) written or removed, and lines of the journal.
+  description: Files written or removed, and lines of the journal; in check mode those that would be.
   returned: success
   type: list
   elements: str
@@ -103,7 +103,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.store impor
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "record": {"type": "list", "elements": "dict", "default": []},
         "instances": {"type": "list", "elements": "dict", "default": []},
@@ -114,7 +114,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Bring the store to what is asked. Returns the module's result."""
+    """Update the store. Return the module's result."""
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
     return change(
@@ -129,8 +129,8 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
-    # no_log: an instance's environment file may hold an API key, and the parameters would go to syslog.
+    """Run the module."""
+    # no_log: an instance's environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     secrets = secrets_of([item.get("server") or {} for item in module.params["instances"]])
     finish(module, secrets, lambda: work(module.params, module.check_mode))

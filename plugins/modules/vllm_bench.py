@@ -9,25 +9,20 @@ module: vllm_bench
 short_description: Measure vLLM instances with vLLM's own benchmark client
 version_added: "0.1.0"
 description:
-  - Runs C(vllm bench) in one container per instance, made from the instance's own image, environment,
-    devices and
-    mounts, for all given instances at once, and returns the JSON that it wrote.
-  - V(serve) measures running instances through their HTTP endpoints. V(latency) and V(throughput) load the
-    model
-    themselves, so the instances must be stopped before.
-  - Percentiles 50, 90, 95 and 99 of TTFT, TPOT, ITL and E2EL are measured unless O(args) asks for others.
-  - The API key of an instance reaches the client through the instance's environment file, never as an
-    argument.
-  - A benchmark of which no request completed, or of which some failed, is a failure, with what the server's
-    log
-    says of it.
-  - The container of a benchmark whose controller died is removed by the next run.
+  - Runs C(vllm bench) in one container per instance, with the instance's own image, environment, devices and mounts,
+    for all given instances at once, and returns the JSON that it wrote.
+  - V(serve) measures running instances through their HTTP endpoints. V(latency) and V(throughput) load the model
+    themselves, so the instances must be stopped first.
+  - Percentiles 50, 90, 95 and 99 of TTFT, TPOT, ITL and E2EL are measured unless O(args) sets others.
+  - The API key of an instance reaches the client through the instance's environment file, never as an argument.
+  - A benchmark fails if no request completed or some requests failed; the error has the cause in the server's log.
+  - If the controller dies, the next run removes the benchmark's container.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
 options:
   run:
-    description: Name of the measurement, a label of the containers; empty for the time in UTC.
+    description: Name of the measurement, a label of the containers. Default is the time in UTC.
     type: str
     default: ""
   kind:
@@ -37,52 +32,50 @@ options:
     default: serve
   targets:
     description:
-      - The instances to measure, as the plan has them.
-      - Read are C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(vllm), C(port), C(argv) and
-        C(server.container).
-      - Of an instance of a generation that the node keeps, C(generation) stands for C(server).
-      - C(client), a map of C(image) and C(vllm), names another image to measure with, which must be on the node.
+      - The instances to measure, from the plan.
+      - The module reads C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(vllm), C(port),
+        C(argv) and C(server.container).
+      - For an instance of a stored generation, C(generation) replaces C(server).
+      - C(client), a map of C(image) and C(vllm), sets another image for the client, which must be on the node.
     type: list
     elements: dict
     default: []
   args:
     description:
-      - Arguments of C(vllm bench), as a map; underscores and hyphens are the same. True gives the flag alone,
-        false and null leave it out, a list gives several values, a map JSON (C(goodput) and C(metadata)
-        their own
-        forms).
-      - Of a flag that the release's client does not have, the catalogue says how it means the same. What it cannot
-        express at all is an error, before anything runs.
-      - The offline benchmarks also get the instance's engine arguments; these here go over them.
-      - Read on the control node, by the action plugin of this module's name.
+      - Arguments of C(vllm bench), as a map; underscores and hyphens are equivalent. True gives the flag alone, false
+        and null omit it, a list gives several values, a map JSON (C(goodput) and C(metadata) have their own forms).
+      - If the release's client lacks a flag, the catalogue translates it. An argument that the client cannot express is
+        an error before anything runs.
+      - The offline benchmarks also get the instance's engine arguments, which these arguments override.
+      - Evaluated on the control node, by the module's action plugin.
     type: dict
     default: {}
   repeat:
     description:
-      - Runs, one after the other, each with its own result. They share one process, so that vLLM is imported once.
-      - Of more than one, or with O(warmups), each run has another seed, from the C(seed) of O(args) on, else from the
-        time on, so that no prompt is in the prefix cache. Only of V(serve).
+      - Number of consecutive runs, each with its own result. They share one process, so that vLLM is imported once.
+      - With several runs or with O(warmups), each run has another seed, counted up from the C(seed) of O(args) or from
+        the time, so that no prompt is in the prefix cache. Only for V(serve).
     type: int
     default: 1
   warmups:
-    description: Runs before those, whose results are thrown away. Only of V(serve).
+    description: Number of runs before them, whose results are discarded. Only for V(serve).
     type: int
     default: 0
   timeout:
-    description: Seconds that the benchmarks may take, all runs of them.
+    description: Seconds that the benchmarks may take, including all runs.
     type: int
     default: 7200
   commands:
     description:
-      - The command line of each target, by its name. The action plugin composes them of O(args); leave it out.
+      - The command line of each target, by its name. The module's action plugin composes it from O(args); leave it out.
     type: dict
     default: {}
   seed:
-    description: The seed of the first of several runs. The action plugin takes it from O(args); leave it out.
+    description: The seed of the first of several runs. The module's action plugin takes it from O(args); leave it out.
     type: int
     default: 0
   program:
-    description: The program that repeats a run. The action plugin of this module's name gives it; leave it out.
+    description: The program that repeats a run. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -92,13 +85,13 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says what would be run, after checking that the instances are in the state which the kind needs.
+      - Shows what would be run, after checking that the instances are in the state that the kind needs.
   diff_mode:
     support: N/A
     details: A measurement changes nothing.
   idempotent:
     support: none
-    details: Every call measures anew. It leaves nothing on the node, so it reports no change.
+    details: Every call measures again. It leaves nothing on the node, so it reports no change.
 """
 
 EXAMPLES = r"""
@@ -142,7 +135,7 @@ benchmarks:
       description: The image that served and measured.
       type: str
     digest:
-      description: Its digest; null for one that was built on the node.
+      description: Its digest; null for an image built on the node.
       type: str
     command:
       description: The command line of the benchmark.
@@ -152,26 +145,26 @@ benchmarks:
       description: When it started, in seconds since 1970.
       type: float
     seconds:
-      description: How long it took, with the client's start.
+      description: How long it took, including the client's start.
       type: float
     result:
-      description: What vLLM wrote, with null for NaN; null when it wrote nothing. Of several runs, the last one's.
+      description: The JSON that vLLM wrote, with null for NaN; null if it wrote none. For several runs, the last one.
       type: dict
     results:
-      description: What it wrote in each run that went well, without the lists of every request.
+      description: The JSON of each successful run, without per-request lists.
       type: list
       elements: dict
     log:
       description: The last lines that it printed.
       type: str
     error:
-      description: Why it failed; null when it did not.
+      description: Why it failed; null if it succeeded.
       type: str
     instance_plan:
-      description: The target as it was given.
+      description: The target from the parameters.
       type: dict
 actions:
-  description: Requests to the engine, in order; in check mode those that would be made.
+  description: Requests to Docker, in order; in check mode those that would be made.
   type: list
   elements: str
   returned: as RV(benchmarks)
@@ -197,7 +190,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.store impor
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "run": {"type": "str", "default": ""},
         "kind": {"type": "str", "choices": ["serve", "latency", "throughput"], "default": "serve"},
@@ -214,7 +207,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Measure. Returns the module's result."""
+    """Measure the targets. Return the module's result."""
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
         raise NodeError(f"run: {run!r} is not a name (it becomes part of a path).")
@@ -242,8 +235,8 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
-    # no_log: the plan of an instance holds its environment file, and the parameters would go to syslog.
+    """Run the module."""
+    # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
         targets = [whole(target, Store()) for target in module.params["targets"]]

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: bring a vLLM image to a node, by digest or from source."""
+"""Ansible module: pull a vLLM image to a node by digest, or build it from source."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ module: vllm_image
 short_description: Pull a vLLM image by digest, or build it from a git ref
 version_added: "0.1.0"
 description:
-  - Pulls an image by digest through the Docker Engine API, reads it back, and gives it the name that people
-    use for it.
-  - Or clones a git repository, checks a ref out, and runs C(docker build) with vLLM's Dockerfile for ROCm, as
-    AMD's documents show.
-  - An image that is there already is not asked for again, so a second run needs no registry.
-  - Before a pull, the free disk of Docker's directory is compared with what the image needs.
-  - Then the image is asked what is in it, once in its life on a node - a container without GPU and network
-    reads the versions of vLLM, PyTorch, Python and ROCm, and imports none of them. The answer is kept in
-    C(/var/lib/instinct-fleet/images), where M(instinct.fleet.node_state) reads it.
+  - Pulls an image by digest through the Docker Engine API, reads it back, and gives it its human-readable name.
+  - Or clones a git repository, checks out a ref, and runs C(docker build) with vLLM's Dockerfile for ROCm, as AMD's
+    documentation shows.
+  - An image that exists already is not pulled again, so a second run needs no registry.
+  - Before a pull, the free space of Docker's directory is compared with the space that the image needs.
+  - Then the image is probed, once per node - a container without GPU and network reads the versions of vLLM, PyTorch,
+    Python and ROCm without importing them. The result is stored in C(/var/lib/instinct-fleet/images), where
+    M(instinct.fleet.node_state) reads it.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -30,25 +29,25 @@ options:
     type: str
   ref:
     description:
-      - The name that people use, C(repository:tag). A pulled image gets it as a tag; a reference with a
-        digest gives no tag.
-      - With O(build), the tag of the result when O(build.tag) is not given.
+      - The human-readable name, C(repository:tag). A pulled image gets it as a tag; a reference with a digest gives
+        no tag.
+      - With O(build), the tag of the result if O(build.tag) is not given.
     type: str
   bytes:
     description:
-      - What the registry sends for the image, in bytes (compressed). Without it the disk is not checked.
+      - Size of the compressed image in bytes. Without it, the disk is not checked.
     type: int
   registry_username:
     description: Account at the image's registry. Needs O(registry_password).
     type: str
   registry_password:
-    description: Password or token of the account. It is sent to the engine with the pull, and stored nowhere.
+    description: Password or token of the account. It is sent to Docker with the pull, and not stored.
     type: str
   build:
     description:
       - Build the image on the node. The result is labelled with a hash of these inputs; an image with this
-        label is not built again. Pin a commit in O(build.ref), as a branch that moves does not change the
-        inputs.
+        label is not built again. Pin a commit in O(build.ref), because a branch that moves does not change
+        the inputs.
     type: dict
     suboptions:
       repo:
@@ -64,7 +63,7 @@ options:
         type: str
         default: docker/Dockerfile.rocm
       args:
-        description: Build arguments. They can be read in the image's history, so they hold no secret.
+        description: Build arguments. They are readable in the image's history, so do not put secrets here.
         type: dict
         default: {}
       tag:
@@ -72,12 +71,12 @@ options:
         type: str
   timeout:
     description:
-      - Seconds that a build may take, and that another run of this module on the node is waited for.
+      - Seconds that a build may take, and seconds to wait for another run of this module on the node.
       - A pull has no limit as long as it makes progress.
     type: int
     default: 14400
   program:
-    description: The program that says what is in the image. The action plugin of this name gives it; leave it out.
+    description: The program that probes the image. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -87,15 +86,15 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says what would be pulled, built and asked, after the same disk check. A node without an engine counts
-        as one that has nothing.
+      - Shows what would be pulled, built and probed, after the same disk check. A node without a Docker engine counts
+        as one without images.
   diff_mode:
     support: full
-    details: Whether the image is there, the image that the tag names, and its vLLM, before and after.
+    details: Whether the image exists, the image that the tag names, and its vLLM version, before and after.
   idempotent:
     support: full
     details:
-      - An image with the wanted digest, or built from the same inputs, is not touched, and not asked again.
+      - An image with the same digest, or built from the same inputs, is neither changed nor probed again.
 """
 
 EXAMPLES = r"""
@@ -105,7 +104,7 @@ EXAMPLES = r"""
     pull: rocm/vllm@sha256:8f1c2d0e5b7a4f6392d1c0b5a4e3f2d1c0b9a8f7e6d5c4b3a2f1e0d9c8b7a6f5
     bytes: 7516192768
 
-- name: Build one, as in AMD's document
+- name: Build an image, as in AMD's documentation
   instinct.fleet.vllm_image:
     build:
       repo: https://github.com/ROCm/vllm.git
@@ -117,7 +116,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 image_id:
-  description: The engine's id of the image; null in check mode when the image is not there yet.
+  description: Docker's id of the image; null in check mode if the image does not exist yet.
   type: str
   returned: success
   sample: sha256:2f1a
@@ -127,23 +126,23 @@ digest:
   returned: success
   sample: sha256:8f1c
 bytes:
-  description: Size of the unpacked image; null in check mode when the image is not there yet.
+  description: Size of the unpacked image; null in check mode if the image does not exist yet.
   type: int
   returned: success
 commit:
-  description: The commit that was built; null when nothing was built.
+  description: The commit that was built; null if nothing was built.
   type: str
   returned: with O(build)
 software:
   description:
-    - What the image answered; null in check mode when it was not asked yet. V("") and null in it stand for what
-      the image did not tell.
+    - The software found by the probe; null in check mode if the image has not been probed yet. V("") and null in it
+      mean unknown.
   type: dict
   returned: success
   sample: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
            gfx: [gfx942, gfx950]}
 actions:
-  description: Requests to the engine and commands, in order; in check mode those that would be made.
+  description: Requests to Docker and commands, in order; in check mode those that would be made.
   type: list
   elements: str
   returned: success
@@ -176,7 +175,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "pull": {"type": "str"},
         "ref": {"type": "str"},
@@ -200,7 +199,7 @@ def argument_spec():
 
 
 def work(params, check):
-    """Bring the image. Returns the module's result."""
+    """Pull or build the image. Return the module's result."""
     refuse_short_secrets({"registry_password": params["registry_password"]})
     require_program(params["program"])
     engine = connect(params["docker_socket"], check)
@@ -220,7 +219,7 @@ def work(params, check):
 
 
 def main():
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),
         mutually_exclusive=[("pull", "build")],

@@ -11,28 +11,25 @@ version_added: "0.1.0"
 description:
   - Converges all servers of a node in one call. Each has a directory with its launch script, environment and
     container spec, and a container that is labelled with the hash of these files.
-  - Old containers are stopped gracefully, in parallel, before any new one starts, because they may hold the
-    GPU
-    or the port that another one gets. A container is never killed first, as that strands GPU memory.
-  - What the engine would refuse (an image that is not there, a bad option) is found before anything stops,
-    since
-    the successor is created while the old container still serves.
-  - Then all servers start, and the module waits for them in parallel. A server is ready when it has generated
-    tokens; an answer of C(/health) is not enough.
-  - A server that fails is reported with the deciding line of its log, the class of the failure and a next
-    step.
-    Its log is kept as C(startup.log) in its directory, its container is stopped and stays, and the other
-    servers are not touched.
-  - In a container runs the toolkit's supervisor, and vLLM below it. The module writes that program to
-    C(/etc/instinct-fleet/lib), a directory per version, and removes versions with which nothing starts any
-    more. In each is a file of failure signatures, which is written anew without a restart. A server whose
-    supervisor gave up after three failures is started again.
+  - Old containers are stopped gracefully, in parallel, before any new one starts, because they may hold the GPU or the
+    port that another one gets. A container is asked to stop before it is killed, because a kill strands GPU memory.
+  - Errors that Docker would report (a missing image, a bad option) are found before anything stops, because the
+    successor is created while the old container still serves.
+  - Then all servers start, and the module waits for them in parallel. A server is ready once it has generated tokens;
+    an answer of C(/health) is not enough.
+  - A failed server is reported with the decisive line of its log, the class of the failure and a next step. Its log
+    is kept as C(startup.log) in its directory, its container is stopped and kept, and the other servers are not
+    touched.
+  - Each container runs the toolkit's supervisor, which runs vLLM. The module writes the supervisor to
+    C(/etc/instinct-fleet/lib), one directory per version, and removes unused versions. Each directory has a file of
+    failure signatures, which is updated without a restart. A server whose supervisor gave up after three failures is
+    restarted.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node, with the servers' images
 options:
   servers:
-    description: The servers, as the plan renders them.
+    description: The servers, as rendered by the plan.
     type: list
     elements: dict
     default: []
@@ -45,81 +42,80 @@ options:
         description: The deployment's name, for the container's label.
         type: str
       container_name:
-        description: For the reader of a plan. The container is always C(instinct-<name>).
+        description: For readers of the plan. The container is always C(instinct-<name>).
         type: str
       directory:
         description: Where the files are written. Needed for O(state=present).
         type: path
       cache_directory:
-        description: A directory to make for the container to write to.
+        description: A directory to create for the container to write to.
         type: path
       files:
         description:
           - The files by name, each with C(text) and C(mode) (octal digits). Needed for O(state=present).
-          - C(VLLM_API_KEY) in the file C(env) or in C(/etc/instinct-fleet/keys/instances) is used to ask for tokens.
+          - C(VLLM_API_KEY) in the file C(env) or in C(/etc/instinct-fleet/keys/instances) is used to request tokens.
         type: dict
       generation:
         description:
-          - A generation in the node's store, from which files, container and all the rest are read;
-            O(servers[].deployment) and O(servers[].name) say what of it, and O(servers[].spec_hash) is what it must be.
-            See M(instinct.fleet.serving_generation).
+          - A generation in the node's store, from which files, container and everything else are read;
+            O(servers[].deployment) and O(servers[].name) select the instance, and its hash must be
+            O(servers[].spec_hash). See M(instinct.fleet.serving_generation).
         type: int
       spec_hash:
-        description: The hash of the files; a container with another one is replaced. Needed for
+        description: The hash of the files; a container with another hash is replaced. Needed for
           O(state=present).
         type: str
       container:
         description: Body of the Docker Engine API's C(/containers/create). Needed for O(state=present).
         type: dict
       image:
-        description: For the reader of a plan. The image is in O(servers[].container).
+        description: For readers of the plan. The image is in O(servers[].container).
         type: str
       port:
-        description: Where the server listens. Needed unless O(state=stopped).
+        description: The port on which the server listens. Needed unless O(state=stopped).
         type: int
       host:
-        description: The address at which the node reaches it. Default is C(127.0.0.1).
+        description: The address at which the node reaches the server. Default is C(127.0.0.1).
         type: str
       served_model:
-        description: The name to ask tokens from. Needed unless O(state=stopped).
+        description: The model name for requests. Needed unless O(state=stopped).
         type: str
       headless:
-        description: Whether it works for a server on another host, and has no port. It is ready when it has run
-          for a few seconds and its log tells of no failure; that the whole engine generates tokens is for the
-          other server to show.
+        description: Whether it works for a server on another host, and has no port. It is ready once it has run
+          for a few seconds without a failure in its log; the other server shows whether the whole engine
+          generates tokens.
         type: bool
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.
         type: int
       stop_timeout:
-        description: Seconds between asking to stop and killing. Default is 120.
+        description: Seconds between the request to stop and the kill. Default is 120.
         type: int
   remove:
-    description: Names of servers to stop, and to remove with their directories.
+    description: Names of servers to stop and remove, with their directories.
     type: list
     elements: str
     default: []
   state:
     description:
-      - V(present) makes the servers as described, running and ready.
-      - V(started) starts those that are there and do not run, and waits until they are ready.
+      - V(present) creates or replaces the servers as described, and waits until they are ready.
+      - V(started) starts existing servers that do not run, and waits until they are ready.
       - V(stopped) stops them gracefully; their containers and files stay.
     type: str
     choices: [present, started, stopped]
     default: present
   wait:
     description:
-      - Whether to wait until the servers are ready. Those of an engine over several hosts wait for one another, so
-        they are first started on all hosts without waiting, and waited for in a second call.
+      - Whether to wait until the servers are ready. The servers of an engine that spans hosts wait for one another, so
+        they are first started on all hosts without waiting; a second call waits for them.
     type: bool
     default: true
   timeout:
-    description: Seconds to wait for readiness at most, whatever the servers' own O(servers[].ready_timeout).
+    description: Maximum seconds to wait for readiness, whatever the servers' own O(servers[].ready_timeout).
     type: int
   program:
     description:
-      - The files of the program around vLLM, by their paths. The action plugin of this module's name gives them; leave
-        them out.
+      - The files of the supervisor, by their paths. The module's action plugin sets them; leave them out.
     type: dict
     default: {}
 extends_documentation_fragment:
@@ -129,15 +125,15 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says what would be stopped, written and started, and waits for nothing. A node without an engine counts
-        as one on which nothing runs.
+      - Shows what would be stopped, written and started, and does not wait. A node without a Docker engine counts as
+        one without containers.
   diff_mode:
     support: full
     details:
       - The containers' states and the files, before and after; values of secret variables are masked.
   idempotent:
     support: full
-    details: A running server with the same hash and files is only asked for tokens.
+    details: A running server with the same hash and files only gets a request for tokens.
 """
 
 EXAMPLES = r"""
@@ -155,7 +151,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 servers:
-  description: What became of each server.
+  description: The result for each server.
   type: list
   elements: dict
   returned: always, unless the parameters are wrong or the engine does not answer
@@ -174,29 +170,29 @@ servers:
       description: Tokens that the probe got; 0 for a headless server.
       type: int
     ready_seconds:
-      description: How long it took until then.
+      description: How long it took until the first tokens.
       type: float
     class:
-      description: Of a failure, such as V(out_of_memory), V(unknown_flag), V(missing_weights),
+      description: The class of a failure, such as V(out_of_memory), V(unknown_flag), V(missing_weights),
         V(port_in_use).
       type: str
     log_line:
-      description: Of a failure, the deciding line.
+      description: The decisive log line of a failure.
       type: str
     next_step:
-      description: Of a failure, what to do.
+      description: What to do about a failure.
       type: str
     log_file:
-      description: Of a failure, where the whole log is kept on the node.
+      description: The path of the whole log of a failure on the node.
       type: str
 actions:
-  description: Requests to the engine and files written, in order; in check mode those that would be.
+  description: Requests to Docker and files written, in order; in check mode those that would be.
   type: list
   elements: str
   returned: as RV(servers)
   sample: ["POST /containers/instinct-llama-0/stop?t=120", "POST /containers/instinct-llama-0/start"]
 seconds:
-  description: How long all of it took.
+  description: How long the whole call took.
   type: float
   returned: when not in check mode
 """
@@ -216,7 +212,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.store impor
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "servers": {
             "type": "list",
@@ -251,7 +247,7 @@ def argument_spec():
 
 
 def work(params, redact, check):
-    """Converge the servers. Returns the module's result."""
+    """Converge the servers. Return the module's result."""
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
     fleet = Fleet(
@@ -271,7 +267,7 @@ def work(params, redact, check):
 
 
 def note(servers, result, remove, redact, check):
-    """Tell the node's journal what was done."""
+    """Record the changes in the node's journal."""
     gone = [
         name for name in remove if f"DELETE /containers/{container_name(name)}" in result.get("actions", ())
     ]
@@ -279,15 +275,15 @@ def note(servers, result, remove, redact, check):
         return
     try:
         note_servers(servers, redact.data(result), gone)
-    except OSError as error:  # what was done is done
+    except OSError as error:  # the changes themselves succeeded
         result.setdefault("warnings", []).append(
             f"The journal {error.filename or 'of this node'} could not be written: {error.strerror}."
         )
 
 
 def main():
-    """Entry point."""
-    # no_log: an environment file may hold an API key, and the parameters would go to syslog.
+    """Run the module."""
+    # no_log: an environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
         params = {**module.params, "servers": resolved(module.params["servers"])}

@@ -1,39 +1,39 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: ask a vLLM instance a dozen prompts."""
+"""Ansible module: send a dozen prompts to a vLLM instance."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vllm_smoke
-short_description: Ask a vLLM instance a dozen prompts
+short_description: Send a dozen prompts to a vLLM instance
 version_added: "0.1.0"
 description:
-  - Asks an instance on its own node a dozen prompts (facts, arithmetic, code, other languages, repetition), at
-    temperature 0 and for 32 tokens each, all at once, and returns the answers. It judges nothing;
-    M(instinct.fleet.canary_verdict) does.
-  - Text is asked for at C(/v1/completions), and at C(/v1/chat/completions) where the model has not the first one.
+  - Sends a dozen prompts (facts, arithmetic, code, other languages, repetition) to an instance from its own node, at
+    temperature 0 and for 32 tokens each, all at once, and returns the answers. It leaves the judgement to
+    M(instinct.fleet.canary_verdict).
+  - The prompts go to C(/v1/completions), or to C(/v1/chat/completions) if the model lacks the first endpoint.
   - The API key is read from the instance's files on the node.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   target:
     description:
-      - The instance, as the plan has it. Read are C(name), C(deployment), C(served_model), C(port) and C(server.host),
-        else C(argv).
-      - Of an instance of a generation that the node keeps, C(name), C(deployment) and C(generation) are enough.
+      - The instance, from the plan. The module reads C(name), C(deployment), C(served_model), C(port) and
+        C(server.host), else C(argv).
+      - For an instance of a stored generation, C(name), C(deployment) and C(generation) are enough.
     type: dict
     required: true
   times:
-    description: How often all prompts are asked.
+    description: How often all prompts are sent.
     type: int
     default: 1
   endpoint:
-    description: Where to ask; empty to find out.
+    description: The endpoint to use; empty to detect it.
     type: str
     choices: ["", completions, chat]
     default: ""
   timeout:
-    description: Seconds for one answer. The first one may have to wait for a kernel to be compiled.
+    description: Seconds for one answer. The first request may have to compile kernels.
     type: int
     default: 120
 extends_documentation_fragment:
@@ -42,17 +42,17 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Says what would be asked.
+    details: Shows the requests that would be sent.
   diff_mode:
     support: N/A
-    details: A question changes nothing.
+    details: A request changes nothing.
   idempotent:
     support: full
     details: It changes nothing.
 """
 
 EXAMPLES = r"""
-- name: Ask the first instance twice
+- name: Send the prompts to the first instance twice
   instinct.fleet.vllm_smoke:
     target: "{{ fleet_plan_result.plan.hosts[inventory_hostname].instances[0] }}"
     times: 2
@@ -60,28 +60,28 @@ EXAMPLES = r"""
 
 RETURN = r"""
 instance:
-  description: Who was asked, C(name), C(deployment), C(model), C(commit), C(image), C(vllm), and how many C(gpus).
+  description: The instance, with C(name), C(deployment), C(model), C(commit), C(image), C(vllm), C(gpus) (a number).
   type: dict
   returned: always, unless the parameters are wrong
 endpoint:
-  description: Where it was asked, C(completions) or C(chat); empty when it generates no text.
+  description: The endpoint used, C(completions) or C(chat); empty if the instance generates no text.
   type: str
   returned: as RV(instance)
 rounds:
-  description: The answers of each time, in the order of the prompts, with C(prompt), C(text) and C(error).
+  description: The answers of each round, in the order of the prompts, with C(prompt), C(text) and C(error).
   type: list
   elements: list
   returned: as RV(instance)
 note:
-  description: Why nothing was asked; empty when something was.
+  description: Why no prompts were sent; empty if they were.
   type: str
   returned: as RV(instance)
 cause:
-  description: What the container's log says, when answers are missing; empty otherwise.
+  description: The cause in the container's log if answers are missing; empty otherwise.
   type: str
   returned: as RV(instance)
 actions:
-  description: The requests.
+  description: The requests sent; in check mode those that would be.
   type: list
   elements: str
   returned: as RV(instance)
@@ -107,7 +107,7 @@ KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "target": {"type": "dict", "required": True},
         "times": {"type": "int", "default": 1},
@@ -118,11 +118,11 @@ def argument_spec():
 
 
 def work(params, check, api_key):
-    """Ask. Returns the module's result."""
+    """Send the prompts. Return the module's result."""
     instance = params["target"]
     missing = [key for key in ("name", "port", "served_model") if not instance.get(key)]
     if missing:
-        raise NodeError(f"target: {', '.join(missing)} is missing. Give the instance as the plan has it.")
+        raise NodeError(f"target: {', '.join(missing)} is missing. Pass the instance from the plan.")
     result = {
         "changed": False,
         "instance": {
@@ -139,7 +139,7 @@ def work(params, check, api_key):
     if not check and not result["endpoint"]:
         result["endpoint"], why = find(endpoint, params["timeout"])
         if why:
-            result["note"] = f"{instance['name']} generates no text, so no prompts are asked ({why})"
+            result["note"] = f"{instance['name']} generates no text, so no prompts are sent ({why})"
             return result
     path = PATHS.get(result["endpoint"], PATHS["completions"])
     result["actions"] = [
@@ -161,8 +161,8 @@ def work(params, check, api_key):
 
 
 def main():
-    """Entry point."""
-    # no_log: the plan of an instance holds its environment file, and the parameters would go to syslog.
+    """Run the module."""
+    # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
         target = whole(module.params["target"], Store())

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vllm_watch
-short_description: Watch vLLM servers of a node for a while, and fail when one ends or is restarted
+short_description: Watch vLLM servers of a node for a while, and fail if one ends or is restarted
 version_added: "0.1.0"
 description:
-  - For the time after a change, in which an engine that passes its first requests may still die.
-  - Fails as soon as a container does not run, was restarted, or its vLLM ended inside it.
+  - For the time after a change, when an engine that answered its first requests may still die.
+  - Fails as soon as a container does not run or was restarted, or the vLLM inside it ended.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -21,7 +21,7 @@ options:
     elements: str
     required: true
   seconds:
-    description: How long to watch; 0 looks once.
+    description: How long to watch; 0 checks once.
     type: int
     default: 30
 extends_documentation_fragment:
@@ -30,7 +30,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Looks once.
+    details: Checks once.
   diff_mode:
     support: N/A
     details: Nothing is changed.
@@ -39,7 +39,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Watch what was replaced
+- name: Watch replaced instances
   instinct.fleet.vllm_watch:
     servers: [llama-0]
     seconds: 30
@@ -52,7 +52,7 @@ servers:
   elements: str
   returned: success
 seconds:
-  description: For how long.
+  description: How long the instances were watched.
   type: float
   returned: success
 """
@@ -65,7 +65,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import
 
 
 def argument_spec():
-    """The module's options."""
+    """Return the module's options."""
     return {
         "servers": {"type": "list", "elements": "str", "required": True},
         "seconds": {"type": "int", "default": 30},
@@ -74,7 +74,7 @@ def argument_spec():
 
 
 def main():
-    """Entry point."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     seconds = 0 if module.check_mode else module.params["seconds"]
     finish(

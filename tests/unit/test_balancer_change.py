@@ -284,7 +284,7 @@ def test_what_haproxy_refuses_changes_nothing(node: Node, said: str, told: str) 
         with pytest.raises(NodeError) as caught:
             converge(node.texts("v2"), check, node.places, node.run)
         assert str(caught.value) == (
-            f"HAProxy refuses the configuration; what runs was not touched. It says: {told}"
+            f"HAProxy rejects the configuration; the running one stays in use. It reports: {told}"
         )
         assert node.calls == ["haproxy -c"]
     assert Path(node.path("haproxy.cfg")).read_text() == "v1"
@@ -297,7 +297,7 @@ def test_a_change_that_fails_is_taken_back(node: Node, monkeypatch: pytest.Monke
     node.calls.clear()
     if case == "reload":
         node.failing["reload"] = "first\nJob failed.\n"
-        words = f"systemctl reload {SERVICE} failed: Job failed. Look at journalctl -u {SERVICE}."
+        words = f"systemctl reload {SERVICE} failed: Job failed. See journalctl -u {SERVICE}."
     else:
         node.deaf = True
         words = "HAProxy does not run with the new configuration after 0 s."

@@ -247,7 +247,7 @@ def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
 
 def test_what_haproxy_refuses_is_never_in_use(host: Host) -> None:
     host.apply(host.texts())
-    with pytest.raises(NodeError, match=r"refuses the configuration; what runs was not touched.*nonsense"):
+    with pytest.raises(NodeError, match=r"rejects the configuration; the running one stays in use.*nonsense"):
         host.apply(host.texts("v2", "    nonsense"))
     assert host.balancer.haproxy.version() == "v1"
     assert "description v1" in (host.tmp / "etc/current/haproxy.cfg").read_text()
@@ -313,7 +313,7 @@ def test_a_virtual_address_comes_changes_and_goes(host: Host, address: Path) -> 
     assert any(call.startswith("enable ") and service in call for call in host.calls)
     assert f"--use-file {host.places.current}/keepalived.conf" in unit.read_text()
     assert told({**host.texts(), "keepalived.conf": "b"}) == [f"reload {service}"]
-    with pytest.raises(NodeError, match="keepalived refuses the configuration"):
+    with pytest.raises(NodeError, match="keepalived rejects the configuration"):
         host.apply({**host.texts(), "keepalived.conf": "nonsense"})
     assert (host.tmp / "etc/current/keepalived.conf").read_text() == "b"
     address.unlink()
@@ -384,7 +384,7 @@ def test_an_instance_that_does_not_come_in(host: Host) -> None:
     host.engines[0].server_close()
     eventually("failed checks", lambda: not host.balancer.haproxy.servers()[host.name(0)].up)
     # With a star while the next check is under way.
-    with pytest.raises(NodeError, match=r"Not taken in after 1 s: m/n1.m-0:\d+ \((\* )?L4CON"):
+    with pytest.raises(NodeError, match=r"Not in service after 1 s: m/n1.m-0:\d+ \((\* )?L4CON"):
         put(host.balancer, Wish((host.name(0),), "ready", "operator", 1), False)
 
 
@@ -395,7 +395,7 @@ def test_selection(host: Host) -> None:
     assert select(host.balancer, hosts=["n1"], instances=["m-1", "gone"]) == (host.name(1),)
     assert select(host.balancer, instances=[], optional=True) == ()
     assert select(Balancer(str(host.tmp / "none")), optional=True) == ()
-    with pytest.raises(NodeError, match=r"No server of the load balancer is meant. It has: m/n1.m-0"):
+    with pytest.raises(NodeError, match=r"No load balancer server matches. Servers: m/n1.m-0"):
         select(host.balancer, hosts=["n2"], deployment=None, instance=None)
     with pytest.raises(NodeError, match="has no server m/nope"):
         put(host.balancer, Wish(("m/nope",), "drain", "operator", 0), False)

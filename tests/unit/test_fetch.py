@@ -155,7 +155,7 @@ def test_a_download_that_is_under_way_needs_no_room_of_its_own(
         (0, "INSTINCT-FETCH [1]\n", "broke off (exit code 0): INSTINCT-FETCH [1]"),
         (0, 'INSTINCT-FETCH {"ok": false}\n', "broke off (exit code 0)"),
         (1, 'INSTINCT-FETCH {"ok": true}\n', "broke off (exit code 1)"),
-        (143, "", "was stopped from outside (exit code 143). Run again: it goes on."),
+        (143, "", "was stopped from outside (exit code 143). Run again to resume."),
     ],
 )
 def test_only_a_report_of_success_and_exit_code_0_is_success(

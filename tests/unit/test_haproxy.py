@@ -152,7 +152,7 @@ def test_nobody_answers(tmp_path: Path, moment: str, text: str) -> None:
         with pytest.raises(NoHaproxy) as caught:
             haproxy.servers()
         assert str(caught.value) == (
-            f"HAProxy does not answer at {path} ({text}). Look at systemctl status instinct-balancer, and run site.yml "
+            f"HAProxy does not answer at {path} ({text}). Check systemctl status instinct-balancer, and run site.yml "
             "again."
         )
         assert haproxy.version() == ""

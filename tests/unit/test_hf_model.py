@@ -275,7 +275,7 @@ def test_waits_for_a_download_that_an_earlier_run_started(
     docker.programs["instinct-fetch-"] = program
     first, failed = run_module(hf_model.main, {**args, "timeout": 0})
     assert failed
-    assert "It goes on in container instinct-fetch-" in first["msg"]
+    assert "It continues in container instinct-fetch-" in first["msg"]
     predicted, _ = run_module(hf_model.main, args, check=True)
     before = len(docker.requests)
 

@@ -120,7 +120,7 @@ def test_limits(tmp_path: Path, settings: Run) -> None:
     [
         ({"sysfs": {"/etc/passwd": "x"}}, "/etc/passwd is not a file below /sys"),
         ({"sysfs": {"/sys/../etc/passwd": "x"}}, "is not a file below /sys"),
-        ({"sysfs": {"/sys/nothing*": "x"}}, "No file is called /sys/nothing*"),
+        ({"sysfs": {"/sys/nothing*": "x"}}, "No file on this host matches /sys/nothing*"),
         ({"sysctl": {"no.such": "1"}}, "has no sysctl no.such"),
     ],
 )

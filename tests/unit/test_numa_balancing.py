@@ -199,7 +199,7 @@ def test_a_kernel_that_does_not_take_the_value(module: Run, monkeypatch: pytest.
     monkeypatch.setattr(numa_balancing, "apply", lambda *_: None)
     result, failed = module({RUNTIME: "1\n"})
     assert failed
-    assert "reads back otherwise than written: now 1, after a boot None" in result["msg"]
+    assert "does not read back as written: now 1, after a boot None" in result["msg"]
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,9 @@ def test_at_a_boot_another_run_is_waited_for_and_then_told(
     with run_lock.alone("rocm_partition", 1.0):
         assert partition_boot.main() == 1
     assert CHANGE_SECONDS <= clock[0] < CHANGE_SECONDS + 1
-    assert capsys.readouterr().err.startswith("Another run of rocm_partition is at work on this node (pid ")
+    assert capsys.readouterr().err.startswith(
+        "Another run of rocm_partition is in progress on this node (pid "
+    )
     assert boot.operations == []
 
 

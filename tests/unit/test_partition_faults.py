@@ -158,7 +158,7 @@ def test_every_way_there_and_back(bench: Bench, release: str, backend: str) -> N
 
 
 REFUSED = {
-    "foreign holder": Case(("holder=4242:train",), CPX, OLD, "held by what this toolkit does not stop: pid 4242"),
+    "foreign holder": Case(("holder=4242:train",), CPX, OLD, "instinct-fleet does not stop them: pid 4242"),
     "zombie": Case(("zombie=vllm",), {**CPX, "retries": 1}, OLD, "a zombie: its parent has to be stopped"),
     "virtual machine": Case(("platform=guest",), CPX4, OLD, "inside this virtual machine"),
     "a driver before partitioning": Case(("driver=old",), CPX, OLD, "offers no compute partition modes"),
@@ -198,7 +198,7 @@ def test_a_foreign_process_is_named(bench: Bench) -> None:
     )
     result = bench.change(CPX)
     assert "trainer 600" in result["error"]
-    assert "Stop it and run again" in result["error"]
+    assert "Stop them and run again" in result["error"]
     assert bench.state() == [OLD, "active"]
 
 

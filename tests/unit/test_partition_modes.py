@@ -148,7 +148,7 @@ def test_a_tool_that_did_it_and_says_otherwise_is_believed_to_have_done_it() -> 
     world.answers = [world.becomes("CPX", "CPX", says=NOISE)]
     modes = made(world)
     modes.reach(CPX, ALL)
-    assert modes.warnings == ["rocm-smi set the mode, but said: Segmentation fault"]
+    assert modes.warnings == ["rocm-smi set the mode, but reported: Segmentation fault"]
     assert modes.backend == "rocm-smi"
     assert [program for program, _ in world.given] == ["/rocm-smi"]
     quiet = Tooled()
@@ -179,7 +179,7 @@ def test_a_gpu_that_was_not_meant_ends_it() -> None:
     world = Tooled(3)
     world.answers = [world.becomes("CPX", "CPX", "SPX", says=WELL)]
     with pytest.raises(
-        PartitionError, match=r"rocm-smi changed GPU 1 \(0000:01:00.0\), which it was not told to\."
+        PartitionError, match=r"rocm-smi changed GPU 1 \(0000:01:00.0\), which was not requested\."
     ):
         made(world).reach(Target(None, {0: "CPX"}), ALL)
     # One that could not be read before is no stray.
@@ -389,7 +389,7 @@ def test_gpus_have_a_minute_to_come_back(shown: float, there: bool) -> None:
         assert len(modes.settled()) == 2
         assert world.clock == shown
     else:
-        with pytest.raises(PartitionError, match="The list of GPUs changed meanwhile"):
+        with pytest.raises(PartitionError, match="The list of GPUs changed in the meantime"):
             modes.settled()
         assert world.clock == 60.0
     assert set(world.pauses) <= {0.25}

@@ -192,7 +192,7 @@ def test_journal_on_disk(tmp_path: Path) -> None:
     assert journal.load(path) is None
     journal.save(path, JOURNAL)
     assert journal.load(path) == JOURNAL
-    assert "takes it back" in json.loads(Path(path).read_text())["about"]
+    assert "undoes it" in json.loads(Path(path).read_text())["about"]
     journal.drop(path)
     journal.drop(path)
     assert journal.load(path) is None

@@ -163,7 +163,9 @@ STRANGER = Holder(77, "/usr/bin/train")
 def test_a_stranger_ends_it_before_anything_is_touched() -> None:
     world = served(World())
     world.strangers = [STRANGER]
-    with pytest.raises(NodeError, match=r"held by what this toolkit does not stop: pid 77 /usr/bin/train"):
+    with pytest.raises(
+        NodeError, match=r"use the GPUs, and instinct-fleet does not stop them: pid 77 /usr/bin/train"
+    ):
         change(world, CPX4, check=False)
     assert world.operations == []
     assert world.up() == ALL
@@ -329,7 +331,7 @@ def test_cut_off_and_then_refused_it_is_taken_back(at: int) -> None:
         return
     outcome = change(world, Request("SPX", "NPS4", backend="sysfs"), check=False)
     assert "SPX" in str(outcome.error)
-    assert "The change that was cut off earlier was taken back." in str(outcome.error)
+    assert "The earlier, interrupted change was undone." in str(outcome.error)
     assert modes(world) == OLD
     assert world.up() == ALL
 
@@ -486,7 +488,7 @@ def test_how_long_it_waits_for_those_who_do_not_end(
 
     world = served(Late())
     outcome = change(world, replace(CPX4, retries=retries, timeout=timeout), check=False)
-    assert "held by what this toolkit does not stop: pid 77 /usr/bin/train" in str(outcome.error)
+    assert "use the GPUs, and instinct-fleet does not stop them: pid 77 /usr/bin/train" in str(outcome.error)
     assert world.pauses == pauses
     ended_well(world, outcome)
 
@@ -649,7 +651,7 @@ def test_neither_there_nor_back() -> None:
         "GPU 0 (0000:00:00.0) is CPX, was SPX; GPU 1 (0000:01:00.0) is CPX, was SPX. Still stopped: " in error
     )
     assert "memory mode was" not in error
-    assert error.endswith("Run again when that is mended: it goes on from here.")
+    assert error.endswith("Fix the cause and run again; the change continues from here.")
     assert "see dmesg. GPU 0" in error
     assert outcome.changed
     assert journal_of(world)["step"] == "undo"

@@ -365,7 +365,7 @@ def test_foreign_holders_are_named_before_anything_is_touched(tree: Tree, module
     tree.hold(77, "/usr/bin/train token=s3cret")
     result, failed = module()
     assert failed
-    assert "held by what this toolkit does not stop: pid 77 /usr/bin/train;" in result["msg"]
+    assert "use the GPUs, and instinct-fleet does not stop them: pid 77 /usr/bin/train;" in result["msg"]
     assert f"pid 4242 /usr/bin/python3 /usr/bin/vllm serve in container {container[:12]}" in result["msg"]
     assert "s3cret" not in json.dumps(result)
     assert tree.calls() == []
@@ -411,7 +411,7 @@ def test_a_cdi_spec_is_written_anew(tree: Tree, module: Any, code: int | None) -
     assert predicted["actions"] == result["actions"]
     assert tree.modes() == ["CPX"] * 8
     if code is None:
-        assert any("there is no amd-ctk" in warning for warning in result["warnings"])
+        assert any("amd-ctk is not installed" in warning for warning in result["warnings"])
         return
     assert result["actions"][-1] == f"amd-ctk cdi generate --output={spec}"
     assert tree.calls() == [f"cdi generate --output={spec}"]
@@ -467,7 +467,7 @@ def test_a_tool_that_numbers_otherwise_is_noticed_and_undone(tree: Tree, module:
     tree.behave(rocm_smi="next")
     result, failed = module("DPX", gpus=["3", "4"])
     assert failed
-    assert "rocm-smi changed GPU 5 (0000:a6:00.0), which it was not told to." in result["msg"]
+    assert "rocm-smi changed GPU 5 (0000:a6:00.0), which was not requested." in result["msg"]
     assert tree.modes() == ["SPX"] * 8
     assert not result["changed"]
 
@@ -477,7 +477,7 @@ def test_a_gpu_that_falls_off_the_bus(tree: Tree, module: Any) -> None:
     tree.behave(rocm_smi="lose")
     result, failed = module()
     assert failed
-    assert "The list of GPUs changed meanwhile: GPU 0 (0000:05:00.0) is gone." in result["msg"]
+    assert "The list of GPUs changed in the meantime: GPU 0 (0000:05:00.0) is gone." in result["msg"]
     assert "Could not set back" in result["msg"]
 
 

@@ -80,7 +80,7 @@ def test_rocm_smi_contradiction_is_not_understood() -> None:
     text = sample("rocmsmi_7.0_set_compute_busy").replace("GPU[1]", "GPU[0]", 1)
     text = text.replace("Device is currently busy, try again later", "Permission denied", 1)
     result = smi_set_output.rocm_smi_set(text, "", "CPX")
-    assert result.failure == (BROKEN, "rocm-smi said two things about device 0")
+    assert result.failure == (BROKEN, "rocm-smi gave two answers for device 0")
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_keepalived_takes_what_is_rendered(keeper: Keeper, tmp_path: Path, peers
 
 def test_what_keepalived_refuses_is_told_in_its_words(keeper: Keeper, tmp_path: Path) -> None:
     (tmp_path / "keepalived.conf").write_text("nonsense\n")
-    with pytest.raises(NodeError, match=r"what runs was not touched. It says: .*'nonsense'"):
+    with pytest.raises(NodeError, match=r"the running one stays in use. It reports: .*'nonsense'"):
         keeper.validate(str(tmp_path), run)
 
 

@@ -582,7 +582,7 @@ def test_failed_requests_come_with_the_servers_words_and_the_numbers(
     result, failed = run_module(vllm_bench.main, args(docker, instance(), instance("llama-1")))
     assert failed
     assert result["msg"].startswith(
-        "1 of 2 serve benchmarks failed. llama-0: 3 of 10 requests failed. The server says"
+        "1 of 2 serve benchmarks failed. llama-0: 3 of 10 requests failed. The server's log shows"
     )
     assert "Memory access fault" in result["msg"]
     assert result["benchmarks"][0]["result"]["completed"] == 7

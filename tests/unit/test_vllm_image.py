@@ -80,7 +80,7 @@ def test_pulls_tags_and_reads_back(docker: FakeDocker, run_module: Any) -> None:
     assert result["actions"] == [
         f"POST /images/create?fromImage=registry.example:5000/rocm/vllm&tag={DIGEST}",
         f"POST /images/{PULL}/tag?repo=registry.example:5000/rocm/vllm&tag=0.11",
-        f"POST /containers/create?name={container_of(PULL)} (ask {PULL} what is in it)",
+        f"POST /containers/create?name={container_of(PULL)} (probe {PULL})",
     ]
     assert docker.changes() == requested(result["actions"])
     assert result["software"] == ANSWER
@@ -172,7 +172,7 @@ def test_a_pull_that_breaks_off_goes_on_in_the_next_run(
         result, failed = run_module(vllm_image.main, pull_args(docker))
     assert failed
     assert result["msg"] == (
-        f"Pull of {PULL} was cut off: {why} Layers already complete are kept: run again to go on."
+        f"The pull of {PULL} was interrupted: {why} Complete layers are kept: run again to resume."
     )
     assert docker.images == {}
     docker.faults.clear()
@@ -198,10 +198,10 @@ REGISTRY_ERRORS = [
     ("manifest for x@sha256:aa not found: manifest unknown: manifest unknown", "no such image or digest"),
     (
         "pull access denied for rocm/vllm, repository does not exist or may require 'docker login': denied",
-        "wants a login, or has no such repository",
+        "requires a login, or has no such repository",
     ),
-    ('Head "https://r/v2/x/manifests/1": no basic auth credentials', "wants a login"),
-    ("unauthorized: incorrect username or password", "wants a login"),
+    ('Head "https://r/v2/x/manifests/1": no basic auth credentials', "requires a login"),
+    ("unauthorized: incorrect username or password", "requires a login"),
     ('Get "https://r:5000/v2/": http: server gave HTTP response to HTTPS client', '"insecure-registries"'),
     (
         'Get "https://r:5000/v2/": tls: first record does not look like a TLS handshake',
@@ -247,7 +247,7 @@ def test_a_refused_account_is_named(docker: FakeDocker) -> None:
         ({"pull": PULL, "registry_username": "me", "registry_password": "short"}, "fewer than 8 characters"),
         ({}, "one of the following is required: pull, build"),
         ({"pull": PULL, "build": {"repo": "r", "ref": "x"}}, "mutually exclusive"),
-        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "holds a password"),
+        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "contains a password"),
         ({"build": {"repo": "r"}}, "missing required arguments: ref"),
     ],
 )
@@ -360,14 +360,14 @@ def slow(container: FakeContainer) -> int:
     ("break_it", "words"),
     [
         (lambda d: d.programs.update({"instinct-ask-": killed}), "was killed (exit code 137)"),
-        (lambda d: d.programs.update({"instinct-ask-": slow}), "did not say within 1 s"),
+        (lambda d: d.programs.update({"instinct-ask-": slow}), "did not finish within 1 s"),
         (
             lambda d: d.errors.update({"POST /containers/create": (500, "boom")}),
-            "cannot be asked what is in it: boom",
+            "cannot be probed: boom",
         ),
         (
             lambda d: d.errors.update({"POST /containers/create": (404, "No such image")}),
-            "was removed meanwhile",
+            "was removed in the meantime",
         ),
     ],
 )
@@ -590,7 +590,7 @@ def test_the_tag_is_the_builds_else_the_ref_else_made_up() -> None:
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        ([], "it said nothing"),
+        ([], "it printed nothing"),
         (["Step 1", "ok"], "ok"),
         (
             ["#7 1.2 ImportError: no x", "#7 ERROR: executor failed running [y]: exit code: 1"],

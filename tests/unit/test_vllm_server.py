@@ -674,7 +674,7 @@ def test_a_death_without_a_known_cause_is_named_after_its_moment(docker: FakeDoc
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
     assert result["servers"][0]["class"] == "died_at_first_request"
-    assert "ended when it was asked for tokens" in result["servers"][0]["next_step"]
+    assert "exited when tokens were requested" in result["servers"][0]["next_step"]
 
 
 def test_a_missing_device_is_found_before_the_old_one_stops(docker: FakeDocker, run_module: Any) -> None:

@@ -140,7 +140,7 @@ def test_a_model_that_embeds_is_asked_nothing(run_module: Any) -> None:
     assert not failed
     assert result["rounds"] == []
     assert result["note"].startswith(
-        "llama-0 generates no text, so no prompts are asked (/v1/completions: HTTP 400"
+        "llama-0 generates no text, so no prompts are sent (/v1/completions: HTTP 400"
     )
     assert len(asked) == 2
 
@@ -149,7 +149,7 @@ def test_errors_are_answers_too(run_module: Any) -> None:
     result, failed, _ = ask(run_module, dies)
     assert not failed
     assert result["rounds"][0][0]["error"] == 'HTTP 500: {"error": "EngineCore died"}'
-    assert "The server cannot be looked at" in result["cause"]  # no engine in this test
+    assert "The server cannot be inspected" in result["cause"]  # no engine in this test
 
 
 def test_nobody_listens(run_module: Any) -> None:

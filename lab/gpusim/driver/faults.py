@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that a test switches on: `python3 -m gpusim fault NAME[=VALUE]`, `… fault clear [NAME]`.
 
-A fault is data in the node's state; the place where it shows looks it up here. A value may name GPUs:
+A fault is data in the node's state; the code that it affects looks it up here. A value may name GPUs:
 `compute-errno=EBUSY@5` concerns GPU 5 only, `compute-errno=EBUSY` all.
 """
 
@@ -18,7 +18,7 @@ from ..machine.state import Gpu, Holder, Node, StateError, nearest
 
 @dataclass(frozen=True)
 class Fault:
-    """What a fault takes and what it does."""
+    """A fault's kind of value, and its effect."""
 
     kind: str  # flag, count, seconds, choice, errno, field, gpus, nics, holder, zombie
     text: str
@@ -55,19 +55,19 @@ FAULTS: dict[str, Fault] = {
     "all-render-nodes": Fault("flag", "/dev/dri shows the device nodes of idle partitions too; they "
                                       "cannot be opened"),
 }  # fmt: skip
-# Faults that are a value of a GPU: name of the field, how its text is read.
+# Faults that set a value of a GPU: name of the field, and the parser of its text.
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "stranded": ("stranded", lambda text: int(text) * MIB),
     "link-speed": ("link_speed", float),
     "link-width": ("link_width", int),
     "ecc": ("sensors.uncorrectable", int),
 }
-# What a reboot puts an end to.
+# Faults that a reboot ends.
 PASSING = ("holder", "zombie", "busy-transient", "stranded", "gpu-reset", "kernel-error")
 
 
 def value(node: Node, name: str) -> Any:
-    """The value of a fault, None when it is off."""
+    """Return the value of a fault, None if it is off."""
     return node.faults.get(name)
 
 
@@ -137,7 +137,7 @@ def _zombie(text: str) -> dict[str, Any]:
 
 
 def _gpu_field(node: Node, index: int, field: str, new: Any) -> Node:
-    """The node with one field of a GPU, or of its sensors, changed."""
+    """Return the node with one field of a GPU, or of its sensors, changed."""
     section, _, name = field.rpartition(".")
     if section:
         return node.gpu_set(index, sensors=replace(node.gpus[index].sensors, **{name: new}))
@@ -150,7 +150,10 @@ def _nics(node: Node, chosen: Iterable[int], up: bool) -> Node:
 
 
 def add(node: Node, text: str) -> Node:
-    """The node with the fault `NAME[=VALUE]` on. Raises StateError naming the nearest known fault."""
+    """Return the node with the fault `NAME[=VALUE]` on.
+
+    Raise StateError with the nearest known name for an unknown fault.
+    """
     name, _, given = text.partition("=")
     if name not in FAULTS:
         raise StateError(f"no fault {name!r}{nearest(name, FAULTS)}")
@@ -172,7 +175,7 @@ def add(node: Node, text: str) -> Node:
 
 
 def clear(node: Node, name: str | None = None) -> Node:
-    """The node with one fault off, or all."""
+    """Return the node with one fault off, or all."""
     if name is not None and name not in FAULTS:
         raise StateError(f"no fault {name!r}{nearest(name, FAULTS)}")
     zombie = node.faults.get("zombie", {}).get("pid")
@@ -198,13 +201,13 @@ def clear(node: Node, name: str | None = None) -> Node:
 
 
 def errno_for(node: Node, name: str, index: int) -> int:
-    """The errno that a fault forces for GPU `index`, 0 for none."""
+    """Return the errno that a fault forces for GPU `index`, 0 for none."""
     fault = node.faults.get(name)
     return int(fault["errno"]) if fault and index in fault["gpus"] else 0
 
 
 def transient(node: Node) -> tuple[Node, bool]:
-    """Whether a change of the compute mode meets a passing EBUSY, and the node with that used up."""
+    """Return the node, and whether a change of the compute mode meets a transient EBUSY, which is then used up."""
     left = node.faults.get("busy-transient", 0)
     if left <= 0:
         return node, False
@@ -212,12 +215,12 @@ def transient(node: Node) -> tuple[Node, bool]:
 
 
 def delay(node: Node) -> float:
-    """Seconds that a change of the compute mode takes."""
+    """Return the seconds that a change of the compute mode takes."""
     return float(node.faults.get("slow", 0))
 
 
 def tool_state(node: Node, tool: str) -> str | None:
-    """'hang', 'missing' or None for rocm-smi or amd-smi."""
+    """Return 'hang', 'missing' or None for rocm-smi or amd-smi."""
     for name, answer in (("tool-missing", "missing"), ("tool-hang", "hang")):
         if node.faults.get(name) in (tool, "all"):
             return answer

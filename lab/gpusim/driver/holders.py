@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes hold the GPUs, found in /proc, and the VRAM they are taken to use.
+"""The processes that hold the GPUs, found in /proc, and the VRAM that they are assumed to use.
 
-A process holds the GPUs when it has /dev/kfd or a render node open. A container that was given
-/dev/kfd counts too, as one process with VRAM in use: the engines of the lab run on the CPU, but on a real
-node they would open it (runc.py opens it for them). The toolkit's supervisor in it is none: it never opens them,
-and starts the engine that does. Containers are told by a mount namespace other than
-ours with a dev/kfd in it; that needs no container engine and sees podman's too.
+A process holds the GPUs if it has /dev/kfd or a render node open. A container that was given /dev/kfd counts too, as
+one process with VRAM in use: the engines of the lab run on the CPU, but on a real node they would open it (runc.py
+opens it for them). The toolkit's supervisor in the container does not count: it never opens the devices, and starts the
+engine that does. A container is recognised by another mount namespace with a dev/kfd in it; that needs no container
+engine and finds podman's too.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..machine.models import MIB
 from ..machine.state import Holder, Node
 from ..machine.topology import Partition
 
-CONTAINER_SHARE = 0.9  # of each partition it can use, as vLLM's --gpu-memory-utilization
+CONTAINER_SHARE = 0.9  # of each usable partition, like vLLM's --gpu-memory-utilization
 _INITS = {"docker-init", "tini", "dumb-init", "catatonit"}
 _SHELLS = {"bash", "sh"}
 
 
 def _minor(name: str) -> int | None:
-    """129 of dri/renderD129, None for anything else."""
+    """Return 129 for dri/renderD129, None for anything else."""
     number = name.removeprefix("dri/renderD")
     return int(number) if number != name and number.isdigit() else None
 
 
 def _opened(process: Path, dev: str) -> tuple[bool, tuple[int, ...]]:
-    """(has /dev/kfd open, render minors open) of a /proc/PID."""
+    """Return (has /dev/kfd open, render minors open) for a /proc/PID."""
     kfd, minors = False, set()
     try:
         entries = os.listdir(process / "fd")
@@ -59,7 +59,7 @@ def _name(process: Path) -> str:
 
 
 def _supervises(process: Path) -> bool:
-    """Whether it is the toolkit's program around vLLM, or the script that becomes it."""
+    """Return whether it is the toolkit's supervisor, or the script that becomes it."""
     try:
         words = (process / "cmdline").read_bytes().split(b"\0")
         return bool({b"/instinct-lib/supervise.py", b"/instinct/serve.sh"} & set(words))
@@ -75,7 +75,7 @@ def _namespace(process: Path) -> str:
 
 
 def _container_minors(process: Path) -> tuple[int, ...] | None:
-    """Render minors inside a container's /dev/dri; None when it has no /dev/kfd."""
+    """Return the render minors in a container's /dev/dri; None if it has no /dev/kfd."""
     dev = process / "root" / "dev"
     try:
         os.lstat(dev / "kfd")
@@ -92,10 +92,10 @@ def _container_minors(process: Path) -> tuple[int, ...] | None:
 def scan(
     proc: Path = Path("/proc"), own: str | None = None, dev: str = "/dev", containers_too: bool = True
 ) -> list[Holder]:
-    """Holders in /proc, by pid.
+    """Return the holders in /proc, by pid.
 
-    `own` is the mount namespace that is not a container (default: ours), `dev` where our own device
-    nodes are. Without `containers_too`, only those count that have a device of ours open.
+    `own`: the mount namespace that is not a container (default: this process's). `dev`: the directory of this node's
+    device nodes. Without `containers_too`, only processes count that have one of these devices open.
     """
     own = own if own is not None else _namespace(proc / "self")
     found: dict[int, Holder] = {}
@@ -113,7 +113,7 @@ def scan(
         if given is None:
             continue
         names = {pid: _name(proc / str(pid)) for pid in pids}
-        # The oldest process that does something: not the container's init, nor a shell or a supervisor around it.
+        # The oldest process of the actual workload: not the container's init, nor a shell or a supervisor around it.
         around = {p for p in pids if _supervises(proc / str(p))}
         inner = [p for p in pids if names[p] not in _INITS and p not in around] or [*set(pids) - around]
         if around and all(names[p] in _INITS for p in inner):
@@ -128,7 +128,7 @@ def scan(
 
 
 def exported(kfd_proc: Path, parts: Sequence[Partition], proc: Path = Path("/proc")) -> list[Holder]:
-    """Holders as the simulated /sys/class/kfd/kfd/proc shows them, for callers who may not scan /proc."""
+    """Return the holders in the simulated /sys/class/kfd/kfd/proc, for callers that may not scan /proc."""
     try:
         pids = sorted(int(name) for name in os.listdir(kfd_proc) if name.isdigit())
     except OSError:
@@ -146,7 +146,7 @@ def exported(kfd_proc: Path, parts: Sequence[Partition], proc: Path = Path("/pro
 
 
 class Scanner:
-    """Holders of the devices, real and injected, looked for again when older than AGE seconds."""
+    """The holders of the devices, real and injected, scanned again if older than AGE seconds."""
 
     AGE = 0.2
 
@@ -177,19 +177,19 @@ class Scanner:
 
 
 def uses(holder: Holder, part: Partition) -> bool:
-    """Whether a holder can use this logical GPU; one without render nodes sees them all."""
+    """Return whether a holder can use this logical GPU; a holder without render nodes can use all."""
     return not holder.minors or part.render in holder.minors
 
 
 def vram_of(holder: Holder, part: Partition) -> int:
-    """Bytes of a partition's VRAM that a holder uses."""
+    """Return the bytes of a partition's VRAM that a holder uses."""
     if not uses(holder, part):
         return 0
     return int(part.memory * CONTAINER_SHARE) if holder.vram is None else holder.vram
 
 
 def vram_used(node: Node, holders: Sequence[Holder], parts: Iterable[Partition], gpu: int) -> int:
-    """Bytes in use on a whole GPU: idle use, what is stranded, and its partitions' holders."""
+    """Return the bytes in use on a whole GPU: idle use, stranded memory, and its partitions' holders."""
     own = [p for p in parts if p.gpu == gpu]
     used = sum(min(p.memory, sum(vram_of(h, p) for h in holders)) for p in own)
     return min(node.spec.vram, node.gpus[gpu].used_mib * MIB + node.gpus[gpu].stranded + used)

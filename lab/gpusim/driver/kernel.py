@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the amdgpu driver does with a request: pure functions from a Node to (Node, errno).
+"""The amdgpu driver's reactions to requests: pure functions from a Node to (Node, errno).
 
-errno 0 is success. The order of the checks is the driver's (amdgpu_gfx.c, aqua_vanjaram.c, amdgpu_gmc.c):
-a compute mode must exist for the number of XCCs, must go with the memory mode, a GPU in reset answers
-EPERM, writing the present mode succeeds without further checks, and KFD users make it EBUSY. A memory
-mode is only noted, for all GPUs of the hive, and takes effect when the driver is loaded again.
+errno 0 is success. The order of the checks is the driver's (amdgpu_gfx.c, aqua_vanjaram.c, amdgpu_gmc.c): a compute
+mode must exist for the number of XCCs and be valid with the memory mode, a GPU in reset answers EPERM, writing the
+present mode succeeds without further checks, and KFD users make it EBUSY. A memory mode is only recorded, for all GPUs
+of the hive, and takes effect when the driver is reloaded.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .holders import uses
 
 
 class Outcome(NamedTuple):
-    """The node after a request, and its errno (0: done)."""
+    """The node after a request, and its errno (0 for success)."""
 
     node: Node
     errno: int
 
 
 def available_compute(node: Node) -> tuple[str, ...]:
-    """Compute modes that go with the present memory mode, in the kernel's order."""
+    """Return the compute modes that are valid with the present memory mode, in the kernel's order."""
     return tuple(mode for mode in node.spec.compute_modes if node.memory in node.spec.memory_for(mode))
 
 
 def _mode(text: str, modes: Sequence[str]) -> str | None:
-    """The driver compares the start of what was written, whatever the case."""
+    """Return the mode with which the text begins, ignoring case, as the driver compares it."""
     return next((mode for mode in modes if text.upper().startswith(mode)), None)
 
 
@@ -48,7 +48,7 @@ def _busy(node: Node, index: int, holders: Sequence[Holder]) -> bool:
 
 
 def set_compute(node: Node, index: int, text: str, holders: Sequence[Holder]) -> Outcome:
-    """A write to current_compute_partition of GPU `index`; holders are the processes using KFD."""
+    """Write current_compute_partition of GPU `index`; holders: the processes that use KFD."""
     gpu = node.gpus[index]
     tag = f"amdgpu {gpu.bdf}: amdgpu: "
     mode = _mode(text, COMPUTE_MODES)
@@ -74,7 +74,7 @@ def set_compute(node: Node, index: int, text: str, holders: Sequence[Holder]) ->
 
 
 def set_mem_alloc(node: Node, index: int, text: str) -> Outcome:
-    """A write to compute_partition_mem_alloc_mode of GPU `index`."""
+    """Write compute_partition_mem_alloc_mode of GPU `index`."""
     mode = _mode(text, MEM_ALLOC_MODES)
     if mode is None:
         return Outcome(node, errno.EINVAL)
@@ -84,7 +84,7 @@ def set_mem_alloc(node: Node, index: int, text: str) -> Outcome:
 
 
 def set_memory(node: Node, index: int, text: str) -> Outcome:
-    """A write to current_memory_partition of GPU `index`. Never EBUSY; takes effect at the next load."""
+    """Write current_memory_partition of GPU `index`. Never EBUSY; it takes effect at the next load."""
     tag = f"amdgpu {node.gpus[index].bdf}: amdgpu: "
     mode = _mode(text, MEMORY_MODES)
     if mode is None or mode not in node.offered_memory:
@@ -99,7 +99,7 @@ def set_memory(node: Node, index: int, text: str) -> Outcome:
 
 
 def unload(node: Node, holders: Sequence[Holder]) -> Outcome:
-    """modprobe -r amdgpu: EBUSY while anything has /dev/kfd or /dev/dri open."""
+    """Run modprobe -r amdgpu: EBUSY while any process has /dev/kfd or /dev/dri open."""
     if not node.driver.loaded:
         return Outcome(node, 0)
     if holders or faults.value(node, "reload") == "refused":
@@ -118,7 +118,7 @@ def unload(node: Node, holders: Sequence[Holder]) -> Outcome:
 
 
 def load(node: Node) -> Outcome:
-    """modprobe amdgpu: every GPU gets the compute mode that goes with the memory mode; VRAM is free."""
+    """Run modprobe amdgpu: every GPU gets the memory mode's default compute mode; VRAM is free."""
     if node.driver.loaded:
         return Outcome(node, 0)
     if faults.value(node, "reload") in ("fail", "fail-once"):
@@ -135,9 +135,11 @@ def load(node: Node) -> Outcome:
 
 
 def linger(node: Node, held: bool) -> Outcome:
-    """With the fault busy-after-exit: whether the driver still clears up. `held`: it has users or just had.
+    """Apply the fault busy-after-exit: set whether the driver is still cleaning up.
 
-    Who looked may have done so before the fault was cleared: then nothing lingers.
+    `held`: it has users or just had.
+
+    The caller may have looked before the fault was cleared: then nothing lingers.
     """
     held = held and faults.value(node, "busy-after-exit") is not None
     if node.driver.lingers == held:
@@ -146,11 +148,10 @@ def linger(node: Node, held: bool) -> Outcome:
 
 
 def reboot(node: Node, blacklist: Collection[str] = ()) -> Node:
-    """The node after a reboot: the driver loaded anew, the host's settings those it boots with.
+    """Return the node after a reboot: the driver loaded again, the host's settings those of its boot.
 
-    Modules of the blacklist are not loaded.
-    The GPUs keep the memory mode they have (or get `memory_at_boot`): firmware holds it. One that was only
-    requested is lost: the driver hands it over when it is removed, not when the machine goes down.
+    Blacklisted modules are not loaded. The GPUs keep their memory mode (or get `memory_at_boot`): firmware holds it. A
+    merely requested mode is lost: the driver passes it on when it is removed, not when the machine shuts down.
     """
     for name in faults.PASSING:
         node = faults.clear(node, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real zombie process for the fault of that name: a process that ended, under a parent that does not ask."""
+"""A real zombie process for the fault of that name: it has ended, and its parent does not wait for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..machine.state import StateError
 
-# The parent says the child's pid once that has ended, and waits for its own end.
+# The parent prints the child's pid once that has ended, and then waits for a signal.
 _KEEPER = """
 import os, signal, sys
 pid = os.posix_spawn(sys.argv[1], [sys.argv[1]], {})
@@ -25,7 +25,7 @@ signal.pause()
 
 
 def make(name: str) -> tuple[int, int]:
-    """(pid of the zombie, pid of its parent). The kernel names a process after the file it was started from."""
+    """Return (pid of the zombie, pid of its parent). The kernel names a process after its executable file."""
     if not name or "/" in name or len(name) > 15:
         raise StateError(f"fault zombie: a name of 1 to 15 characters without / is needed, not {name!r}")
     program = shutil.which("true") or "/bin/true"
@@ -42,12 +42,12 @@ def make(name: str) -> tuple[int, int]:
     if not pid:
         raise StateError("fault zombie: no process could be started")
     keeper.stdout.close()
-    keeper.returncode = 0  # it goes on after us
+    keeper.returncode = 0  # it outlives this process
     return int(pid), keeper.pid
 
 
 def end(keeper: int) -> None:
-    """End a zombie's parent, so that the zombie is reaped; nothing when it is gone or is another process."""
+    """End a zombie's parent, so that the zombie is reaped; do nothing if it is gone or another process."""
     with contextlib.suppress(OSError):
         if b"signal.pause" in Path(f"/proc/{keeper}/cmdline").read_bytes():
             os.kill(keeper, signal.SIGTERM)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tree of sysfs is made of: directories, links and files."""
+"""The parts of a sysfs tree: directories, links and files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Link:
 
 @dataclass(frozen=True)
 class File:
-    """An attribute: `read` gives its text; `write` what a write to it does, None for read-only ones.
+    """An attribute: `read` returns its text, `write` carries out a write, None for read-only ones.
 
-    `live` ones follow the processes, can answer with an error, or can be written. A write to one that is `alone` asks
-    for no processes and changes nothing that is not live.
+    `live` attributes depend on processes, can answer with an error, or can be written. A write to one that is `alone`
+    needs no list of processes and changes only live attributes.
     """
 
     read: Callable[[], str | bytes]
@@ -41,9 +41,9 @@ class File:
 
 
 class Dir:
-    """A directory; live ones are built anew each time, or are too large to build before asked for.
+    """A directory; live ones are rebuilt for each access, or are too large to build in advance.
 
-    `fixed`: as long as this stays the same, so does all in here that is not live.
+    `fixed`: while this value stays the same, so do all entries that are not live.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Dir:
         return self._entries
 
     def child(self, name: str) -> Entry | None:
-        """The entry of a name, None when there is none."""
+        """Return the entry of a name, None if there is none."""
         return self.entries.get(name)
 
 
 class Numbered(Dir):
-    """A directory of many entries `prefix`0, `prefix`1 …, each made when it is asked for, and of a few others."""
+    """A directory of many entries `prefix`0, `prefix`1 …, each created on demand, and of a few others."""
 
     def __init__(
         self, prefix: str, count: int, make: Callable[[int], Entry], others: dict[str, Entry], fixed: Hashable
@@ -90,15 +90,15 @@ Entry = Dir | File | Link
 
 
 def text(value: object) -> File:
-    """A file with one line that only changes with the state."""
+    """Return a file with one line that only changes with the state."""
     return File(lambda: f"{value}\n")
 
 
 def live(read: Callable[[], str]) -> File:
-    """A file that is asked for each time."""
+    """Return a file that is evaluated for each access."""
     return File(read, live=True)
 
 
 def folder(**entries: Entry) -> Dir:
-    """A directory of these entries."""
+    """Return a directory of these entries."""
     return Dir(lambda: dict(entries))

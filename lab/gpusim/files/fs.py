@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sysfs tree of sysfs.py as a file system, with sysfs's errors.
 
-Reads are answered from the state as cached by its file's time; processes are looked up at most a few
-times a second, and always before a write. An attribute without write permission answers EACCES
-even to root, files cannot be made or removed, and a write reaches the driver's rules as a whole.
+Reads are answered from the state, which is cached by its file's time; processes are scanned at most a few times a
+second, and always before a write. An attribute without write permission answers EACCES even to root, files cannot be
+created or removed, and a write reaches the driver's rules as a whole.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .sysfs import View
 
 PAGE = 4096
 _SYNC = f"/{CONTROL}"
-# Where the live files of a GPU and of a CPU are: these names last, so the kernel may remember them. That a file is
-# gone or may not be written is found out when it is opened, which always asks.
+# The live files of GPUs and CPUs: their names are permanent, so the kernel may cache them. Opening a file, which is
+# never cached, shows whether it is gone or may not be written.
 _LASTING = ("/devices/pci0000:00", "/devices/system")
 
 

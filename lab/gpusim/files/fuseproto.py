@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FUSE server for a small tree of attributes, speaking the kernel's protocol on /dev/fuse itself.
+"""A FUSE server for a small tree of attributes, which speaks the kernel's protocol on /dev/fuse itself.
 
-No libfuse: a request costs a read, a dict look-up and a write, which is cheaper than going
-through a binding. Numbers and structures are those
-of include/uapi/linux/fuse.h, protocol 7.31; all fields little-endian as on every machine this runs on.
+No libfuse: a request costs a read, a dictionary look-up and a write, which is cheaper than a binding. Numbers and
+structures are those of include/uapi/linux/fuse.h, protocol 7.31; all fields are little-endian, as on every machine that
+runs this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DIRENT = struct.Struct("<QQII")
 
 @dataclass(frozen=True)
 class Info:
-    """What stat shows of an entry. `valid`: seconds the kernel may remember that it exists like this."""
+    """The stat result of an entry. `valid`: seconds for which the kernel may cache it."""
 
     mode: int
     size: int
@@ -51,7 +51,7 @@ class Info:
 
 
 class Tree(Protocol):
-    """What the server serves. Paths are relative to the mount point; errors are OSErrors."""
+    """The tree that the server serves. Paths are relative to the mount point; errors are OSErrors."""
 
     def info(self, path: str) -> Info: ...
     def names(self, path: str) -> dict[str, int]: ...  # name -> mode
@@ -63,7 +63,7 @@ class Tree(Protocol):
 
 
 class Server:
-    """Mounts a tree and answers until it is unmounted. Writes run in threads: they may take long."""
+    """Mounts a tree and answers until it is unmounted. Writes run in threads, because they may take long."""
 
     def __init__(self, tree: Tree, point: str) -> None:
         self._tree = tree
@@ -76,7 +76,7 @@ class Server:
     # ------------------------------------------------------------ life
 
     def mount(self) -> None:
-        """Mount at the given directory. Raises OSError when the kernel refuses."""
+        """Mount at the given directory. Raise OSError if the kernel refuses."""
         self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
         failed = self._libc.mount(
@@ -124,10 +124,10 @@ class Server:
                 reply = handler(self, node, body)
         except OSError as e:
             failed = e.errno or errno.EIO
-        except Exception:  # an unanswered request would hang its caller for good
+        except Exception:  # an unanswered request would hang its caller forever
             traceback.print_exc()
             failed = errno.EIO
-        # A request that was interrupted meanwhile is gone, and so is the mount at the end: not our loss.
+        # A request that was interrupted is gone, and so is the mount at the end: both are harmless.
         try:
             os.write(self._fd, _OUT.pack(_OUT.size + len(reply), -failed, unique) + reply)
         except OSError as e:

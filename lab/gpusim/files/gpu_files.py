@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .sysfs import View
 
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0)  # GT/s, by the code in configuration space, from 1 on
-# Versions as an MI300X shows them in fw_version/.
+# Versions in fw_version/ of an MI300X.
 FIRMWARE = {
     "mec": 0x000000B1, "rlc": 0x00000048, "sdma": 0x00000018, "smc": 0x00557B00, "sos": 0x0036013A,
     "asd": 0x210000D9, "ta_ras": 0x1B36020D, "ta_xgmi": 0x20000015, "vcn": 0x04115004, "imu": 0x00000000,
@@ -26,7 +26,7 @@ FIRMWARE = {
 
 
 def gpu_files(view: View, k: int) -> dict[str, Entry]:
-    """Entries of devices/pci0000:00/<address> of GPU `k`."""
+    """Return the entries of devices/pci0000:00/<address> of GPU `k`."""
     node, gpu, spec = view.node, view.node.gpus[k], view.node.spec
     did = f"{spec.device_id:08X}"
     found: dict[str, Entry] = {
@@ -86,7 +86,7 @@ def _partition_files(node: Node, k: int) -> dict[str, Entry]:
             raise SysfsError(forced, "current_compute_partition")
         return f"{gpu.compute}\n"
 
-    own = node.platform != "guest"  # a virtual function may look, not change
+    own = node.platform != "guest"  # a virtual function may be read, not changed
     switchable = own and len(node.offered_memory) > 1
 
     def set_compute(now: Node, wanted: str, holders: Sequence[Holder]) -> kernel.Outcome:
@@ -129,7 +129,7 @@ def _partition_files(node: Node, k: int) -> dict[str, Entry]:
 
 
 def _config_space(device_id: int, gpu: Gpu) -> bytes:
-    """PCI configuration space with what lspci shows: ids, class, and the PCIe link, which can do 32 GT/s x16."""
+    """Return the PCI configuration space for lspci: ids, class, and the PCIe link, which supports 32 GT/s x16."""
     space = bytearray(256)
     space[0:4] = (0x1002).to_bytes(2, "little") + device_id.to_bytes(2, "little")
     space[4:8] = (0x0007).to_bytes(2, "little") + (0x0010).to_bytes(2, "little")  # enabled; has capabilities

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the sysfs tree that only changes with the state, as plain files on a tmpfs.
 
-Reading a plain file costs microseconds where a file system in Python costs a hundred times as much, and
-what looks at a node's GPUs reads hundreds of files. Live entries are links into the served file system.
+Reading a plain file takes microseconds; a file system in Python takes a hundred times as long, and programs that
+inspect a node's GPUs read hundreds of files. Live entries are links into the served file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Item = tuple[str, bytes]  # kind (d, f or l) and contents or target
 
 
 class Mirror:
-    """Keeps a directory in line with a View, changing only what differs from the last time."""
+    """Keeps a directory in line with a View, changing only the differences from the last time."""
 
     def __init__(self, root: Path, served: Path) -> None:
         self._root = str(root)
@@ -29,7 +29,7 @@ class Mirror:
         self._lock = threading.Lock()
 
     def apply(self, view: View) -> None:
-        """Write the view's lasting part; what is gone goes first, deepest first."""
+        """Write the view's permanent part; removed entries go first, deepest first."""
         with self._lock:
             fixed: dict[str, Hashable] = {}
             want = dict(self._walk("", view.root, fixed))
@@ -46,7 +46,7 @@ class Mirror:
             self._fixed = fixed
 
     def _walk(self, path: str, entry: Entry, fixed: dict[str, Hashable]) -> Iterator[tuple[str, Item]]:
-        """Everything below an entry, without what is fixed and was written before."""
+        """Yield everything below an entry, except for fixed parts that have been written already."""
         if isinstance(entry, Link):
             yield path, ("l", entry.target.encode())
         elif entry.live:
@@ -69,9 +69,10 @@ class Mirror:
             os.unlink(self._root + path)
 
     def _make(self, path: str, item: Item, made: dict[bytes, str]) -> None:
-        """Files and links appear whole: made under another name, then renamed.
+        """Create files and links atomically: under another name, then renamed.
 
-        Files that are `made` at once with the same contents are one with many names: hundreds of CPUs have the same.
+        Files that are `made` at the same time with the same contents are one file with many names: hundreds of CPUs
+        share contents.
         """
         kind, content = item
         full = self._root + path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mounts that put the simulated parts of /sys and /proc over a node's own.
 
-A tmpfs covers /sys/class, /sys/module and the PCI bus directories of the node, with links to what is there of the
-kernel and the network; CPUs, NUMA nodes, huge pages, /proc/cpuinfo and /proc/meminfo are bound over the machine's. No
-hardware of the machine below is left to see. That works where /sys is mounted read-only, as in a container.
+A tmpfs covers /sys/class, /sys/module and the PCI bus directories of the node, with links to the kernel's and the
+network's entries; CPUs, NUMA nodes, huge pages, /proc/cpuinfo and /proc/meminfo are bound over the machine's. No
+hardware of the machine below remains visible. That works even if /sys is mounted read-only, as in a container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..machine.state import StateError
 
 BOUND = ("devices/system/cpu", "devices/system/node", "kernel/mm/transparent_hugepage")
 BOARD = "devices/virtual/dmi"  # shown as a class too
-TABLES = "firmware/dmi"  # what dmidecode reads
+TABLES = "firmware/dmi"  # read by dmidecode
 CLASSES = {
     "bdi",
     "block",
@@ -28,7 +28,7 @@ CLASSES = {
     "tty",
     "vc",
 }  # the kernel's own, and the network of the node's
-# What an engine reads before it accepts --cpuset-cpus and --cpuset-mems: cgroups v1, v2.
+# Docker reads these before it accepts --cpuset-cpus and --cpuset-mems: cgroups v1, v2.
 CPUSETS = {
     "fs/cgroup/cpuset/cpuset.cpus": "cpus",
     "fs/cgroup/cpuset/cpuset.mems": "mems",
@@ -38,7 +38,7 @@ CPUSETS = {
 
 
 def link(path: Path, target: Path | None) -> None:
-    """Make `path` a link to target, or remove it. Never follows it: that could wait for ourselves."""
+    """Make `path` a link to target, or remove it. Never follow it: that could wait for this process."""
     if os.path.lexists(path):
         if target is not None and os.path.islink(path) and os.readlink(path) == str(target):
             return
@@ -48,7 +48,7 @@ def link(path: Path, target: Path | None) -> None:
 
 
 def covered(paths: Paths) -> bool:
-    """Whether parts of /sys are ours."""
+    """Return whether parts of /sys are simulated."""
     return (paths.original / "class").is_dir()
 
 
@@ -59,7 +59,7 @@ def run(*command: str) -> None:
 
 
 def _cover(paths: Paths, name: str, keep: Callable[[str], bool]) -> None:
-    """A tmpfs over /sys/<name> with what is kept of it: links stay links, directories become links."""
+    """Mount a tmpfs over /sys/<name> with the kept entries: links stay links, directories become links."""
     target, original = paths.sys / name, paths.original / name
     run("mount", "-t", "tmpfs", "-o", "mode=755,size=4m", "gpusim", str(target))
     for entry in sorted(filter(keep, os.listdir(original))):
@@ -68,7 +68,7 @@ def _cover(paths: Paths, name: str, keep: Callable[[str], bool]) -> None:
 
 
 def _cover_pci(paths: Paths) -> None:
-    """Buses and drivers without any PCI device of the machine's."""
+    """Hide all PCI devices of the machine from buses and drivers."""
     if (paths.sys / "bus/pci/devices").is_dir():
         for name in ("bus/pci/devices", "bus/pci/drivers"):
             _cover(paths, name, lambda _: False)
@@ -79,7 +79,7 @@ def _cover_pci(paths: Paths) -> None:
 
 
 def _make(paths: Paths, name: str) -> None:
-    """A directory of /sys/<name> that the machine below has not: not every kernel has huge pages or NUMA nodes."""
+    """Create a directory of /sys/<name> that the machine below lacks: not every kernel has huge pages or NUMA nodes."""
     there = next(parent for parent in Path(name).parents if (paths.sys / parent).is_dir())
     _cover(paths, str(there), lambda _: True)
     (paths.sys / name).mkdir(parents=True)
@@ -92,7 +92,10 @@ def _bind(source: Path, target: Path) -> None:
 
 
 def _keep_parent(cpuset: Path) -> None:
-    """With cgroups v1, runc copies the machine's CPUs into the parent of all containers: before it cannot see them."""
+    """Write the machine's CPUs into the containers' parent cgroup.
+
+    With cgroups v1, runc copies them from the root cgroup, which it cannot read once that is covered.
+    """
     parent = cpuset / "docker"
     if not (cpuset / "cpuset.cpus").exists():
         return
@@ -103,7 +106,7 @@ def _keep_parent(cpuset: Path) -> None:
 
 
 def cover(paths: Paths) -> None:
-    """Cover the simulated parts of /sys and /proc, of which the tree and the files have to be there already.
+    """Cover the simulated parts of /sys and /proc; the tree and the files must exist already.
 
     In a scratch root, /sys is a link to the simulated one.
     """
@@ -115,7 +118,7 @@ def cover(paths: Paths) -> None:
     paths.original.mkdir(parents=True, exist_ok=True)
     run("mount", "--bind", str(paths.sys), str(paths.original))
     _cover(paths, "class", CLASSES.__contains__)
-    _cover(paths, "module", lambda _: True)  # those that are simulated take the place of the machine's
+    _cover(paths, "module", lambda _: True)  # simulated ones replace the machine's
     _cover_pci(paths)
     for name in (name for name in BOUND if not (paths.sys / name).is_dir()):
         _make(paths, name)
@@ -131,7 +134,7 @@ def cover(paths: Paths) -> None:
 
 
 def uncover(paths: Paths) -> None:
-    """Undo the mounts, as far as they were made."""
+    """Undo the mounts, as far as they exist."""
     ours = [paths.tree, paths.files, paths.fuse]
     if not paths.scratch and covered(paths):
         made = [str(parent) for name in BOUND for parent in list(Path(name).parents)[:-1]]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of /proc that tell of a node's hardware: cpuinfo and meminfo, as the kernel writes them."""
+"""The files of /proc that describe a node's hardware: cpuinfo and meminfo, as the kernel writes them."""
 
 from __future__ import annotations
 
 from ..machine.state import Node
 
-# What a server with nothing running on it has in use, in kB of each GiB that it has.
+# Memory use of an idle server, in kB per GiB.
 _FREE, _AVAILABLE, _CACHED = 1016000, 1030000, 18000
 
 
 def cpuinfo(node: Node) -> str:
-    """/proc/cpuinfo: a block per CPU; the flag `hypervisor` only in a virtual machine."""
+    """Return /proc/cpuinfo: a block per CPU; the flag `hypervisor` only in a virtual machine."""
     cpu, layout = node.processor, node.layout
     flags = cpu.flags if node.platform == "baremetal" else f"{cpu.flags} hypervisor"
     megahertz = cpu.clock[1] / 1000
@@ -46,7 +46,7 @@ def cpuinfo(node: Node) -> str:
 
 
 def _memory(node: Node) -> dict[str, int]:
-    """kB by name, for all of the memory."""
+    """Return kB by name, for the whole memory."""
     total = node.cpu_memory * node.cpu_nodes >> 10
     size = total >> 20
     return {
@@ -58,7 +58,7 @@ def _memory(node: Node) -> dict[str, int]:
 
 
 def meminfo(node: Node) -> str:
-    """/proc/meminfo of a server on which little runs."""
+    """Return /proc/meminfo of a nearly idle server."""
     memory = _memory(node)
     half = memory["Cached"] // 2
     values = {
@@ -80,7 +80,7 @@ def meminfo(node: Node) -> str:
 
 
 def node_meminfo(node: Node, index: int) -> str:
-    """The meminfo of one NUMA node."""
+    """Return the meminfo of one NUMA node."""
     memory = {name: value // node.cpu_nodes for name, value in _memory(node).items()}
     values = {
         "MemTotal": memory["MemTotal"], "MemFree": memory["MemFree"], "MemUsed": memory["MemTotal"] - memory["MemFree"],

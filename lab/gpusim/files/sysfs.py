@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated part of sysfs as a tree of directories, links and files, computed from a Node.
 
-The tree has the layout of /sys: devices/ holds the real directories, class/, bus/ and module/ link
-into it. Most of it only changes with the state and is mirrored into plain files (mirror.py); what is
-`live` is asked for on every access. A View is made per state, so that what it has built stays true.
-File contents end with a newline, as sysfs has them.
+The tree has the layout of /sys: devices/ holds the real directories; class/, bus/ and module/ link into it. Most of it
+only changes with the state and is mirrored into plain files (mirror.py); `live` entries are evaluated on every access.
+Each state has its own View, so that what it has built stays valid. File contents end with a newline, as in sysfs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .sysfs_host import huge_pages, nic_devices, nic_links
 
 
 class View:
-    """The tree for one state of the node. `holders` is asked when a file is read."""
+    """The tree for one state of the node. `holders` is called when a file is read."""
 
     def __init__(self, node: Node, holders: Callable[[], Sequence[Holder]]) -> None:
         self.node = node
@@ -35,7 +34,7 @@ class View:
     # ------------------------------------------------------------ lookup
 
     def find(self, path: str) -> Entry | None:
-        """The entry at /a/b/c, not following links; None when there is none."""
+        """Return the entry at /a/b/c, not following links; None if there is none."""
         entry: Entry = self.root
         for name in path.split("/"):
             if not name:

@@ -15,7 +15,7 @@ from .sysfs_host import setting
 
 @lru_cache(maxsize=16)
 def _lists(layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The CPUs of each socket, and those of each NUMA node."""
+    """Return the CPUs of each socket, and those of each NUMA node."""
     return (
         tuple(cpu_list(layout.of_socket(socket)) for socket in range(layout.sockets)),
         tuple(cpu_list(layout.of_node(node)) for node in range(layout.nodes)),
@@ -24,12 +24,12 @@ def _lists(layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def _masks(layout: Layout) -> tuple[str, ...]:
-    """The CPUs of each socket as masks."""
+    """Return the CPUs of each socket as masks."""
     return tuple(cpu_mask(layout.of_socket(socket), layout.count) for socket in range(layout.sockets))
 
 
 def node_cpus(node: Node, numa: int) -> str:
-    """The CPUs of a NUMA node."""
+    """Return the CPUs of a NUMA node."""
     return _lists(node.layout)[1][numa]
 
 
@@ -37,7 +37,7 @@ def node_cpus(node: Node, numa: int) -> str:
 
 
 def cpus(node: Node) -> Dir:
-    """devices/system/cpu: topology, frequency and idle settings of each CPU."""
+    """Return devices/system/cpu: topology, frequency and idle settings of each CPU."""
     layout = node.layout
     every = f"0-{layout.count - 1}"
     others: dict[str, Entry] = {
@@ -70,7 +70,7 @@ def _topology(layout: Layout, index: int) -> dict[str, Entry]:
         "die_id": text(0),
         "core_id": text(layout.core(index)),
     }
-    # Both have two names: those of newer kernels, and those of before.
+    # Both have two names: one of newer kernels, one of older kernels.
     for name in ("package_cpus", "core_siblings"):
         found |= {name: text(_masks(layout)[socket]), f"{name}_list": text(_lists(layout)[0][socket])}
     for name in ("core_cpus", "thread_siblings"):
@@ -106,7 +106,7 @@ def _idle(node: Node, index: int, number: int) -> dict[str, Entry]:
 
 
 def numa_nodes(node: Node) -> Dir:
-    """devices/system/node."""
+    """Return devices/system/node."""
     count, memory = node.cpu_nodes, node.cpu_memory
     every = "0" if count == 1 else f"0-{count - 1}"
     names = ("online", "possible", "has_cpu", "has_memory", "has_normal_memory")
@@ -128,9 +128,9 @@ def _numa_node(node: Node, index: int) -> Dir:
 
 
 def iommus(node: Node) -> dict[str, Entry]:
-    """devices/virtual/iommu: what the kernel found, and uses as its command line of this boot says.
+    """Return devices/virtual/iommu: the IOMMUs that the kernel uses according to this boot's command line.
 
-    AMD's are on unless the command line says otherwise, Intel's the other way round.
+    AMD's are on by default, Intel's off.
     """
     processor, words = node.processor, set(node.cmdline)
     on = (
@@ -143,7 +143,7 @@ def iommus(node: Node) -> dict[str, Entry]:
 
 
 def board(node: Node) -> dict[str, Entry]:
-    """devices/virtual/dmi/id: who made the server, or the virtual machine."""
+    """Return devices/virtual/dmi/id: the maker of the server, or of the virtual machine."""
     vendor, product, bios = node.processor.board if node.platform == "baremetal" else GUEST_BOARD
     values = {
         "sys_vendor": vendor,

@@ -15,7 +15,7 @@ from .entries import Dir, Entry, File, Link, folder, text
 
 
 def setting(value: str, change: Callable[[Host, str], Written]) -> File:
-    """A file of the host's that can be written: `change` gives the host after it, or an errno."""
+    """Return a writable file of the host: `change` returns the host after a write, or an errno."""
 
     def write(node: Node, wanted: str, _: Sequence[Holder]) -> Outcome:
         after, number = change(node.host, wanted)
@@ -25,7 +25,7 @@ def setting(value: str, change: Callable[[Host, str], Written]) -> File:
 
 
 def huge_pages(node: Node) -> dict[str, Entry]:
-    """kernel/mm/transparent_hugepage."""
+    """Return kernel/mm/transparent_hugepage."""
 
     def words(name: str) -> File:
         return setting(host.chosen(node.host, name), lambda h, w: host.set_huge_pages(h, name, w))
@@ -37,12 +37,12 @@ def huge_pages(node: Node) -> dict[str, Entry]:
 
 
 def nic_devices(node: Node) -> dict[str, Entry]:
-    """PCI devices of the NICs, by address."""
+    """Return the PCI devices of the NICs, by address."""
     return {nic.bdf: Dir(partial(_nic_device, nic)) for nic in node.host.nics}
 
 
 def nic_links(node: Node) -> dict[str, Entry]:
-    """class/infiniband."""
+    """Return class/infiniband."""
     return {n.name: Link(f"../../devices/pci0000:00/{n.bdf}/infiniband/{n.name}") for n in node.host.nics}
 
 
@@ -94,7 +94,7 @@ def _nic(nic: Nic) -> dict[str, Entry]:
 
 
 def _nic_config() -> bytes:
-    """PCI configuration space with ids and class only."""
+    """Return a PCI configuration space with ids and class only."""
     space = bytearray(64)
     space[0:4] = (0x15B3).to_bytes(2, "little") + (0x1021).to_bytes(2, "little")
     space[4:6] = (0x0006).to_bytes(2, "little")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node shows of itself besides its GPUs: CPU governor, idle states, huge pages, RDMA NICs.
+"""A node's hardware and settings besides its GPUs: CPU governor, idle states, huge pages, RDMA NICs.
 
-The values are those of a well-kept server: performance governor, C2 off, huge pages always, eight NICs up. A
-write to sysfs changes them until the next boot; `config` changes what the node boots with, too.
+The defaults are those of a well-configured server: performance governor, C2 off, huge pages always, eight NICs up. A
+write to sysfs changes them until the next boot; `config` also changes the values at boot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NIC_BDFS = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """One CPU: its frequency governor, and the idle states it may not enter, by number."""
+    """One CPU: its frequency governor, and the numbers of its disabled idle states."""
 
     governor: str = "performance"
     disabled: tuple[int, ...] = ()
@@ -50,12 +50,12 @@ GID_TYPES = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
 
 
 def netdev(nic: Nic) -> str:
-    """The name of the NIC's network interface."""
+    """Return the name of the NIC's network interface."""
     return f"rdma{nic.name.removeprefix('mlx5_')}"
 
 
 def gids(nic: Nic) -> tuple[str, ...]:
-    """The port's addresses: a subnet for each NIC, and in it the number at the end of the node's name."""
+    """Return the port's addresses: each NIC has its subnet, and the number in the node's name is the host part."""
     number, rail = re.sub(r".*?(\d*)$", r"\1", os.uname().nodename), int(nic.name.removeprefix("mlx5_"))
     local = f"fe80:0000:0000:0000:0200:00ff:fe00:{rail:04x}"
     mapped = f"0000:0000:0000:0000:0000:ffff:c0a8:{rail + 100:02x}{int(number or 1) % 256:02x}"
@@ -63,12 +63,12 @@ def gids(nic: Nic) -> tuple[str, ...]:
 
 
 def make_nics(count: int) -> tuple[Nic, ...]:
-    """NICs as a server with one per GPU has them."""
+    """Return the NICs of a server with one per GPU."""
     return tuple(Nic(f"mlx5_{i}", NIC_BDFS[i], 0 if i < 4 else 1) for i in range(count))
 
 
 def make_cpus(processor: Processor, count: int) -> tuple[Cpu, ...]:
-    """CPUs as a well-kept server has them."""
+    """Return the CPUs of a well-configured server."""
     return (Cpu(disabled=processor.off),) * count
 
 
@@ -81,7 +81,7 @@ class Host:
     nics: tuple[Nic, ...] = field(default_factory=lambda: make_nics(len(NIC_BDFS)))
 
 
-# Each gives the host after a write, or an errno.
+# Each returns the host after a write, or an errno.
 Written = tuple[Host, int]
 
 
@@ -90,14 +90,14 @@ def _with_cpu(host: Host, index: int, cpu: Cpu) -> Host:
 
 
 def set_governor(host: Host, index: int, text: str, governors: Sequence[str]) -> Written:
-    """A write to scaling_governor: EINVAL for one that the driver does not have."""
+    """Write scaling_governor: EINVAL for a governor that the driver does not have."""
     if text not in governors:
         return host, errno.EINVAL
     return _with_cpu(host, index, replace(host.cpus[index], governor=text)), 0
 
 
 def set_idle(host: Host, index: int, state: int, text: str) -> Written:
-    """A write to cpuidle/stateN/disable: 0 or 1, else EINVAL."""
+    """Write cpuidle/stateN/disable: 0 or 1, else EINVAL."""
     if text not in ("0", "1"):
         return host, errno.EINVAL
     cpu = host.cpus[index]
@@ -106,12 +106,12 @@ def set_idle(host: Host, index: int, state: int, text: str) -> Written:
 
 
 def set_huge_pages(host: Host, name: str, text: str) -> Written:
-    """A write to transparent_hugepage/enabled or defrag: EINVAL for an unknown word."""
+    """Write transparent_hugepage/enabled or defrag: EINVAL for an unknown word."""
     if text not in HUGE_PAGES[name]:
         return host, errno.EINVAL
     return replace(host, huge_pages={**host.huge_pages, name: text}), 0
 
 
 def chosen(host: Host, name: str) -> str:
-    """The kernel's way to show which of several words holds: always [madvise] never."""
+    """Return the choices with the active one in brackets, as the kernel does: always [madvise] never."""
     return " ".join(f"[{w}]" if w == host.huge_pages[name] else w for w in HUGE_PAGES[name])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU models as data, and the rules for partition modes that follow from them.
 
-Sizes are bytes, clocks MHz, power W. Which modes exist is the kernel's rule (aqua_vanjaram: number of
-XCCs, and which memory partition goes with which compute partition), not AMD's shorter list of
-validated combinations: the tools accept what the kernel accepts.
+Sizes are bytes, clocks MHz, power W. The existing modes follow the kernel's rule (aqua_vanjaram: number of XCCs, and
+which memory partition goes with which compute partition), not AMD's shorter list of validated combinations: the tools
+accept what the kernel accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MEMORY_MODES = ("NPS1", "NPS2", "NPS4", "NPS8")
 
 
 def release_of(text: str) -> tuple[int, ...]:
-    """(6, 4, 1) of 6.4.1."""
+    """Return (6, 4, 1) for 6.4.1."""
     return tuple(int(part) for part in text.split("."))
 
 
@@ -58,19 +58,19 @@ class Model:
 
     @property
     def compute_modes(self) -> tuple[str, ...]:
-        """Modes this number of XCCs can be split into, in the kernel's order."""
+        """Return the modes into which this number of XCCs can be split, in the kernel's order."""
         return tuple(mode for mode, _ in self.pairs)
 
     def memory_for(self, compute: str) -> tuple[str, ...]:
-        """Memory modes that this compute mode is valid with, offered by the firmware or not."""
+        """Return the memory modes with which this compute mode is valid, offered by the firmware or not."""
         return dict(self.pairs).get(compute, ())
 
     def parts(self, compute: str) -> int:
-        """Logical GPUs per GPU in this compute mode."""
+        """Return the number of logical GPUs per GPU in this compute mode."""
         return {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": self.xcc}[compute]
 
     def auto_compute(self, memory: str) -> str:
-        """Compute mode the driver picks at load (kernel __aqua_vanjaram_get_auto_mode)."""
+        """Return the compute mode that the driver picks at load (kernel __aqua_vanjaram_get_auto_mode)."""
         if memory == "NPS1":
             return "SPX"
         return "DPX" if memory == "NPS2" else "CPX"

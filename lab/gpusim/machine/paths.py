@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the simulation keeps and shows things. GPUSIM_ROOT puts everything below another directory."""
+"""The paths of the simulation. GPUSIM_ROOT puts everything below another directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-CONTROL = ".sync"  # a file of the served tree; writing to it brings the mirrored files in line
+CONTROL = ".sync"  # a file of the served tree; a write to it updates the mirrored files
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Paths:
 
     @property
     def scratch(self) -> bool:
-        """Not a node, but a directory on some machine: its /sys and containers are not ours."""
+        """Return whether this is only a directory on some machine, whose /sys and containers must not be touched."""
         return self.root != Path("/")
 
     @property
@@ -31,7 +31,7 @@ class Paths:
 
     @property
     def state(self) -> Path:
-        """Kept over a reboot, as GPUs and firmware are."""
+        """Return the path of the state, kept over a reboot like that of GPUs and firmware."""
         return self.root / "var/lib/gpusim/state.json"
 
     @property
@@ -40,22 +40,22 @@ class Paths:
 
     @property
     def fuse(self) -> Path:
-        """Mount point of the served file system: the whole simulated sysfs, live."""
+        """Return the mount point of the served file system: the whole simulated sysfs, live."""
         return self.run / "live"
 
     @property
     def files(self) -> Path:
-        """tmpfs with the mirrored part, written by the server only."""
+        """Return the tmpfs with the mirrored part, written by the server only."""
         return self.run / "files"
 
     @property
     def tree(self) -> Path:
-        """The same, read-only: what /sys shows."""
+        """Return the read-only view of the mirrored part, to which /sys links."""
         return self.run / "tree"
 
     @property
     def shown(self) -> Path:
-        """Files that are bound over the machine's own, by their names."""
+        """Return the directory of files that are bound over the machine's own, by their names."""
         return self.run / "shown"
 
     @property
@@ -64,7 +64,7 @@ class Paths:
 
     @property
     def original(self) -> Path:
-        """The node's own sysfs, reachable after parts of /sys were covered."""
+        """Return the path of the node's own sysfs, which stays reachable after parts of /sys are covered."""
         return self.run / "sys"
 
     @property

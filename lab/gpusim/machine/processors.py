@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processors and boards of simulated servers as data, and which CPU belongs to which socket and NUMA node.
+"""The processors and boards of simulated servers as data, and the mapping of CPUs to sockets and NUMA nodes.
 
-The CPUs of a server are numbered as Linux does it: first one thread of every core, socket by socket, then with SMT
-the second threads in the same order. Nothing here asks the machine that the simulation runs on.
+The CPUs of a server are numbered as in Linux: first one thread of every core, socket by socket, then with SMT the
+second threads in the same order. The machine that runs the simulation is never queried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INTEL_FLAGS = (
 
 @dataclass(frozen=True)
 class Idle:
-    """An idle state: microseconds until a CPU is awake again, and whether a well-kept server has it off."""
+    """An idle state: microseconds to wake up, and whether a well-configured server has it off."""
 
     name: str
     latency: int
@@ -45,7 +45,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor, and the server that has it. Clocks are kHz, caches KiB, `distance` is that to another NUMA node."""
+    """A processor and its server. Clocks are kHz, caches KiB; `distance`: to another NUMA node."""
 
     name: str
     vendor: str
@@ -72,7 +72,7 @@ class Processor:
 
     @property
     def off(self) -> tuple[int, ...]:
-        """Idle states that a well-kept server has off, by number."""
+        """Return the numbers of the idle states that a well-configured server has off."""
         return tuple(number for number, state in enumerate(self.idle) if state.off)
 
 
@@ -119,14 +119,14 @@ class Layout:
         return cpu % self.all_cores // self.cores
 
     def core(self, cpu: int) -> int:
-        """The number of its core within the socket."""
+        """Return the number of the CPU's core within its socket."""
         return cpu % self.cores
 
     def node(self, cpu: int) -> int:
         return cpu % self.all_cores * self.nodes // self.all_cores
 
     def siblings(self, cpu: int) -> tuple[int, ...]:
-        """The threads of a CPU's core."""
+        """Return the threads of a CPU's core."""
         first = cpu % self.all_cores
         return tuple(first + thread * self.all_cores for thread in range(self.threads))
 
@@ -138,7 +138,7 @@ class Layout:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """The kernel's form of a set of CPUs: 0-95,192-287."""
+    """Return a set of CPUs in the kernel's form: 0-95,192-287."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and ranges[-1][1] == cpu - 1:
@@ -149,7 +149,7 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def cpu_mask(cpus: Iterable[int], count: int) -> str:
-    """The same as a mask in words of 32 bits, highest first."""
+    """Return a set of CPUs as a mask in words of 32 bits, highest first."""
     bits = sum(1 << cpu for cpu in cpus)
     words = -(-count // 32)
     return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))

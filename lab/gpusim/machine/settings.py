@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a node, as `serve` and `config` take them: KEY=VALUE, checked before anything changes."""
+"""Settings of a node for `serve` and `config`: KEY=VALUE, checked before anything changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RELEASES = (
 
 
 def split(words: Iterable[str]) -> dict[str, str]:
-    """KEY=VALUE words as a dict."""
+    """Return KEY=VALUE words as a dict."""
     found = {}
     for word in words:
         key, sep, value = word.partition("=")
@@ -50,7 +50,7 @@ def _release(node: Node, value: str) -> Node:
 
 
 def _driver(node: Node, value: str) -> Node:
-    """inbox: the kernel's own amdgpu: no version file, no compute_partition_config. none: not loaded."""
+    """Set the driver. inbox: the kernel's amdgpu, no version file or compute_partition_config. none: not loaded."""
     kind = _choice("driver", value, ("dkms", "inbox", "old", "none"))
     if kind == "inbox":
         driver = Driver(kind="inbox", version=INBOX_VERSION, partition_config=False)
@@ -72,7 +72,7 @@ def _platform(node: Node, value: str) -> Node:
 
 
 def _ast(node: Node, value: str) -> Node:
-    """A BMC whose VGA driver is loaded before amdgpu, in each boot."""
+    """Set whether a BMC's VGA driver is loaded before amdgpu, at each boot."""
     there = _choice("ast", value, ("0", "1")) == "1"
     return replace(node, bmc=there, ast=there, first_minor=int(there))
 
@@ -89,7 +89,7 @@ def _busy(node: Node, value: str) -> Node:
 
 
 def _model(node: Node, value: str) -> Node:
-    """Other GPUs in the node, as they come from the factory, four of an APU."""
+    """Replace the node's GPUs by new ones of another model, four for an APU."""
     model = MODELS[_choice("model", value, MODELS)]
     count = 4 if model.apu else 8 if node.spec.apu else len(node.gpus)
     fresh = make_node(count, model.name)
@@ -100,7 +100,7 @@ def _model(node: Node, value: str) -> Node:
 
 
 def _gpus(node: Node, value: str) -> Node:
-    """Fewer or more of the same GPUs, as after a start with these."""
+    """Change the number of GPUs of the same model, as after a start with that number."""
     most = 4 if node.spec.apu else 8
     fresh = make_node(int(_choice("gpus", value, [str(n) for n in range(1, most + 1)])), node.model)
     mode = node.spec.auto_compute(node.memory)
@@ -122,7 +122,7 @@ def _ifwi(node: Node, value: str) -> Node:
 
 
 def _host(change: Callable[[Host, str], Host]) -> Callable[[Node, str], Node]:
-    """A setting of the host, now and after each boot."""
+    """Return a setter for the host, now and after each boot."""
 
     def setting(node: Node, value: str) -> Node:
         boot_host = change(node.boot_host, value)
@@ -132,7 +132,7 @@ def _host(change: Callable[[Host, str], Host]) -> Callable[[Node, str], Node]:
 
 
 def _cpu(node: Node, value: str) -> Node:
-    """Other processors in the server, with all that comes with them; the CPUs' settings are as they were built."""
+    """Replace the server's processors and everything that depends on them; the CPUs' settings get their defaults."""
     cpu = _choice("cpu", value, PROCESSORS)
     if node.spec.apu:
         raise StateError(f"cpu={value}: an {node.model} is its own processor")
@@ -147,7 +147,7 @@ def _smt(node: Node, value: str) -> Node:
 
 
 def _cpus(node: Node, change: Callable[[Cpu], Cpu]) -> Node:
-    """A setting of all CPUs, now and after each boot."""
+    """Change a setting of all CPUs, now and after each boot."""
 
     def changed(host: Host) -> Host:
         known = {cpu: change(cpu) for cpu in set(host.cpus)}
@@ -201,7 +201,7 @@ SETTINGS: dict[str, Callable[[Node, str], Node]] = {
 
 
 def apply(node: Node, settings: dict[str, str]) -> Node:
-    """The node with the settings made. Raises StateError for an unknown key or value."""
+    """Return the node with the settings applied. Raise StateError for an unknown key or value."""
     for key, value in settings.items():
         if key not in SETTINGS:
             raise StateError(f"no setting {key!r}{nearest(key, SETTINGS)}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of one node's simulated GPUs: frozen dataclasses, and their JSON form.
 
-Everything that sysfs, the device nodes and the tools show is computed from a `Node` (and from the
-processes that hold the devices). What changes a Node by the driver's rules is in kernel.py.
+Everything in sysfs, the device nodes and the tools' output is computed from a `Node` (and from the processes that hold
+the devices). The driver's rules that change a Node are in driver/kernel.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .processors import APU, PROCESSORS, SOCKETS, Layout, Processor
 SCHEMA = 2
 DKMS_VERSION, DKMS_BUILD = "6.12.12", "2120656"
 MEM_ALLOC_SINCE = (6, 16)  # drivers with compute_partition_mem_alloc_mode; the first one is not known
-# What the tools print as driver version with the kernel's own amdgpu (/proc/version without blanks).
+# The tools' driver version for the kernel's own amdgpu (/proc/version without blanks).
 INBOX_VERSION = (
     "Linuxversion6.8.0-79-generic(buildd@lcy02-amd64-062)(x86_64-linux-gnu-gcc-13"
     "(Ubuntu13.3.0-6ubuntu2~24.04)13.3.0,GNUld(GNUBinutilsforUbuntu)2.42)#79-UbuntuSMPPREEMPT_DYNAMIC"
@@ -38,12 +38,12 @@ PLATFORMS = ("baremetal", "guest", "passthrough")
 
 
 class StateError(ValueError):
-    """A state file or setting that cannot be used; the message names the key and the fix."""
+    """An unusable state file or setting; the message names the key and the fix."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: what was probably meant, or what there is."""
-    import difflib  # only wrong input pays for it
+    """Return the end of a message about an unknown name: the nearest name, or all known names."""
+    import difflib  # only wrong input needs it
 
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
@@ -86,9 +86,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds the devices; minors are the render minors it can use.
+    """A process that holds the devices; minors: the render minors that it can use.
 
-    `vram` is bytes per usable partition, None for what a container is assumed to take.
+    `vram` is bytes per usable partition, None for a container's assumed share.
     """
 
     pid: int
@@ -102,8 +102,9 @@ class Holder:
 class Driver:
     """The amdgpu module.
 
-    partition_config: it has compute_partition_config/ (DKMS from ROCm 6.3 on). busy_per_device: a
-    process makes only the GPUs busy that it can use; older drivers look at all processes of the node.
+    Attributes:
+        partition_config: it has compute_partition_config/ (DKMS from ROCm 6.3 on)
+        busy_per_device: a process makes only the GPUs busy that it can use; in older drivers, all GPUs of the node
     """
 
     loaded: bool = True
@@ -113,17 +114,17 @@ class Driver:
     partition_files: bool = True
     partition_config: bool = True
     busy_per_device: bool = False
-    lingers: bool = False  # what the last process that used KFD left is not cleared away yet
+    lingers: bool = False  # the driver is still cleaning up after the last process that used KFD
 
     @property
     def mem_alloc_files(self) -> bool:
-        """Whether partitions may share the VRAM of their memory partition."""
+        """Return whether partitions may share the VRAM of their memory partition."""
         return self.kind == "dkms" and self.partition_config and release_of(self.version) >= MEM_ALLOC_SINCE
 
 
 @dataclass(frozen=True)
 class Node:
-    """Everything of one node. `memory_requested` waits for the next driver load."""
+    """Everything about one node. `memory_requested` waits for the next driver load."""
 
     gpus: tuple[Gpu, ...]
     model: str = "MI300X"
@@ -131,21 +132,21 @@ class Node:
     memory: str = "NPS1"
     boot_memory: str = "NPS1"
     memory_requested: str | None = None
-    memory_modes: tuple[str, ...] = ()  # () = what the model offers
+    memory_modes: tuple[str, ...] = ()  # () = the modes of the model
     driver: Driver = field(default_factory=Driver)
     platform: str = "baremetal"
     vbios: str = "113-M3000100-103"
     ifwi: str = "022.040.003.043.000001"
-    memory_at_boot: str | None = None  # the memory mode after a reboot, None for the one before
+    memory_at_boot: str | None = None  # the memory mode after a reboot, None for the present one
     host: Host = field(default_factory=Host)
-    boot_host: Host = field(default_factory=Host)  # what it is after a reboot
+    boot_host: Host = field(default_factory=Host)  # the host after a reboot
     bmc: bool = False  # the board has a BMC with VGA, so each boot loads ast, its driver
     ast: bool = False  # ast is loaded
-    first_minor: int = 0  # amdgpu's first DRM minor: 1 when ast had taken one as amdgpu was loaded
-    cpu: str = "epyc"  # the servers' processor; an APU is its own
+    first_minor: int = 0  # amdgpu's first DRM minor: 1 if ast had taken one when amdgpu was loaded
+    cpu: str = "epyc"  # the server's processor; an APU is its own
     smt: bool = False
     cpu_nodes: int = 2
-    cmdline: tuple[str, ...] = ()  # the kernel's, as of the boot
+    cmdline: tuple[str, ...] = ()  # the kernel's, of this boot
     hive_id: int = 15188982192727901047
     generation: int = 2
     holders: tuple[Holder, ...] = ()  # injected; real ones are found in /proc
@@ -163,42 +164,42 @@ class Node:
 
     @property
     def layout(self) -> Layout:
-        """The CPUs of the server by number."""
+        """Return the CPUs of the server by number."""
         sockets = self.cpu_nodes if self.spec.apu else SOCKETS
         return Layout(sockets, self.processor.cores, self.cpu_nodes, 2 if self.smt else 1)
 
     @property
     def cores_per_cpu(self) -> int:
-        """CPUs of a NUMA node, as KFD counts them."""
+        """Return the number of CPUs of a NUMA node, as KFD counts them."""
         return self.layout.count // self.cpu_nodes
 
     @property
     def cpu_memory(self) -> int:
-        """Bytes per NUMA node."""
+        """Return the bytes per NUMA node."""
         return self.spec.host_memory
 
     @property
     def offered_memory(self) -> tuple[str, ...]:
-        """Memory modes that this node's firmware offers."""
+        """Return the memory modes that this node's firmware offers."""
         return self.memory_modes or self.spec.memory_modes
 
     def memory_for(self, compute: str) -> tuple[str, ...]:
-        """Memory modes that this compute mode is valid with and that this node offers."""
+        """Return the memory modes that this node offers and with which this compute mode is valid."""
         return tuple(mode for mode in self.spec.memory_for(compute) if mode in self.offered_memory)
 
     def gpu_set(self, index: int, **changes: Any) -> Node:
-        """This node with GPU `index` changed."""
+        """Return this node with GPU `index` changed."""
         gpus = list(self.gpus)
         gpus[index] = replace(gpus[index], **changes)
         return replace(self, gpus=tuple(gpus))
 
     def logged(self, *lines: str) -> Node:
-        """This node with lines added to its kernel log, of which the newest 200 are kept."""
+        """Return this node with lines added to its kernel log, which keeps the newest 200."""
         return replace(self, log=(*self.log, *lines)[-200:])
 
 
 def make_node(count: int = 8, model: str = "MI300X", **settings: Any) -> Node:
-    """A node as it comes up: `count` GPUs, the driver loaded, SPX/NPS1, nothing running."""
+    """Return a new node: `count` GPUs, the driver loaded, SPX/NPS1, no processes."""
     if model not in MODELS:
         raise StateError(f"model {model!r} is not simulated; known: {', '.join(MODELS)}")
     spec = MODELS[model]
@@ -221,7 +222,7 @@ def make_node(count: int = 8, model: str = "MI300X", **settings: Any) -> Node:
 
 
 def fitted(node: Node) -> Node:
-    """The node with settings for as many CPUs as it has; other ones are as a well-kept server has them."""
+    """Return the node with settings for exactly its CPUs; replaced ones get the defaults."""
 
     def fit(host: Host) -> Host:
         right = len(host.cpus) == node.layout.count
@@ -234,7 +235,7 @@ def fitted(node: Node) -> Node:
 
 
 def to_json(node: Node, indent: int | None = None) -> str:
-    """The node as JSON text; read back by from_json. Neighbouring CPUs that are alike are one entry with a count."""
+    """Return the node as JSON text for from_json. Neighbouring equal CPUs share an entry with a count."""
 
     def without(host: Host) -> Host:
         return replace(host, cpus=())
@@ -265,7 +266,7 @@ def _host(data: Any) -> Host:
 
 
 def from_json(text: str) -> Node:
-    """The node that to_json wrote. Raises StateError for anything else."""
+    """Return the node that to_json wrote. Raise StateError for anything else."""
     try:
         data = json.loads(text)
     except ValueError as e:

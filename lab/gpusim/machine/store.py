@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the node's state is kept: a JSON file that all simulated parts share, or memory for tests."""
+"""The storage of the node's state: a JSON file that all simulated parts share, or memory for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[Node], tuple[Node, T]]
 
 
 class Store(Protocol):
-    """Reads the node and changes it; a change sees the newest state and is seen by everyone."""
+    """Reads and changes the node; a change starts from the newest state and is visible to all."""
 
     def read(self) -> Node: ...
 
@@ -39,11 +39,11 @@ class MemoryStore:
 
 
 class FileStore:
-    """The node in a file, replaced as a whole, so that readers need no lock.
+    """The node in a file, replaced atomically, so that readers need no lock.
 
-    Reading costs a stat when nothing changed. Changes hold a lock file; `changed` is called with the
-    new node after each, still under the lock, to bring sysfs and device nodes in line; not after one that need not
-    `tell`, as it only changes what is live.
+    Reading costs a stat if nothing has changed. Changes hold a lock file. After each one, still under the lock,
+    `changed` is called with the new node to update sysfs and the device nodes; `tell=False` skips that for changes that
+    affect live entries only.
     """
 
     def __init__(self, path: Path, changed: Callable[[Node], None] | None = None) -> None:
@@ -66,7 +66,7 @@ class FileStore:
             raise StateError(f"{self.path}: no simulated GPUs here; start them with `serve`") from None
 
     def write(self, node: Node) -> None:
-        """Replace the state as it is, without asking what it was."""
+        """Replace the state without reading the old one."""
         new = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         new.write_text(to_json(node))
         new.chmod(0o644)

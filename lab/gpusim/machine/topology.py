@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logical GPUs and KFD topology of a node: numbering, and the property texts of /sys/class/kfd.
 
-Numbering rules, from the amdgpu driver: each GPU registers itself and MAX_XCP - 1 further DRM devices
-when the driver loads, whatever the mode, so GPU k owns the render minors 128+8k … 128+8k+7 and
-partition p uses 128+8k+p. DRM has 64 minors: where another driver (ast, a BMC's VGA) took one, the
-cards are shifted and the 64th device is missing, and with it the last partition in CPX mode.
-Key order and constants of the property files are those of a captured 8xMI300X node in CPX mode.
+Numbering rules, from the amdgpu driver: each GPU registers itself and MAX_XCP - 1 further DRM devices when the driver
+loads, whatever the mode, so GPU k owns the render minors 128+8k … 128+8k+7 and partition p uses 128+8k+p. DRM has 64
+minors: if another driver (ast, a BMC's VGA) has taken one, the cards are shifted and the 64th device is missing, and
+with it the last partition in CPX mode. Key order and constants of the property files are those of a captured 8xMI300X
+node in CPX mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DrmDevice:
 
 @dataclass(frozen=True)
 class Partition:
-    """One logical GPU: what KFD shows as a node and the tools as a GPU."""
+    """One logical GPU: a node in KFD, a GPU in the tools."""
 
     index: int
     gpu: int
@@ -53,7 +53,7 @@ class Partition:
 
 
 def drm_devices(node: Node) -> list[DrmDevice]:
-    """DRM devices of all GPUs, whatever the mode; empty while the driver is not loaded."""
+    """Return the DRM devices of all GPUs, whatever the mode; none while the driver is not loaded."""
     if not node.driver.loaded:
         return []
     found = []
@@ -68,7 +68,7 @@ def drm_devices(node: Node) -> list[DrmDevice]:
 
 
 def partitions(node: Node) -> list[Partition]:
-    """Logical GPUs in the tools' order: GPU by GPU, partition by partition."""
+    """Return the logical GPUs in the tools' order: GPU by GPU, partition by partition."""
     devices = {(d.gpu, d.xcp): d for d in drm_devices(node)}
     found: list[Partition] = []
     used: set[int] = set()
@@ -97,13 +97,13 @@ def partitions(node: Node) -> list[Partition]:
 
 
 def _memory(node: Node, gpu: Gpu, parts: int) -> int:
-    """Bytes that a partition can allocate: its share of the VRAM, or all of its memory partition."""
+    """Return the bytes that a partition can allocate: its share of the VRAM, or all of its memory partition."""
     pools = int(node.memory.removeprefix("NPS"))
     return node.spec.vram // (pools if gpu.mem_alloc == "ALL" else parts)
 
 
 def _gpu_id(gpu: Gpu, part: int, parts: int, used: set[int]) -> int:
-    """A 16-bit id as KFD hashes it from the device: stable and unique in the node."""
+    """Return a 16-bit id, like KFD's hash of the device: stable, and unique in the node."""
     if gpu.kfd_ids and parts in (1, len(gpu.kfd_ids)):
         return gpu.kfd_ids[part]
     value = 1024 + zlib.crc32(f"{gpu.unique_id}/{gpu.compute}/{part}".encode()) % 64000
@@ -113,12 +113,12 @@ def _gpu_id(gpu: Gpu, part: int, parts: int, used: set[int]) -> int:
 
 
 def bdf_of(gpu: Gpu, part: int) -> str:
-    """PCI address of a partition: the function field is the partition."""
+    """Return the PCI address of a partition, which is its function field."""
     return f"{gpu.bdf[:-1]}{part}"
 
 
 def bus_of(bdf: str) -> tuple[int, int, int, int]:
-    """(domain, bus, device, function) of a PCI address."""
+    """Return (domain, bus, device, function) of a PCI address."""
     domain, bus, rest = bdf.split(":")
     device, function = rest.split(".")
     return int(domain, 16), int(bus, 16), int(device, 16), int(function, 16)
@@ -132,7 +132,7 @@ def _text(pairs: list[tuple[str, int]]) -> str:
 
 
 def system_properties() -> str:
-    """topology/system_properties of the captured node."""
+    """Return topology/system_properties of the captured node."""
     return _text(
         [("platform_oem", 4777524452235890003), ("platform_id", 85015745549651), ("platform_rev", 2)]
     )
@@ -143,7 +143,7 @@ def _cpu_of(node: Node, gpu: Gpu) -> int:
 
 
 def cpu_properties(node: Node, parts: Sequence[Partition], index: int) -> str:
-    """nodes/N/properties of a CPU node; parts as from partitions()."""
+    """Return nodes/N/properties of a CPU node; parts: from partitions()."""
     own = sum(1 for p in parts if _cpu_of(node, node.gpus[p.gpu]) == index)
     zero = ("max_waves_per_simd", "lds_size_in_kb", "gds_size_in_kb", "num_gws", "wave_front_size",
             "array_count", "simd_arrays_per_engine", "cu_per_simd_array", "simd_per_cu",
@@ -167,7 +167,7 @@ def cpu_properties(node: Node, parts: Sequence[Partition], index: int) -> str:
 
 
 def gpu_properties(node: Node, parts: Sequence[Partition], part: Partition) -> str:
-    """nodes/N/properties of a GPU node. Counts of whole GPUs are scaled by the XCCs of the partition."""
+    """Return nodes/N/properties of a GPU node. Counts of whole GPUs are scaled by the partition's XCCs."""
     gpu, spec = node.gpus[part.gpu], node.spec
     xcc = spec.xcc // part.parts
     domain, bus, device, _ = bus_of(gpu.bdf)
@@ -217,7 +217,7 @@ def gpu_properties(node: Node, parts: Sequence[Partition], part: Partition) -> s
 
 
 def mem_bank(node: Node, part: Partition | None) -> str:
-    """mem_banks/0/properties of a GPU partition, or of a CPU node when part is None."""
+    """Return mem_banks/0/properties of a GPU partition, or of a CPU node if part is None."""
     if part is None:
         values = [HEAP_SYSTEM, node.cpu_memory, 0, 64, 4800]
     else:
@@ -260,7 +260,7 @@ PCIE, XGMI = 2, 11
 
 
 def gpu_links(node: Node, parts: Sequence[Partition], part: Partition) -> list[Link]:
-    """io_links of a GPU node: its CPU, then every other GPU node in order."""
+    """Return the io_links of a GPU node: to its CPU, then to every other GPU node in order."""
     links = [Link(PCIE, part.kfd_node, _cpu_of(node, node.gpus[part.gpu]), 20, (0, 64000))]
     for other in parts:
         if other.index == part.index:
@@ -274,7 +274,7 @@ def gpu_links(node: Node, parts: Sequence[Partition], part: Partition) -> list[L
 
 
 def cpu_links(node: Node, parts: Sequence[Partition], index: int) -> list[Link]:
-    """io_links of a CPU node: the other CPUs, then the GPU nodes attached to it."""
+    """Return the io_links of a CPU node: to the other CPUs, then to its GPU nodes."""
     links = [Link(PCIE, index, cpu, 32, (0, 0)) for cpu in range(node.cpu_nodes) if cpu != index]
     links += [
         Link(PCIE, index, p.kfd_node, 20, (0, 64000))

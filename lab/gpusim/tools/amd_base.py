@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all amd-smi commands share: command line, selection of devices, output, errors and exit codes."""
+"""The common part of all amd-smi commands: command line, selection of devices, output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..machine.topology import Partition, bdf_of
 from .amd_format import Row, csv_text, folded, human, json_text, size
 from .smi import Lib, Status, Terminal
 
-# amdsmi's number and name of a status, and what it says of it.
+# amdsmi's number, name and text of a status.
 AMDSMI = {
     Status.INVALID_ARGS: (1, "INVAL", "Invalid parameters"),
     Status.NOT_SUPPORTED: (2, "NOT_SUPPORTED", "Feature not supported"),
@@ -43,7 +43,7 @@ class Exit(Exception):
 
 
 class UsageError(Exception):
-    """What amd-smi says about a wrong command line: one line, or one JSON object, on stdout."""
+    """amd-smi's answer to a wrong command line: one line, or one JSON object, on stdout."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -99,7 +99,7 @@ class AmdBase:
     # ------------------------------------------------------------ command line
 
     def run(self, argv: list[str]) -> int:
-        """Run one command line, return its exit code."""
+        """Run one command line and return its exit code."""
         if self.lower_arguments:
             argv = [a.lower() if a.startswith("--") or not a.startswith("-") else a for a in argv]
         self.format = "json" if "--json" in argv else "csv" if "--csv" in argv else "text"
@@ -114,7 +114,7 @@ class AmdBase:
             return self.usage_error(e, argv)
 
     def usage_error(self, e: UsageError, argv: list[str]) -> int:
-        """Say what is wrong with the command line; the exit code is 0 all the same."""
+        """Print the error in the command line; the exit code is 0 all the same."""
         if self.format == "json":
             self.t.print(json.dumps({"error": e.text, "code": e.code}))
         elif self.format == "csv":
@@ -146,7 +146,7 @@ class AmdBase:
         return self.exit_code()
 
     def exit_code(self) -> int:
-        """The exit code of a command that came to its end."""
+        """Return the exit code of a finished command."""
         return 0
 
     def _no_arguments(self) -> list[str]:
@@ -166,7 +166,7 @@ class AmdBase:
 
     @property
     def bare(self) -> bool:
-        """Whether the partition options exist: not in a virtual machine."""
+        """Return whether the partition options exist: not in a virtual machine."""
         return self.lib.node.platform == "baremetal"
 
     def _parser(self, command: str) -> argparse.ArgumentParser:
@@ -222,7 +222,7 @@ class AmdBase:
                             choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"])  # fmt: skip
 
     def profile(self, text: str) -> str:
-        """A compute mode or its index, checked against what the driver's profiles offer (root only)."""
+        """Return a compute mode given by name or index, checked against the driver's profiles (root only)."""
         node = self.lib.node
         if self.lib.euid != 0 or not node.driver.partition_config:
             raise UsageError(f"Command '--compute-partition' is not supported on the system. {SEE}", -7)
@@ -234,7 +234,7 @@ class AmdBase:
         return modes[int(text)] if text.isdigit() else text.upper()
 
     def selected(self, args: argparse.Namespace) -> list[Partition]:
-        """Devices named by index, PCI address or UUID; all without a selection."""
+        """Return the devices named by index, PCI address or UUID; all without a selection."""
         names: Sequence[str] | None = args.gpu
         if names is None or "all" in names:
             return list(self.lib.devices)
@@ -254,7 +254,7 @@ class AmdBase:
     # ------------------------------------------------------------ output
 
     def emit(self, rows: list[Row], wrap: str | None = None) -> None:
-        """Print one row per GPU. `wrap` names the key of the object that JSON puts them in."""
+        """Print one row per GPU. `wrap` names the key of the object that contains them in JSON."""
         if self.format == "json":
             self.t.print(json_text({wrap: rows} if wrap else rows))
         elif self.format == "csv":
@@ -264,7 +264,7 @@ class AmdBase:
             self.t.print(texts[0] if len(texts) == 1 else "".join(f"{text}\n" for text in texts))
 
     def end_each(self, devices: Sequence[Partition]) -> None:
-        """What follows after rows that were printed one by one: an empty line when there were several."""
+        """Print the empty line that follows rows printed one by one, if there were several."""
         if len(devices) > 1 and self.format == "text":
             self.t.print("")
 
@@ -277,7 +277,7 @@ class AmdBase:
         return {"value": value, "unit": "B"} if self.format == "json" else size(value)
 
     def chain(self, status: Status, last: str) -> NoReturn:
-        """Python's report of an exception that caused another, without frames; exit code 1."""
+        """Print Python's report of an exception that caused another, without frames; exit code 1."""
         number, name, text = AMDSMI[status]
         self.t.err.write(
             f"amdsmi.amdsmi_exception.AmdSmiLibraryException: Error code:\n"
@@ -295,7 +295,7 @@ class AmdBase:
         return bdf_of(self.lib.start.gpus[device.gpu], device.part)
 
     def uuid(self, device: Partition) -> str:
-        """From the unique id and the device id; from 7.0 on partitions differ in the second byte."""
+        """Return the UUID from the unique id and the device id; from 7.0 on, partitions differ in the second byte."""
         return self.uuid_text(self.lib.start.gpus[device.gpu].unique_id, device.part or 0xFF)
 
     def uuid_text(self, serial: int, function: int) -> str:

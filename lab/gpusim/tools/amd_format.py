@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How amd-smi lays out data: indented text, JSON, CSV, tables, and the default view's boxes."""
+"""amd-smi's output formats: indented text, JSON, CSV, tables, and the default view's boxes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEVICE_KEYS = ("GPU", "CPU", "CORE")
 
 
 def human(row: Row) -> str:
-    """`GPU: 0` and below it everything else, indented by four, keys in capitals, no quotes."""
+    """Return `GPU: 0` and everything else below it, indented by four, keys in capitals, no quotes."""
     head = [
         line for key, value in row.items() if key.upper() in _DEVICE_KEYS for line in _lines(key, value, 0)
     ]
@@ -43,9 +43,9 @@ def _lines(key: str, value: Any, depth: int) -> list[str]:
 
 
 def folded(text: str) -> str:
-    """Long values go on in the next line, as in releases that print YAML: after the word that passes column 80.
+    """Break long values after the word that passes column 80, as in releases that print YAML.
 
-    YAML counts with half the indentation that is printed, and with a quote where a value needs one.
+    YAML counts with half the printed indentation, and with a quote if a value needs one.
     """
     lines = []
     for line in text.split("\n"):
@@ -63,7 +63,7 @@ def folded(text: str) -> str:
 
 
 def flat(row: Row) -> Row:
-    """Nested values as one level, for CSV: the innermost keys are the columns."""
+    """Return nested values as one level, for CSV: the innermost keys are the columns."""
     found: Row = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -74,7 +74,7 @@ def flat(row: Row) -> Row:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Rows with a header line; what a row lacks is N/A."""
+    """Return rows with a header line; missing values are N/A."""
     if not rows:
         return ""
     flattened = [flat(row) for row in rows]
@@ -92,14 +92,14 @@ def json_text(value: Any) -> str:
 
 
 def table(title: str, widths: Mapping[str, int], rows: Sequence[Row], warning: str = "") -> str:
-    """Columns to the left, as wide as their heading asks; lines end where their last value does."""
+    """Return left-aligned columns as wide as their headings require; lines end after their last value."""
     head = "".join(name.upper().ljust(width) for name, width in widths.items())
     body = "".join("".join(str(row[n]).ljust(w) for n, w in widths.items()).rstrip() + "\n" for row in rows)
     return f"{title}:\n{warning}{head}\n{body}".rstrip() if rows else ""
 
 
 def size(number: float) -> str:
-    """Bytes as 169.0 GB: steps of 1024, one decimal."""
+    """Return bytes as 169.0 GB: steps of 1024, one decimal."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(number) < 1024:
             return f"{number:3.1f} {unit}"
@@ -112,12 +112,12 @@ _INNER = f"|{'-' * 37}+{'-' * 40}|"
 
 
 def driver_in_view(version: str) -> str:
-    """The driver version as the default view shows it: eight characters."""
+    """Return the driver version as the default view shows it: eight characters."""
     return version[:8].ljust(8)
 
 
 def default_view(info: Row) -> str:
-    """What `amd-smi` without arguments prints: versions, two lines per GPU, processes."""
+    """Return the output of `amd-smi` without arguments: versions, two lines per GPU, processes."""
     v = info["version_info"]
     lines = [
         _OUTER,

@@ -109,7 +109,7 @@ class AmdPartitions(AmdBase):
         }
 
     def _resources(self) -> list[list[Row]]:
-        """Per compute mode, its share of the XCCs, decoders, DMA engines and JPEG engines of a GPU."""
+        """Return for each compute mode its share of a GPU's XCCs, decoders, DMA engines and JPEG engines."""
         spec, index, found = self.lib.node.spec, 0, []
         for mode in spec.compute_modes:
             parts = spec.parts(mode)
@@ -129,7 +129,7 @@ class AmdPartitions(AmdBase):
         return found
 
     def _profiles(self, device: Partition) -> list[Row]:
-        """Rows of one GPU in the profile table; the present mode has a star and the partition's id."""
+        """Return one GPU's rows in the profile table; the present mode has a star and the partition's id."""
         node, spec = self.lib.node, self.lib.node.spec
         blank = dict.fromkeys(self.profile_widths, "N/A")
         if not node.driver.partition_config or self.lib.euid != 0:
@@ -208,8 +208,8 @@ class AmdPartitions(AmdBase):
     # ------------------------------------------------------------ set, reset
 
     memory_warning = MEMORY_WARNING
-    aborted = 1  # exit code when a question is not answered with yes
-    attempted = "(profile #{number})"  # in the message about a mode that does not fit
+    aborted = 1  # exit code if a question is not answered with yes
+    attempted = "(profile #{number})"  # in the message about a mode that is not valid
 
     def _confirm(self, warning: str) -> None:
         self.t.print(warning)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which amd-smi a ROCm release has."""
+"""The amd-smi of each ROCm release."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ _RELEASES: tuple[tuple[tuple[int, ...], type[AmdSmi70]], ...] = (
 
 
 def tool_for(node: Node) -> type[AmdSmi70]:
-    """The amd-smi of the node's ROCm release."""
+    """Return the amd-smi of the node's ROCm release."""
     release = release_of(node.release)
     return next(tool for since, tool in reversed(_RELEASES) if release >= since)

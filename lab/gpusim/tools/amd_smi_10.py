@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """amd-smi of ROCm 10.0.
 
-After its released sources: a failure of one GPU does not end the command, the exit code tells what went
-wrong, nothing reloads the driver, the memory allocation mode of partitions can be set. Its default view is
-shown as that of 7.0.
+According to its released sources, a failure of one GPU does not end the command, the exit code reports errors, no
+command reloads the driver, and the memory allocation mode of partitions can be set. Its default view is shown as that
+of 7.0.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AmdSmi100(AmdSmi72):
         raise Exit(number)
 
     def _failed(self, status: Status) -> str:
-        """Note a failure of one GPU; its name."""
+        """Record a failure of one GPU and return its name."""
         number, name, _ = AMDSMI[status]
         self._failures.add(number & 0xFF)
         return f"[AMDSMI_STATUS_{name}]"
@@ -154,7 +154,7 @@ class AmdSmi100(AmdSmi72):
             )
 
     def profile(self, text: str) -> str:
-        """Whatever is given; each GPU then says what it thinks of it."""
+        """Return any given mode; each GPU then judges it."""
         modes = self.lib.node.spec.compute_modes
         known = text.isdigit() and int(text) < len(modes)
         return modes[int(text)] if known else text.upper()

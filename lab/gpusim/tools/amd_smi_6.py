@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """amd-smi of ROCm 6.2, 6.3 and 6.4, as they differ from 7.0 and from each other.
 
-6.3.0 here is the development state that was recorded in full; 6.3.2 asks before it changes a memory mode and
-shows a bar while it reloads the driver (ROCm/legacy-rocm-build issue 4439). 6.4 is recorded in parts. For 6.2
-the released command line was read. Until 6.4 a new memory mode comes with a reload by the tool.
+6.3.0 here is the development state that was recorded in full; 6.3.2 asks before it changes a memory mode and shows a
+bar while it reloads the driver (ROCm/legacy-rocm-build issue 4439). 6.4 is recorded in parts. 6.2 follows the source of
+its released command line. Up to 6.4, the tool reloads the driver after a change of the memory mode.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class AmdSmi64(AmdSmi70):
         return ["--help"]
 
     def uuid(self, device: Partition) -> str:
-        """The same for all partitions of a GPU."""
+        """Return the UUID, the same for all partitions of a GPU."""
         return self.uuid_text(self.lib.start.gpus[device.gpu].unique_id, 0xFF)
 
     def profile(self, text: str) -> str:
-        """A compute mode or its index; whether it can be set is found out by trying."""
+        """Return a compute mode given by name or index; whether it can be set shows when it is tried."""
         modes = self.lib.node.spec.compute_modes
         if text.isdigit() and int(text) < len(modes):
             return modes[int(text)]
@@ -72,7 +72,7 @@ class AmdSmi64(AmdSmi70):
         return {}
 
     def print_partition(self, found: dict[str, list[Row]]) -> None:
-        """JSON is one document per table."""
+        """Print the tables; in JSON, one document per table."""
         if self.format != "json":
             super().print_partition(found)
             return
@@ -112,7 +112,7 @@ class AmdSmi64(AmdSmi70):
     def _reloading(
         self, device: Partition, mode: str, prefix: str, drawn: bool = False
     ) -> tuple[Status, bool]:
-        """Set a memory mode with a bar where it takes time: its status, and whether a bar was drawn."""
+        """Set a memory mode with a bar if it takes time; return its status, and whether a bar was drawn."""
         title = f"{prefix}Updating memory partition for gpu {device.index}: "
         shown = [drawn]
 
@@ -172,7 +172,7 @@ class AmdSmi63(AmdSmi64):
             super()._arguments(parser, command)
 
     def reset_modes(self, parser: argparse.ArgumentParser) -> None:
-        """Options of reset for partition modes: none since 6.3."""
+        """Add options of reset for partition modes: none since 6.3."""
 
     def policies(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("-p", "--dpm-policy", metavar="POLICY_ID")
@@ -231,7 +231,7 @@ class AmdSmi63(AmdSmi64):
     def set_all(
         self, kind: str, mode: str, put: Callable[[Partition, str], Status], devices: list[Partition]
     ) -> None:
-        """Set a mode everywhere and say so at the end; the first failure ends it and nothing is said."""
+        """Set a mode on all devices and report that at the end; the first failure ends the command without a report."""
         rows: list[Row] = []
         for device in devices:
             status = put(device, mode)
@@ -246,7 +246,7 @@ class AmdSmi63(AmdSmi64):
 
 
 class AmdSmi63Dev(AmdSmi63):
-    """The state of 6.3 that was recorded: GPUs must be named to set, and nothing is asked."""
+    """The recorded state of 6.3: set needs a list of GPUs, and no question is asked."""
 
     gpu_required = True
 
@@ -259,7 +259,7 @@ class AmdSmi63Dev(AmdSmi63):
 
 
 class AmdSmi62(AmdSmi63Dev):
-    """amd-smi 24.6 of ROCm 6.2: no partition command, modes can be reset to those of the boot."""
+    """amd-smi 24.6 of ROCm 6.2: no partition command; modes can be reset to those of the boot."""
 
     version = "24.6.3+9578815"
     library = "24.6.3.0"

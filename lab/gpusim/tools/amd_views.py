@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""amd-smi's commands that show what devices are: version, list, static."""
+"""amd-smi's commands that describe devices: version, list, static."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AmdViews(AmdBase):
     list_kfd = True
 
     def enumeration(self, device: Partition) -> Row:
-        """What list -e adds."""
+        """Return the fields that list -e adds."""
         return {
             "render": f"renderD{device.render}",
             "card": f"card{device.card}",

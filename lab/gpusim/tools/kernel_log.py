@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's kernel log as dmesg prints it: what amdgpu says at load, what happened since, and faults."""
+"""The node's kernel log as dmesg prints it: amdgpu's messages at load, later events, and faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST, _STEP = 21.0, 0.25  # seconds after the boot of the first line, and betw
 
 
 def lines(node: Node) -> list[tuple[int, str]]:
-    """(level, text) of every line, oldest first."""
+    """Return (level, text) of every line, oldest first."""
     found: list[str] = []
     if node.driver.loaded:
         found.append("[drm] amdgpu kernel modesetting enabled.")
@@ -47,7 +47,7 @@ def lines(node: Node) -> list[tuple[int, str]]:
 
 
 def _levels(argv: Sequence[str]) -> set[int] | None:
-    """Levels asked for by -l LIST, --level LIST or --level=LIST; None for all."""
+    """Return the levels selected by -l LIST, --level LIST or --level=LIST; None for all."""
     words = iter(argv)
     for word in words:
         chosen = next(words, "") if word in ("-l", "--level") else word.partition("--level=")[2]
@@ -57,7 +57,7 @@ def _levels(argv: Sequence[str]) -> set[int] | None:
 
 
 def dmesg(argv: Sequence[str], node: Node, euid: int, terminal: Terminal) -> int:
-    """dmesg [-T] [-t] [-J] [-l LIST]; what else it can do makes no difference here."""
+    """Run dmesg [-T] [-t] [-J] [-l LIST]; other options have no effect here."""
     if euid != 0:
         terminal.err.write("dmesg: read kernel buffer failed: Operation not permitted\n")
         return 1

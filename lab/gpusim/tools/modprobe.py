@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""modprobe for the simulated amdgpu and ast modules; anything else is handed to the real one.
+"""modprobe for the simulated amdgpu and ast modules; other modules are handed to the real one.
 
 Messages and exit codes are kmod's: unloading a module in use is `FATAL: Module amdgpu is in use.`, 1.
 """
@@ -13,12 +13,12 @@ from dataclasses import replace
 from ..driver import faults, kernel
 from .smi import Lib, Terminal
 
-KMOD = "/usr/bin/kmod"  # what modprobe is a link to; it goes by the name it is called with
+KMOD = "/usr/bin/kmod"  # the target of the link modprobe; it acts by the name of the call
 SIMULATED = ("amdgpu", "ast")
 
 
 def run(argv: Sequence[str], lib: Lib, terminal: Terminal) -> int:
-    """One modprobe command line, its exit code."""
+    """Run one modprobe command line and return its exit code."""
     flags = {letter for arg in argv if arg.startswith("-") and not arg.startswith("--") for letter in arg[1:]}
     remove = "r" in flags or "--remove" in argv
     verbose = "v" in flags or "--verbose" in argv

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all of rocm-smi shares: command line, the log's layout, JSON and CSV, exit codes."""
+"""The common part of rocm-smi: command line, the log's layout, JSON and CSV, exit codes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RocmBase(ABC):
     lead = "\n\n"
     metrics = True  # has --showmetrics
     reset_partition = False
-    invalid = Status.INVALID_ARGS  # what EINVAL becomes
+    invalid = Status.INVALID_ARGS  # the status for EINVAL
 
     def __init__(self, lib: Lib, terminal: Terminal, prog: str = "/opt/rocm/bin/rocm-smi") -> None:
         self.lib = lib
@@ -79,15 +79,15 @@ class RocmBase(ABC):
 
     @abstractmethod
     def actions(self) -> list[Action]:
-        """Options that do something, in the order in which the tool carries them out."""
+        """Return the options that do something, in the order in which the tool carries them out."""
 
     @abstractmethod
     def show_version(self, csv: bool) -> None:
-        """--version."""
+        """Run --version."""
 
     @abstractmethod
     def show_concise(self, devices: list[Partition]) -> None:
-        """What is shown without options."""
+        """Print the view without options."""
 
     # ------------------------------------------------------------ command line
 
@@ -110,7 +110,7 @@ class RocmBase(ABC):
         return parser
 
     def run(self, argv: list[str]) -> int:
-        """Run one command line, return its exit code."""
+        """Run one command line and return its exit code."""
         try:
             self._run(argv)
         except Exit as e:
@@ -185,7 +185,7 @@ class RocmBase(ABC):
     # ------------------------------------------------------------ output
 
     def spacer(self, text: str = "", width: int = WIDTH) -> None:
-        """A line of = with text in the middle. Lines of even width only."""
+        """Print a line of = with text in the middle. Lines have even widths only."""
         if self.json_data is not None:
             return
         if text and len(text) % 2:
@@ -194,7 +194,7 @@ class RocmBase(ABC):
         self.t.print(f"{side}{text}{side}")
 
     def log(self, device: Partition | None, name: str, value: Any = None) -> None:
-        """One line of the body; in JSON, only what has a colon becomes a key and a value."""
+        """Print one line of the body; in JSON, only text with a colon becomes a key and a value."""
         text = name if value is None else f"{name}: {value}"
         if self.json_data is not None:
             if device is not None:
@@ -203,7 +203,7 @@ class RocmBase(ABC):
         self.t.print(text if device is None else f"GPU[{device.index}]\t\t: {text}")
 
     def log_system(self, name: str, value: Any) -> None:
-        """A line that concerns no device."""
+        """Print a line that concerns no device."""
         if self.json_data is not None:
             self._collect("system", f"{name}: {value}")
             return
@@ -227,7 +227,7 @@ class RocmBase(ABC):
     def ok(
         self, status: Status, device: Partition | None = None, metric: str = "", silent: bool = True
     ) -> bool:
-        """Whether a call succeeded; a failure becomes the exit code, and a line unless silent."""
+        """Return whether a call succeeded; a failure becomes the exit code, and a line unless silent."""
         if status is Status.SUCCESS:
             return True
         if self.json_data is None and not silent:

@@ -86,7 +86,7 @@ OUTPUT: list[Option] = [
 
 
 def options(metrics: bool, reset_partition: bool) -> list[Option]:
-    """All options but those for files and output. Which a release has: --showmetrics, resets of modes."""
+    """Return all options except those for files and output; a release may have --showmetrics and resets of modes."""
     resets = _switches(_RESET)
     if reset_partition:
         resets += _switches("--resetcomputepartition --resetmemorypartition")

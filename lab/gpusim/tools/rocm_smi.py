@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """rocm-smi of the simulated node, by release: how partition modes are shown and set.
 
-Layout, messages and exit codes are those of the recorded samples, for 6.2 and 6.3 those of the changelogs
-and the released command line. Not recorded is in which release between 6.3.0 and 7.0 the question before
-a memory mode appeared; 6.4 asks here. Options that change clocks, fans, power and the like are refused
-with a message, because nothing behind them is simulated.
+Layout, messages and exit codes are those of the recorded samples; for 6.2 and 6.3, those of the changelogs and the
+released command line. It is not recorded in which release between 6.3.0 and 7.0 the question before a memory mode
+appeared; 6.4 asks here. Options that change clocks, fans, power and the like are refused with a message, because they
+are not simulated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RocmSmi70(RocmViews):
     library = "7.8.0"
     asks = True
     bar_seconds = 140
-    bar_first = False  # the bar is there even where nothing takes time
+    bar_first = False  # the bar appears even if nothing takes time
 
     def actions(self) -> list[Action]:
         return [
@@ -94,7 +94,7 @@ class RocmSmi70(RocmViews):
         self.spacer()
 
     def _common(self, device: Partition, status: Status) -> bool:
-        """Print the line of a failure that both kinds of mode share."""
+        """Print the line of a failure that both kinds of mode share, and return whether there was one."""
         text = {
             Status.PERMISSION: "Permission denied",
             Status.NOT_SUPPORTED: "Not supported on the given system",
@@ -245,11 +245,11 @@ GONE = (10, 0)  # ROCm 10 no longer contains it
 
 
 def tool_for(node: Node) -> type[RocmSmi70]:
-    """The rocm-smi of the node's ROCm release."""
+    """Return the rocm-smi of the node's ROCm release."""
     release = release_of(node.release)
     return next(tool for since, tool in reversed(_RELEASES) if release >= since)
 
 
 def installed(node: Node) -> bool:
-    """Whether the node's ROCm release has a rocm-smi."""
+    """Return whether the node's ROCm release has a rocm-smi."""
     return release_of(node.release) < GONE

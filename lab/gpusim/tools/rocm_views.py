@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rocm-smi shows of devices: ids, memory, processes, readings, the concise view.
+"""rocm-smi's views of devices: ids, memory, processes, readings, the concise view.
 
-Partitions other than a GPU's first know little, except in releases that show the GPU's data for them.
+Partitions other than a GPU's first have few values, except in releases that show the GPU's data for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rocm_base import Action, RocmBase
 class RocmViews(RocmBase):
     """Read-only options."""
 
-    pci_names = False  # devices have the names of pci.ids, not those of the market
+    pci_names = False  # devices have the names of pci.ids, not marketing names
     functions = True  # a partition's number is the function of its PCI address
 
     def actions(self) -> list[Action]:
@@ -43,7 +43,7 @@ class RocmViews(RocmBase):
     # ------------------------------------------------------------ what a device is
 
     def _rows(self, device: Partition) -> dict[str, str]:
-        """Identity of a device as the tool prints it; partitions other than the first know little."""
+        """Return the identity of a device as the tool prints it; partitions other than the first have few values."""
         node, spec, gpu = self.lib.node, self.lib.node.spec, self.lib.gpu(device)
         did = f"0x{spec.device_id:x}" if self.lib.first(device) else "N/A"
         domain, bus, slot, _ = bus_of(gpu.bdf)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rocm_smi_lib and amdsmi see and do: logical GPUs, readings, and requests with their status.
+"""The view of rocm_smi_lib and amdsmi: logical GPUs, readings, and requests with their status.
 
-Both tools enumerate the logical GPUs once, when they start. Only partition 0 of a GPU has the sysfs
-files of the device; the others know their KFD node and little else.
+Both tools enumerate the logical GPUs once, at their start. Only partition 0 of a GPU has the sysfs files of the device;
+the others have their KFD node and little else.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _OF_ERRNO = {
 
 
 def status_of(number: int) -> Status:
-    """The library's status for an errno."""
+    """Return the library's status for an errno."""
     return _OF_ERRNO.get(number, Status.UNKNOWN)
 
 
 @dataclass
 class Terminal:
-    """Where a tool reads and writes; buffers in tests."""
+    """A tool's input and output; buffers in tests."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
@@ -72,7 +72,7 @@ class Terminal:
         self.out.write(text + end)
 
     def ask(self, question: str) -> str:
-        """The answer to a prompt; EOFError when there is no input, as input() has it."""
+        """Return the answer to a prompt. Raise EOFError without input, like input()."""
         self.out.write(question)
         self.out.flush()
         line = self.stdin.readline()
@@ -81,7 +81,7 @@ class Terminal:
         return line.rstrip("\n")
 
     def bar(self, title: str, second: int, seconds: int) -> None:
-        """A progress bar of so many seconds, drawn over the one of the second before."""
+        """Draw a progress bar of so many seconds over that of the previous second."""
         done = 40 * second // seconds
         text = f"[{'█' * done}{'.' * (40 - done)}] {second}/{seconds} secs remain"
         self.print(("\r" if second else "") + title + text, end="")
@@ -93,7 +93,7 @@ class Terminal:
 
 
 class Lib:
-    """The library as one invocation of a tool uses it."""
+    """The library as used by one run of a tool."""
 
     def __init__(
         self, store: Store, find_holders: Callable[[], Sequence[Holder]], euid: int | None = None
@@ -118,7 +118,7 @@ class Lib:
         return self.node.gpus[device.gpu]
 
     def first(self, device: Partition) -> bool:
-        """Whether this device shows the data of the whole GPU."""
+        """Return whether this device shows the data of the whole GPU."""
         return device.primary or self.mirrored
 
     # ------------------------------------------------------------ partitions
@@ -140,12 +140,12 @@ class Lib:
         return Status.SUCCESS, self.node.memory
 
     def memory_caps(self, device: Partition) -> tuple[str, ...]:
-        """Memory modes offered, () where the file is missing (only one mode, or no such files)."""
+        """Return the offered memory modes, () if the file is missing (only one mode, or no such files)."""
         offered = self.node.offered_memory
         return offered if self._has_files(device) and len(offered) > 1 else ()
 
     def compute_set(self, device: Partition, mode: str) -> Status:
-        """Set the compute mode: what is not available is refused before anything is written."""
+        """Set the compute mode; unavailable modes are refused before any write."""
         if self.euid != 0:
             return Status.PERMISSION
         if not self._has_files(device) or self.node.platform == "guest":
@@ -161,7 +161,7 @@ class Lib:
         return status_of(failed)
 
     def memory_request(self, device: Partition, mode: str) -> Status:
-        """Ask for a memory mode; the driver keeps the wish until it is loaded again."""
+        """Request a memory mode; the driver keeps the request until it is reloaded."""
         if self.euid != 0:
             return Status.PERMISSION
         if not self._has_files(device) or not self.memory_caps(device):
@@ -174,7 +174,7 @@ class Lib:
         return Status.SUCCESS, self.gpu(device).mem_alloc
 
     def mem_alloc_set(self, device: Partition, mode: str) -> Status:
-        """Say how much of the VRAM a partition may allocate."""
+        """Set how much of the VRAM a partition may allocate."""
         if self.euid != 0:
             return Status.PERMISSION
         if self.mem_alloc_get(device)[0] is not Status.SUCCESS or self.node.platform == "guest":
@@ -182,7 +182,7 @@ class Lib:
         return status_of(self.store.change(lambda node: kernel.set_mem_alloc(node, device.gpu, mode)))
 
     def reload(self, progress: Callable[[int], None] = lambda second: None) -> Status:
-        """Unload and load the driver. `progress` is called with the seconds that passed, each second."""
+        """Unload and load the driver. `progress` is called every second with the seconds passed."""
         if self.euid != 0:
             return Status.PERMISSION
         while faults.value(self.node, "reload") == "hang":
@@ -205,9 +205,9 @@ class Lib:
         progress: Callable[[int], None] = lambda second: None,
         again: bool = False,
     ) -> Status:
-        """Ask for a memory mode and reload the driver, as rocm_smi_lib does in one call.
+        """Request a memory mode and reload the driver, as rocm_smi_lib does in one call.
 
-        `again`: after a reload that failed, when there may be no driver to ask.
+        `again`: after a reload that failed, when there may be no driver to query.
         """
         if self.euid == 0 and self.memory_get(device) == (Status.SUCCESS, mode):
             return Status.SUCCESS
@@ -223,7 +223,7 @@ class Lib:
     # ------------------------------------------------------------ memory and processes
 
     def vram(self, device: Partition) -> tuple[int, int]:
-        """(used, total) bytes as the tools show them: the whole GPU for partition 0."""
+        """Return (used, total) bytes as the tools show them: those of the whole GPU for partition 0."""
         node, holders = self.node, self.holders()
         if self.first(device):
             return vram_used(node, holders, self._parts(node), device.gpu), node.spec.vram
@@ -232,6 +232,6 @@ class Lib:
         return min(device.memory, used), device.memory
 
     def processes(self, device: Partition) -> list[tuple[Holder, int]]:
-        """Processes that can use a logical GPU, with the VRAM they hold there."""
+        """Return the processes that can use a logical GPU, with the VRAM that they hold there."""
         found = sorted(self.holders(), key=lambda h: h.pid)
         return [(h, vram_of(h, device)) for h in found if h.kfd and uses(h, device)]

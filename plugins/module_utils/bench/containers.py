@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE=1
 if [ -n "${{VLLM_API_KEY:-}}" ]; then export OPENAI_API_KEY="$VLLM_API_KEY"; fi
 """
 WRAPPER = _ENVIRONMENT + 'exec "$@"\n'
-"""Gives the client the instance's environment and API key, without either being in the container's spec."""
+"""Passes the instance's environment and API key to the client; neither appears in the container's spec."""
 # The Python that runs vLLM need not be the first in PATH.
 REPEATER = (
     _ENVIRONMENT
@@ -40,14 +40,14 @@ case $6 in python*) export PYTHONPATH="${7%/*}${PYTHONPATH:+:$PYTHONPATH}";; esa
 exec $python "$program" "$@"
 """
 )
-"""Likewise, for several runs: its first argument is the text of programs/bench_repeat.py."""
+"""The same for several runs: its first argument is the text of programs/bench_repeat.py."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Several runs: those thrown away, those kept, and the seed of the first (each has the next one).
+    """Several runs: discarded ones, kept ones, and the seed of the first (each later run adds one).
 
-    program: programs/bench_repeat.py, which makes them.
+    program: programs/bench_repeat.py, which performs them.
     """
 
     warmups: int
@@ -58,9 +58,12 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Target:
-    """An instance to measure, from the plan's INSTANCE. `body` is the create body of its container.
+    """An instance to measure, from the plan's INSTANCE.
 
-    `client` is the image that measures, where it is not the instance's own; `command` is what it runs.
+    Attributes:
+        body: create body of the instance's container
+        client: image of the benchmark client, if it differs from the instance's
+        command: the benchmark's command line
     """
 
     name: str
@@ -75,17 +78,17 @@ class Target:
 
     @property
     def server(self) -> str:
-        """The instance's own container."""
+        """Return the name of the instance's own container."""
         return container_name(self.name)
 
     @property
     def container(self) -> str:
-        """The benchmark's container, the same in every run, so that a left-over one is found."""
+        """Return the benchmark's container name, the same in every run, so that a left-over one is found."""
         return f"instinct-bench-{self.name}"
 
 
 def parse_repeat(kind: str, runs: int, warmups: int, seed: int, program: str) -> Repeat | None:
-    """None for one run as it is. Raises NodeError."""
+    """Return the repetitions, None for a single run. Raise NodeError for impossible numbers."""
     if runs < 1 or warmups < 0:
         raise NodeError(
             f"repeat is {runs} and warmups {warmups}: at least one run is needed, and no fewer than 0."
@@ -98,15 +101,13 @@ def parse_repeat(kind: str, runs: int, warmups: int, seed: int, program: str) ->
 
 
 def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
-    """A target from an INSTANCE and the benchmark's command line. Raises NodeError."""
+    """Build a target from an INSTANCE and the benchmark's command line. Raise NodeError if parts are missing."""
     name = str(data.get("name") or "")
     server = data.get("server")
     missing = [key for key in ("name", "model", "image", "server") if not data.get(key)]
     if missing or not isinstance(server, Mapping) or not server.get("container"):
         what = ", ".join(missing) or "server.container"
-        raise NodeError(
-            f"targets[{name or '?'}]: {what} is missing. Give the instances as the plan has them."
-        )
+        raise NodeError(f"targets[{name or '?'}]: {what} is missing. Pass the instances from the plan.")
     return Target(
         name=name,
         deployment=str(data.get("deployment") or ""),
@@ -121,10 +122,10 @@ def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
 
 
 def container_body(target: Target, run: str, result_dir: str, repeat: Repeat | None = None) -> Json:
-    """The instance's own container with another command: same image, devices, limits and mounts.
+    """Return the instance's own container with another command: same image, devices, limits and mounts.
 
-    The client of a served instance gets the devices too, as vLLM's command line looks for its platform before
-    it looks at its arguments, and fails without one (vllm-project/vllm#23967).
+    The client of a served instance gets the devices too: vLLM's command line detects its platform before it parses its
+    arguments, and fails without one (vllm-project/vllm#23967).
     """
     host = {
         key: value for key, value in (target.body.get("HostConfig") or {}).items() if key != "RestartPolicy"

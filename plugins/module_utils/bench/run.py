@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs vLLM's benchmarks on a node: one container per instance, all at once, and brings their JSON home."""
+"""Run vLLM's benchmarks on a node, one container per instance, all at once, and return their JSON."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .containers import Repeat, Target, container_body
 LOG_LINES = 60
 _STOP_SECONDS = 30
 _WAIT_SLICE = 5.0  # seconds of one wait request
-_LEAVE_SECONDS = 45.0  # in which a run whose controller died has cleaned up and left
+_LEAVE_SECONDS = 45.0  # time for a run whose controller died to clean up and exit
 
 
 def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
-    """INSTANCE of a target: one that is given as a stored generation's is read from the node's store.
+    """Return a target's INSTANCE; if it refers to a stored generation, read it from the node's store.
 
-    What comes from there may hold secrets in its server's files. Raises NodeError.
+    A stored server's files may contain secrets. Raise NodeError if the generation is not stored.
     """
     server = target.get("server") or {}
     stands_for = server if server.get("generation") else target
@@ -53,14 +53,14 @@ def measure(
     check: bool,
     repeat: Repeat | None = None,
 ) -> dict[str, Any]:
-    """Measure all targets at once; raises NodeError when one failed, with the results of the others."""
+    """Measure all targets at once. Raise NodeError, with the results of the others, if one failed."""
     if check:
         return _measure(connect, targets, kind, run, timeout, check, repeat)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(alone("vllm_bench", _LEAVE_SECONDS))
         except Busy:
-            # It measures for nobody, and would for as long as its benchmark takes: without it, it ends.
+            # Nobody waits for its result any more. Without its benchmark container it ends at once.
             for target in targets:
                 stop_and_remove(connect(), target.container)
             held.enter_context(alone("vllm_bench", 2 * _LEAVE_SECONDS))
@@ -105,7 +105,7 @@ def _actions(engine: Engine, target: Target, times: str) -> list[str]:
 
 
 def _check_state(engine: Engine, target: Target, kind: str) -> None:
-    """A served instance has to run, and one that is measured offline has to leave its GPUs."""
+    """Check that a served instance runs, and that one to be measured offline does not hold its GPUs."""
     container = engine.container(target.server)
     running = container is not None and container["State"]["Status"] == "running"
     if kind == "serve" and not running:
@@ -121,7 +121,7 @@ def _check_state(engine: Engine, target: Target, kind: str) -> None:
 
 
 def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repeat: Repeat | None) -> Json:
-    """Measure one target; the entry has the results, or the error and those from before it."""
+    """Measure one target; the entry has the results, or the error and any results before it."""
     directory = os.path.join(paths.DATA_DIR, "bench", run, f"{target.name}-{kind}")
     entry: Json = {
         "instance": target.name,
@@ -151,7 +151,7 @@ def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repe
         entry["log"] = "\n".join(tail(log, LOG_LINES))
         texts = _read(directory, repeat.runs if repeat else 0)
         for text in texts:
-            # A run that wrote its result ended well; the code is that of the first one that did not.
+            # A run that wrote its result succeeded; the code is that of the first one that did not.
             ended = 0 if repeat and text else code
             result, entry["error"] = outcome(kind, ended, log, text, timeout)
             entry["result"] = result or entry["result"]
@@ -171,14 +171,14 @@ def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repe
 
 
 def stop_and_remove(engine: Engine, container: str) -> None:
-    """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; nothing when there is none."""
+    """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; do nothing if it does not exist."""
     with contextlib.suppress(NotFound):
         stop_gracefully(engine, container, _STOP_SECONDS)
         engine.remove(container)
 
 
 def _wait(engine: Engine, container: str, timeout: int) -> int | None:
-    """The exit code; None when it is not done in time."""
+    """Wait for the exit code; None if the container is not done in time."""
     deadline = time.monotonic() + timeout
     while True:
         leave_if_abandoned()
@@ -191,18 +191,18 @@ def _wait(engine: Engine, container: str, timeout: int) -> int | None:
 
 
 def _scalars(result: Mapping[str, Any]) -> Json:
-    """Without the lists of every request, which clients before 0.8 write unasked."""
+    """Return the result without the per-request lists, which clients before 0.8 write unasked."""
     return {key: value for key, value in result.items() if not isinstance(value, (list, dict))}
 
 
 def _read(directory: str, runs: int) -> list[str]:
-    """What each run wrote, "" for nothing; 0 runs: the one of a benchmark that is not repeated."""
+    """Return each run's result text, "" for a missing one; 0 runs: the single result of a benchmark without repeats."""
     names = [f"{paths.BENCH_RESULT}.{number}" for number in range(runs)] or [paths.BENCH_RESULT]
     return [read_text(os.path.join(directory, name)) or "" for name in names]
 
 
 def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> tuple[Any, str | None]:
-    """(result, error) of a benchmark that ended, or that did not (code None)."""
+    """Return (result, error) of a benchmark that ended, or was stopped at its time limit (code None)."""
     if code is None:
         return (
             None,
@@ -211,11 +211,11 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
     if code != 0:
         finding = classify(SIGNATURES, log, code)
         mend = finding.next_step
-        if finding.kind == "unknown_flag":  # the client's, where a server's would be those of the deployment
+        if finding.kind == "unknown_flag":  # of the client, not of the deployment
             mend = f"Correct benchmark_{kind}_args: this image's vLLM does not accept that."
         return None, f"{finding.kind}: {finding.line} | {mend}"
     try:
-        # vLLM writes NaN where it has no sample; JSON for others has no such number.
+        # vLLM writes NaN if it has no sample; standard JSON has no such number.
         result = finite(json.loads(text)) if text else None
         metrics = normalise(kind, result, log)
     except (ValueError, ResultError) as error:
@@ -230,12 +230,12 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
 
 
 def cause(engine: Engine, server: str) -> str:
-    """What the log of a server's container says of requests that failed; begins with a space."""
+    """Return why requests failed according to the server container's log, with a leading space."""
     try:
         container = engine.container(server)
         log = engine.logs(server, 2000)
     except EngineError as error:
-        return f" The server cannot be looked at: {error}"
+        return f" The server cannot be inspected: {error}"
     if container is None:
         return f" The server's container {server} is gone."
     finding = classify(SIGNATURES, log)
@@ -243,7 +243,7 @@ def cause(engine: Engine, server: str) -> str:
         "" if container["State"]["Status"] == "running" else f" The server is {container['State']['Status']}."
     )
     if finding.kind == "unknown":
-        return f"{state} Its log does not say why: docker logs {server}."
-    # What is to be done about an unknown cause speaks of a log that vllm_server keeps; here there is none.
+        return f"{state} Its log does not show why: docker logs {server}."
+    # The advice for an unknown cause refers to a log that vllm_server keeps; a benchmark has none.
     advice = "" if finding.kind in UNSPECIFIC else f" | {finding.next_step}"
-    return f"{state} The server says: {finding.line}{advice}"
+    return f"{state} The server's log shows: {finding.line}{advice}"

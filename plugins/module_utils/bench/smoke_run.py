@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks an instance the prompts of smoke.py, on its own node."""
+"""Send the prompts of common/smoke_prompts.py to an instance, from its own node."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
 from ..serving.health import Answer, Endpoint, ask
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-"""Where text is asked for, by endpoint. Not every model has the first one, and models that embed have neither."""
+"""Endpoints that generate text. Some models lack the first; embedding models have neither."""
 
-_ABSENT = (400, 404, 405, 501)  # what vLLM answers where a model does not do such a thing
+_ABSENT = (400, 404, 405, 501)  # vLLM's answers for an endpoint that the model does not support
 
 
 def key_of(instance: Mapping[str, Any]) -> str:
-    """The API key that an instance asks for, from the files of root's on its node; "" for none."""
+    """Return an instance's API key, from files that only root can read on its node; "" for none."""
     directory = paths.instance_dir(str(instance.get("name")))
     own = env_assignments(read_text(os.path.join(directory, "env")) or "").get("VLLM_API_KEY", "")
     return own or node_key()
 
 
 def endpoint_of(instance: Mapping[str, Any], api_key: str) -> Endpoint:
-    """Where the node reaches an instance."""
+    """Return the address at which the node reaches an instance."""
     host = str((instance.get("server") or {}).get("host") or "")
     if not host:
         host = local_address(listen_address(instance.get("argv") or ()))
@@ -39,24 +39,24 @@ def endpoint_of(instance: Mapping[str, Any], api_key: str) -> Endpoint:
 
 
 def find(endpoint: Endpoint, timeout: float) -> tuple[str, str]:
-    """(name in PATHS, "") of where the instance generates text, or ("", why it does nowhere)."""
+    """Return (name in PATHS, "") of the instance's endpoint for text, or ("", why it has none)."""
     told = []
     for name, path in PATHS.items():
         answer = _post(endpoint, name, Prompt("", "Hello"), 1, timeout)
-        if answer.status not in _ABSENT:  # also where it fails: that is for the prompts to show
+        if answer.status not in _ABSENT:  # any other failure is left for the prompts to show
             return name, ""
         told.append(f"{path}: HTTP {answer.status}: {answer.text[:200]}")
     return "", "; ".join(told)
 
 
 def ask_all(endpoint: Endpoint, name: str, timeout: float) -> list[Reply]:
-    """The replies to all prompts, asked at once. `timeout` in seconds, of one request."""
+    """Return the replies to all prompts, sent at the same time. `timeout`: seconds per request."""
     with ThreadPoolExecutor(max_workers=len(PROMPTS)) as pool:
         return list(pool.map(lambda prompt: reply(_post(endpoint, name, prompt, TOKENS, timeout)), PROMPTS))
 
 
 def reply(answer: Answer) -> Reply:
-    """The text of an answer of either endpoint; a model that reasons may only have come to think."""
+    """Return the text of either endpoint's answer; a reasoning model may have produced only its reasoning."""
     if answer.status != 200:
         return Reply(error=f"HTTP {answer.status}: {answer.text[:300]}" if answer.status else answer.text)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API keys as HAProxy looks them up: by their SHA-256. Pure."""
+"""API keys in the form in which HAProxy looks them up: as SHA-256 digests. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def keys_map(keys: Mapping[str, str]) -> str:
-    """keys.map: a line per key, its SHA-256 as HAProxy's converter `hex` writes it, and its name, which is logged."""
+    """Return the text of keys.map: per line a key's SHA-256, in the form of HAProxy's `hex`, and the name to log."""
     lines = (
         f"{hashlib.sha256(str(key).encode()).hexdigest().upper()} {name}\n"
         for name, key in sorted(keys.items())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's benchmark clients write, over their versions, as one set of metrics with units in their names.
+"""The output of vLLM's benchmark clients, across versions, as one set of metrics with units in their names.
 
-Rules: a metric that vLLM did not measure is None, never 0; times are milliseconds (_ms) except the length of
-a run (_s). Keys and their history: vllm/benchmarks/{serve,latency,throughput}.py, 0.6.3 to 0.33.0.
+Rules: a metric that vLLM did not measure is None, never 0; times are milliseconds (_ms) except the length of a run
+(_s). Keys and their history: vllm/benchmarks/{serve,latency,throughput}.py, 0.6.3 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GENERAL = (
     "max_output_tokens_per_s",
     "max_concurrent_requests",
 )
-"""Counts, and rates per second: requests, or tokens. Every row of a summary has these keys."""
+"""Counts, and rates per second of requests or tokens. Every row of a summary has these keys."""
 
 LATENCY_KEYS = tuple(f"{stat}_{name}_ms" for name in LATENCIES for stat in STATISTICS)
 BATCH_KEYS = ("iterations", *(f"{stat}_batch_latency_ms" for stat in BATCH_STATISTICS))
@@ -51,15 +51,15 @@ _OUTPUT_TOKENS = re.compile(r"^Total num output tokens:\s+([0-9]+)", re.MULTILIN
 
 
 class ResultError(ValueError):
-    """The JSON is not a result of the benchmark it is said to come from."""
+    """The JSON is not a result of the expected kind of benchmark."""
 
 
 def normalise(kind: str, raw: object, log: str = "") -> Metrics:
-    """Metrics of one vLLM result.
+    """Return the metrics of one vLLM result.
 
-    `raw` is the JSON of `vllm bench <kind>`, `log` what it printed (only `throughput` needs it: output tokens
-    are not in its JSON). Every key of METRICS is present; further percentiles are kept under their own name.
-    Raises ResultError when `raw` is something else.
+    `raw` is the JSON of `vllm bench <kind>`, `log` is its console output (only `throughput` needs it: output tokens are
+    not in its JSON). Every key of METRICS is present; further percentiles are kept under their own name. Raise
+    ResultError if `raw` is something else.
     """
     if kind not in KINDS:
         raise ResultError(f"unknown kind of benchmark {kind!r}; known: {', '.join(KINDS)}")
@@ -79,7 +79,7 @@ def normalise(kind: str, raw: object, log: str = "") -> Metrics:
 
 
 def other_scalars(raw: Mapping[str, Any]) -> Metrics:
-    """What else a result says in scalars: speculative decoding, probes, --metadata, the back end."""
+    """Return the other scalars of a result: speculative decoding, probes, --metadata, the back end."""
     known = {"completed", "failed", "duration", "request_goodput:", "avg_latency", "elapsed_time"}
     known |= {"num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second", *GENERAL}
     return {
@@ -93,14 +93,14 @@ def other_scalars(raw: Mapping[str, Any]) -> Metrics:
 
 
 def number(value: object) -> float | None:
-    """A finite number as it is (int stays int), or None for anything else, also for NaN, "inf" and True."""
+    """Return a finite number unchanged (int stays int), or None for anything else, including NaN, "inf" and True."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if math.isfinite(value) else None
 
 
 def finite(value: Any) -> Any:
-    """The same JSON data, with NaN and infinities as None: RFC 8259 has no such numbers."""
+    """Return the same JSON data with None for NaN and infinities: RFC 8259 has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -115,7 +115,7 @@ def _serve(raw: Mapping[str, Any]) -> Metrics:
     prompts = _count(raw.get("num_prompts"))
     failed = _count(raw.get("failed"))
     if failed is None and completed is not None and prompts is not None and prompts >= completed:
-        failed = prompts - completed  # before 0.11.1 the count was not written
+        failed = prompts - completed  # vLLM before 0.11.1 did not write the count
     duration = number(raw.get("duration"))
     tokens_in, tokens_out = _count(raw.get("total_input_tokens")), _count(raw.get("total_output_tokens"))
     both = tokens_in + tokens_out if tokens_in is not None and tokens_out is not None else None
@@ -143,7 +143,7 @@ def _serve(raw: Mapping[str, Any]) -> Metrics:
 
 
 def _statistics(raw: Mapping[str, Any], name: str) -> Metrics:
-    """Statistics of one latency. vLLM writes zeros when it has no sample (np.mean(x or 0)): that is None."""
+    """Return the statistics of one latency, None without a sample: vLLM writes zeros then (np.mean(x or 0))."""
     found: Metrics = {}
     for key, value in raw.items():
         match = _LATENCY_KEY.match(key)
@@ -155,7 +155,7 @@ def _statistics(raw: Mapping[str, Any], name: str) -> Metrics:
 
 
 def _latency(raw: Mapping[str, Any]) -> Metrics:
-    """One batch, timed again and again: vLLM writes seconds."""
+    """Return the latencies of one batch that was timed repeatedly, in ms; vLLM writes seconds."""
     times = [time for time in (number(item) for item in _list(raw.get("latencies"))) if time is not None]
     percentiles = raw.get("percentiles")
     found: Metrics = {"mean_batch_latency_ms": _ms(raw["avg_latency"])}
@@ -196,7 +196,7 @@ def _median_is_p50(found: Metrics, suffix: str) -> Metrics:
 
 
 def _given_or(given: object, amount: float | None, seconds: float | None) -> float | None:
-    """The rate as vLLM wrote it, else computed, else None."""
+    """Return the rate as vLLM wrote it; compute it if it is missing; None if that is impossible."""
     rate = number(given)
     if rate is None and amount is not None and seconds:
         return amount / seconds
@@ -204,7 +204,7 @@ def _given_or(given: object, amount: float | None, seconds: float | None) -> flo
 
 
 def _rate_limit(value: object) -> Scalar:
-    """The requests per second asked for; vLLM writes "inf" for all at once."""
+    """Return the requested rate in requests per second; vLLM writes "inf" for all at once."""
     if value in ("inf", math.inf):
         return "inf"
     return number(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of an input: collected, told all at once, each with the key and the fix."""
+"""Problems of an input: collected and reported together, each with its key and its fix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Union
 
 Path = tuple[Union[str, int], ...]
-"""A place in the inventory's data: ("vllm_deployments", 0, "port")."""
+"""A position in the inventory's data: ("vllm_deployments", 0, "port")."""
 
 MANY = 20
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where (a key path, may be empty), on which hosts, what, and what to do."""
+    """One problem: where (a key path, may be empty), on which hosts, what is wrong, and how to fix it."""
 
     path: Path
     what: str
@@ -25,7 +25,7 @@ class Problem:
     hosts: tuple[str, ...] = ()
 
     def text(self, origin: str = "", name: str = "") -> str:
-        """One line for people; when known, `origin` is "file:line" of the key, `name` the deployment's."""
+        """Return one readable line; if known, `origin` is "file:line" of the key and `name` the deployment's."""
         where = dotted(self.path)
         context = ", ".join(part for part in (name, host_names(self.hosts), origin) if part)
         if context:
@@ -54,7 +54,7 @@ def merge(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def dotted(path: Path) -> str:
-    """("vllm_deployments", 0, "port") → "vllm_deployments[0].port"."""
+    """Return ("vllm_deployments", 0, "port") as "vllm_deployments[0].port"."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -65,17 +65,17 @@ def dotted(path: Path) -> str:
 
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
-    """The valid name most like `name`, or None when nothing is near."""
+    """Return the valid name most similar to `name`, or None if none is similar."""
     text = str(name).lower().replace("-", "_")
     known = {item.lower().replace("-", "_"): item for item in sorted(valid)}
     found = difflib.get_close_matches(text, list(known), n=1, cutoff=0.6)
-    # "shm" is nearer to "shm_size" than the ratio of equal letters tells.
+    # The ratio of equal letters misses that "shm" stands for "shm_size".
     found = found or [item for item in known if len(text) > 2 and item.startswith(text)]
     return known[found[0]] if found else None
 
 
 def suggest(name: object, valid: Iterable[str]) -> str:
-    """A sentence that names the nearest valid name, or all of them."""
+    """Return a sentence that names the nearest valid name, or all of them."""
     names = sorted(valid)
     near = nearest(name, names)
     if near is not None:
@@ -85,13 +85,13 @@ def suggest(name: object, valid: Iterable[str]) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     parts = [part for part in re.split(r"([0-9]+)", name) if part]
     return tuple((0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts)
 
 
 def host_names(hosts: Sequence[str], limit: int = 8) -> str:
-    """ "host n1", "hosts n1, n2" or "hosts n1, n2, … (64)"."""
+    """Return "host n1", "hosts n1, n2" or, above the limit, "hosts n1, n2, … (64 in all)"."""
     if not hosts:
         return ""
     if len(hosts) == 1:

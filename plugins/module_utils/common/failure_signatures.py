@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that tell one failure of vLLM from another, and what to do about each: data, for failures.classify.
+"""Signatures that tell vLLM's failures apart, with the fix for each: data for failures.classify.
 
-They are those of vLLM 0.6 to 0.33, torch, RCCL, the HIP/HSA runtime, huggingface_hub and argparse. The supervisors of
-a node read them from a file beside them, which a deploy writes anew: a new signature is no new version of the
-program, and makes no container anew.
+They cover vLLM 0.6 to 0.33, torch, RCCL, the HIP/HSA runtime, huggingface_hub and argparse. The supervisors of a node
+read them from a file next to them, which every deploy rewrites. A new signature therefore changes neither the version
+of the supervisor nor the spec of any container.
 """
 
 from __future__ import annotations
 
 from .failures import NEXT_ILLEGAL_INSTRUCTION, NEXT_KILLED, Signature
 
-# In order of weight: what stands higher is a cause, and may bring about what stands lower.
+# Ordered by weight: an earlier entry is a cause, and may bring about a later one.
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "unknown_flag",

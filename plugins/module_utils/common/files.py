@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on a node: written so that no reader ever sees half of one."""
+"""Files on a node, written so that no reader ever sees half of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 
 
 def read_text(path: str) -> str | None:
-    """A file's text with its line ends as they are; None when there is no such file."""
+    """Return a file's text with its line ends unchanged; None if the file does not exist."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="") as stream:
             return stream.read()
@@ -18,7 +18,7 @@ def read_text(path: str) -> str | None:
 
 
 def write_atomic(path: str, text: str, mode: int) -> None:
-    """Replace a file at once: the new text is on disk, with its mode, before it takes the name."""
+    """Replace a file atomically: the new text is on disk, with its mode, before it takes the name."""
     directory = os.path.dirname(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
     try:
@@ -35,7 +35,7 @@ def write_atomic(path: str, text: str, mode: int) -> None:
 
 
 def make_private(directory: str) -> None:
-    """Make a directory, and those above it that are missing, for its owner only."""
+    """Create a directory, and any missing parents, accessible to their owner only."""
     missing = []
     while not os.path.isdir(directory):
         missing.append(directory)

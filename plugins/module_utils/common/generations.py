@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: what a deployment ran, and runs, on a host. Pure; genstore.py keeps them on the node.
+"""Generations: what a deployment ran, and runs, on a host. Pure; serving/store.py keeps them on the node.
 
 A generation is a numbered record of all instances that a deployment has on a host. It is recorded before anything
-changes, so that the way back is always there. Numbers are of the deployment, the same on all hosts; a host records
-only what changes there, so that a host "as of generation 5" may have 4 as its newest record.
+changes, so that a rollback is always possible. Numbers belong to the deployment and are the same on all hosts; a host
+records only changes of its own, so the newest record of a host "as of generation 5" may be 4.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Offered:
-    """What a load balancer needs to know of an instance.
+    """The facts about an instance that a load balancer needs.
 
-    limit: requests that it gets at once. headless: it works for another server, and is asked nothing. endpoint: its
-    deployment is to be had through the load balancer. path: the deployment's place in the inventory, for problems.
+    Attributes:
+        limit: requests that it gets at once
+        headless: it works for another server and is never queried
+        endpoint: its deployment is served through the load balancer
+        path: the deployment's position in the inventory, for problems
     """
 
     name: str
@@ -39,10 +42,13 @@ class Offered:
 class Member(NamedTuple):
     """An instance of a generation; its files and its container are in the node's store.
 
-    A fleet of 1,000 hosts keeps 40,000 of them, which are read in every run: a tuple is made quickly.
+    A fleet of 1,000 hosts keeps 40,000 of them, which every run reads: a tuple is cheap to create.
 
-    ports: where it listens. share: the part of each of its GPUs that it has. hosts: those of its engine, where it spans
-    hosts. limit: requests that it gets at once.
+    Attributes:
+        ports: the ports on which it listens
+        share: the fraction of each of its GPUs that it uses
+        hosts: the hosts of its engine, if it spans several
+        limit: requests that it gets at once
     """
 
     name: str
@@ -56,7 +62,7 @@ class Member(NamedTuple):
     limit: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As the store and node_state have it."""
+        """Return it in the form of the store and of node_state."""
         return {
             "name": self.name,
             "spec_hash": self.spec_hash,
@@ -71,7 +77,7 @@ class Member(NamedTuple):
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Member:
-        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         return cls(
             item["name"],
             item["spec_hash"],
@@ -87,12 +93,16 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """A deployment on one host as it was recorded, without its files.
+    """A deployment on one host as it was recorded, without its files. Without members, it had no instances on the host.
 
-    made: UTC; "" for one that is yet to be recorded. image: by which the engine knows it; image_ref: as the inventory
-    had it. weights: (repository, commit) of all that its instances load. modes: of their GPUs, "SPX NPS1". command and
-    env are its first instance's, as a shell has them, values of secrets masked. stop_timeout: seconds. No members: the
-    deployment had nothing on the host.
+    Attributes:
+        made: UTC; "" for a generation not yet recorded
+        image: its name for the Docker engine
+        image_ref: its name in the inventory
+        weights: (repository, commit) of everything that its instances load
+        modes: of their GPUs, "SPX NPS1"
+        command, env: of its first instance, in shell syntax, secrets masked
+        stop_timeout: seconds
     """
 
     deployment: str
@@ -116,11 +126,11 @@ class Generation:
 
     @cached_property
     def specs(self) -> dict[str, str]:
-        """Spec hashes by the instances' names: two generations with equal ones run the same."""
+        """Return spec hashes by instance name: two generations with equal ones run the same."""
         return {member.name: member.spec_hash for member in self.members}
 
     def offered(self, member: Member, path: tuple[str | int, ...] = ("vllm_deployments",)) -> Offered:
-        """What a load balancer needs of a member."""
+        """Return the facts about a member that a load balancer needs."""
         return Offered(
             name=member.name,
             deployment=self.deployment,
@@ -135,7 +145,7 @@ class Generation:
         )
 
     def server(self, member: Member) -> dict[str, Any]:
-        """SERVER of a stored member: the module vllm_server reads the rest from the node's store."""
+        """Return the SERVER item of a stored member: the module vllm_server reads the rest from the node's store."""
         return {
             "name": member.name,
             "deployment": self.deployment,
@@ -149,7 +159,7 @@ class Generation:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As the plan and node_state have it; the store adds each member's server and description."""
+        """Return it in the form of the plan and of node_state; the store adds each member's server and description."""
         return dict(self._json)
 
     @cached_property
@@ -164,7 +174,7 @@ class Generation:
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Generation:
-        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         if item["schema"] != SCHEMA:
             raise ValueError(f"schema {item['schema']}")
         return cls(
@@ -191,25 +201,25 @@ class Generation:
 
 @dataclass(frozen=True)
 class Hold:
-    """A deployment stays at a generation until upgrade.yml; since: UTC."""
+    """A hold: the deployment stays at a generation until upgrade.yml; since: UTC."""
 
     generation: int
     why: str
     since: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As the store has it."""
+        """Return it in the form of the store."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Hold:
-        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         return cls(int(item["generation"]), str(item["why"]), str(item.get("since") or ""))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A rollout that is under way, or was cut off: units that have the new generation, and the old one's figures."""
+    """A rollout in progress or interrupted: groups that have the new generation, and the old generation's figures."""
 
     generation: int
     why: str
@@ -218,12 +228,12 @@ class Trial:
     baseline: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """As the store has it."""
+        """Return it in the form of the store."""
         return {**vars(self), "units": list(self.units), "baseline": dict(self.baseline)}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Trial:
-        """The reverse of to_json. Raises KeyError, TypeError, ValueError."""
+        """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         return cls(
             int(item["generation"]),
             str(item["why"]),
@@ -235,9 +245,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class History:
-    """What a host keeps of a deployment: generations from old to new, and how it is bound.
+    """A host's record of a deployment: generations from old to new, and any hold or trial.
 
-    lifted, ended: when its last hold and its last trial were taken away (UTC). broken: why its record cannot be read.
+    lifted, ended: when its last hold and its last trial were removed (UTC). broken: why its record cannot be read.
     """
 
     deployment: str
@@ -250,22 +260,22 @@ class History:
 
     @property
     def newest(self) -> Generation | None:
-        """The generation that was recorded last."""
+        """Return the generation recorded last."""
         return self.kept[-1] if self.kept else None
 
     def as_of(self, number: int) -> Generation | None:
-        """The host's newest record that is not newer than a number; None: the host had nothing then."""
+        """Return the host's newest record that is not newer than a number; None if the host had nothing then."""
         return next((item for item in reversed(self.kept) if item.generation <= number), None)
 
     def of_spec(self, name: str, spec_hash: str | None) -> Generation | None:
-        """The newest generation that has this instance with this spec hash: what its container runs."""
+        """Return the newest generation in which this instance has this spec hash: the one its container runs."""
         if not spec_hash:
             return None
         return next((item for item in reversed(self.kept) if item.specs.get(name) == spec_hash), None)
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> History:
-        """A deployment's entry of node_state. Raises KeyError, TypeError, ValueError."""
+        """Read a deployment's entry of node_state. Raise KeyError, TypeError or ValueError for other data."""
         kept = sorted((Generation.from_json(one) for one in item["kept"]), key=lambda one: one.generation)
         held, trial = item.get("held"), item.get("trial")
         return cls(
@@ -283,10 +293,13 @@ OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a run is about, beyond the inventory.
+    """The operation that the operator requested, beyond the inventory.
 
-    deployments: those that the run is about, None for all; the others stay as they run. generation: of a rollback, None
-    for the one before what runs. retry: an upgrade may try once more what was turned back. why: the operator's reason.
+    Attributes:
+        deployments: those that the run may change, None for all; the others stay as they are
+        generation: the target of a rollback, None for the one before the running one
+        retry: an upgrade may retry a generation that was rolled back
+        why: the operator's reason
     """
 
     operation: str = DEPLOY
@@ -296,5 +309,5 @@ class Wishes:
     why: str = ""
 
     def about(self, deployment: str) -> bool:
-        """Whether the run is about a deployment."""
+        """Return whether the run may change a deployment."""
         return self.deployments is None or deployment in self.deployments

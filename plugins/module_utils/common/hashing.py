@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hash by which a deployed artefact is recognised."""
+"""The hash that identifies a deployed artefact."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 
 def canonical(value: object) -> str:
-    """JSON text that is the same for equal values: sorted keys, no spaces, ASCII."""
+    """Return JSON text that is the same for equal values: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def spec_hash(files: Mapping[str, str]) -> str:
-    """sha256 over {file name: text}. observe/instances.py repeats this rule, to import less."""
+    """Return the SHA-256 of {file name: text}. observe/instances.py repeats this rule, to import less."""
     return hashlib.sha256(canonical(dict(files)).encode()).hexdigest()
 
 
 def text_hash(text: str) -> str:
-    """sha256 of one file's text."""
+    """Return the SHA-256 of one file's text."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image references by Docker's rules, and what an image said of its software."""
+"""Image references by Docker's rules, and the software that a probe found in an image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_REGISTRY = "docker.io"
 
 @dataclass(frozen=True)
 class ImageRef:
-    """registry/path:tag@digest, with Docker's defaults filled in."""
+    """An image reference, registry/path:tag@digest, with Docker's defaults filled in."""
 
     registry: str
     path: str
@@ -21,7 +21,7 @@ class ImageRef:
 
     @property
     def repository(self) -> str:
-        """The name under which a Docker engine lists it: Docker Hub's host and library/ are not written."""
+        """Return the name under which Docker lists it: Docker Hub's host and library/ are omitted."""
         if self.registry != DEFAULT_REGISTRY:
             return f"{self.registry}/{self.path}"
         return self.path[len("library/") :] if self.path.startswith("library/") else self.path
@@ -47,10 +47,14 @@ def parse_ref(ref: str) -> ImageRef:
 
 @dataclass(frozen=True)
 class ImageSoftware:
-    """What an image said of itself when it was asked on a node.
+    """The software that a probe on a node found in an image.
 
-    vllm: the whole version as vLLM prints it, "" when no vLLM was found. platform: rocm, cpu, cuda or "" (the
-    image did not tell). gfx: the architectures that it was built for. None: the image did not tell.
+    Attributes:
+        vllm: the whole version as vLLM prints it, "" if the image has no vLLM
+        platform: rocm, cpu, cuda, or "" if unknown
+        gfx: the architectures that it was built for
+
+    None means unknown.
     """
 
     vllm: str
@@ -61,12 +65,12 @@ class ImageSoftware:
     gfx: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As fleet.lock.json and the node's file have it."""
+        """Return it in the form of fleet.lock.json and the node's file."""
         return {**vars(self), "gfx": None if self.gfx is None else list(self.gfx)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ImageSoftware:
-        """The reverse of to_json; KeyError and TypeError mean that it is not such data."""
+        """Build it from what to_json returned. Raise KeyError or TypeError for other data."""
         rocm, pytorch, python = (
             None if data[key] is None else str(data[key]) for key in ("rocm", "pytorch", "python")
         )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key that the load balancers send to instances, so that these answer nobody else.
+"""The key that load balancers send to instances, so that these reject all other clients.
 
-A node keeps it in one file for its owner only, which the instances' launch scripts read: it is in no container's spec,
-no command line and no plan. Their spec has its mark, so that instances with another key are known.
+A node keeps it in one file that only its owner can read, and the instances' launch scripts read it from there. It
+appears in no container's spec, command line or plan. The spec has only its mark, which shows which instances have
+another key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VARIABLE = "VLLM_API_KEY"
 NAME = "instances"
 FILE = f"{KEYS_DIR}/{NAME}"
 UNMADE = "made by the first run"
-"""The mark of a key that a real run is going to make."""
+"""The mark of a key that the first real run will create."""
 _KEY = re.compile(r"[A-Za-z0-9._~+/=-]{20,512}")
 _LINE = re.compile(rf"^{VARIABLE}=(\S+)$", re.MULTILINE)
 
@@ -28,8 +29,10 @@ _LINE = re.compile(rf"^{VARIABLE}=(\S+)$", re.MULTILINE)
 class InstanceKey:
     """The key between load balancers and instances: its file on the control node.
 
-    mark: what new instances have of it in their spec; "": they have no key. sent: balancers send one. map: HAProxy's
-    file with it; None: it is yet to be made.
+    Attributes:
+        mark: the part that new instances have in their spec; "" for no key
+        sent: whether balancers send one
+        map: the text of HAProxy's file with it; None if the key does not exist yet
     """
 
     file: str = ""
@@ -42,23 +45,29 @@ NO_KEY = InstanceKey()
 
 
 def mark(key: str) -> str:
-    """By what a key can be recognised that cannot be guessed."""
+    """Return a fingerprint of a key, from which the key cannot be guessed."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def key_wrong(key: str) -> str:
-    """What is wrong with a key; "" when nothing is. Does not repeat it. Needs no quoting in a shell, map or header."""
+    """Return what is wrong with a key, without repeating it; "" if it is valid.
+
+    A valid key needs no quoting in a shell, a map or a header.
+    """
     if _KEY.fullmatch(key):
         return ""
     return "does not hold a key: 20 to 512 letters, digits and ._~+/=- in one line"
 
 
 def node_key(directory: str = KEYS_DIR) -> str:
-    """The node's key; "" when it has none. Only root can read it."""
+    """Return the node's key, or "" if it has none. Only root can read it."""
     found = _LINE.search(read_text(os.path.join(directory, NAME)) or "")
     return found.group(1) if found else ""
 
 
 def header_map(key: str) -> str:
-    """instance.map: what HAProxy sends as Authorization, kept out of its configuration, which is in the plan."""
+    """Return the text of instance.map: the Authorization header that HAProxy sends.
+
+    It is kept out of HAProxy's configuration, because that is in the plan.
+    """
     return f"key Bearer {key}\n"

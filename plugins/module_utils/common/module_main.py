@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main() of every module on a node does: run the work, and say the outcome without secrets."""
+"""The main() of every module on a node: do the work, and report the outcome without secrets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .redact import MIN_LENGTH, Redactor
 
 
 class NodeError(Exception):
-    """Something on this node is not as wanted. The message says what, where, why, and what to do next.
+    """The node is not in the desired state. The message says what, where, why, and what to do next.
 
-    `result` is returned beside the message, as far as the work got: changed, actions, …
+    `result` is returned with the message and shows how far the work got: changed, actions, …
     """
 
     def __init__(self, message: str, **result: Any) -> None:
@@ -33,7 +33,7 @@ def refuse_short_secrets(named: Mapping[str, str | None]) -> None:
 
 
 def require_program(program: object) -> None:
-    """Raise NodeError where a module has not been given the program that it runs."""
+    """Raise NodeError if a module lacks the program that it runs."""
     if not program:
         raise NodeError(
             "This module was called without its action plugin, which gives it the program to run. Call it by its full "
@@ -42,20 +42,20 @@ def require_program(program: object) -> None:
 
 
 def internal_error(error: BaseException) -> str:
-    """A bug of ours, in one line: the type, the text, and where it was raised."""
+    """Describe a bug of this toolkit in one line: the type, the text, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"Internal error, please report it: {type(error).__name__}: {error}{place}"
 
 
 def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mapping[str, Any]]) -> None:
-    """Run `work`; leave through exit_json with what it returns, or through fail_json. Never raises.
+    """Run `work`; leave through exit_json with its result, or through fail_json. Never raise.
 
     fail_json gets no exception=: ansible-core 2.19 prints an exception's text unmasked.
     """
     redact = Redactor(secrets)
-    # Ansible would add the parameters as they are, with secrets that lie deeper than no_log reaches.
-    # A program for the node is long, and is the toolkit's own.
+    # Ansible would add the parameters unmasked, including secrets nested deeper than no_log reaches. `program` is left
+    # out because it is long and not the user's.
     given = {name: value for name, value in module.params.items() if name != "program"}
     told = {"invocation": {"module_args": redact.data(given)}}
     try:
@@ -70,7 +70,7 @@ def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mappin
 
 
 def _warned(module: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """The result without its warnings, which are said the way ansible-core 2.23 will require (they are redacted)."""
+    """Emit the (redacted) warnings as ansible-core 2.23 will require, and return the result without them."""
     for warning in result.pop("warnings", []):
         module.warn(warning)
     return result

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a module at a time on a node.
+"""A lock that lets one run of a module work on a node at a time.
 
-When a controller dies, the module that it started may live on: it holds no terminal, and OpenSSH's master
-connection keeps its session. The next run must not work beside it. So every run that changes something takes
-a lock, and one that notices that its controller is gone leaves.
+When a controller dies, the module that it started may live on: it has no terminal, and OpenSSH's master connection
+keeps its session. The next run must not work at the same time. So every run that changes something takes a lock, and a
+run that notices that its controller is gone exits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Busy(NodeError):
 
 
 class ControllerGone(NodeError):
-    """Nobody will read this run's result. The next run goes on from here."""
+    """The control node is gone, so the result cannot be delivered. The next run continues from here."""
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def alone(name: str, seconds: float) -> Iterator[None]:
             if time.monotonic() >= deadline:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 raise Busy(
-                    f"Another run of {name} is at work on this node (pid {holder}) and did not end within "
+                    f"Another run of {name} is in progress on this node (pid {holder}) and did not end within "
                     f"{seconds:.0f} s. Wait for it; if it hangs, kill {holder} there, and run again."
                 )
             time.sleep(_POLL_SECONDS)
@@ -52,7 +52,7 @@ def alone(name: str, seconds: float) -> Iterator[None]:
     finally:
         os.close(
             descriptor
-        )  # releases the lock; the file stays, as removing it would race with its next user
+        )  # releases the lock; the file stays, because removing it would race with the next run
 
 
 def _try(descriptor: int) -> bool:
@@ -64,8 +64,8 @@ def _try(descriptor: int) -> bool:
 
 
 def leave_if_abandoned() -> None:
-    """Raise ControllerGone when nobody can read this process's output any more."""
+    """Raise ControllerGone if the reader of this process's output is gone."""
     poll = select.poll()
-    poll.register(1, 0)  # errors and hang-ups are reported without being asked for
+    poll.register(1, 0)  # errors and hang-ups are always reported
     if any(event & (select.POLLERR | select.POLLHUP) for _descriptor, event in poll.poll(0)):
-        raise ControllerGone("The control node has gone away. Run again: it goes on from here.")
+        raise ControllerGone("The control node is gone. Run again: the work continues from here.")

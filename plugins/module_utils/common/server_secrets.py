@@ -10,7 +10,7 @@ from .redact import env_secrets
 
 
 def secrets_of(servers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Secret values in the servers' environment files: never to be told."""
+    """Return the secret values in the servers' environment files, which must never be printed."""
     found: list[str] = []
     for data in servers:
         item = (data.get("files") or {}).get("env") if isinstance(data, Mapping) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a new engine answers a dozen prompts as well as the old one did. Pure; vllm_smoke asks them.
+"""Judge whether a new engine answers a dozen prompts as well as the old one. Pure; vllm_smoke sends them.
 
-Nothing is judged by itself: a small or untrained model answers nonsense always. What counts is a prompt on
-which the old engine did well, both times that it was asked, and the new one does not.
+No answer is judged by itself: a small or untrained model always answers nonsense. A prompt counts if the old engine
+answered it well both times and the new one does not.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 TOKENS = 32
-"""Of an answer."""
+"""Length limit of an answer."""
 SHARE = 0.25
-"""Of the prompts: fewer that went wrong can be chance, as other kernels round otherwise."""
+"""Fraction of the prompts that must go wrong: fewer can be chance, because other kernels round differently."""
 APART = 0.5
-"""How far below the old engine's agreement with itself the new one's is, when something is wrong."""
+"""How far the new engine's agreement with the old one may fall below the old one's agreement with itself."""
 
-_FIRST = 8  # characters by which two answers agree: about two tokens
-_SHORTEST = 12  # characters; less text repeats nothing
-_LONGEST_UNIT = 4  # characters, of what is said over and over
-_WORDS = 8  # equal ones in a row
+_FIRST = 8  # length in characters of the prefix that is compared: about two tokens
+_SHORTEST = 12  # characters; shorter text is not checked for repetition
+_LONGEST_UNIT = 4  # characters of a repeated unit
+_WORDS = 8  # equal words in a row
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked, and texts of which one is in a right answer; none where everything is right."""
+    """A prompt, and the texts of which a right answer contains one; no texts if any answer is right."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; `error` says why there is none."""
+    """An answer, or in `error` why there is none."""
 
     text: str = ""
     error: str = ""
@@ -64,7 +64,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt's answers, and what is wrong with the new one ("" for nothing)."""
+    """One prompt's answers, and what is wrong with the new one ("" if nothing)."""
 
     prompt: Prompt
     old: Reply
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Smoke:
-    """The outcome. `broken`: no answers; `garbage`: bad ones; both are empty when all is well."""
+    """The outcome. `broken`: missing answers; `garbage`: bad answers; both are empty if all is well."""
 
     broken: str
     garbage: str
@@ -85,7 +85,7 @@ class Smoke:
 
 
 def degenerate(text: str) -> str:
-    """Why a text says nothing: empty, unreadable, one thing over and over; "" for one that says something."""
+    """Return why a text is degenerate (empty, unreadable, repeating itself), or "" if it is not."""
     said = text.strip()
     if not said:
         return "empty"
@@ -102,12 +102,12 @@ def degenerate(text: str) -> str:
 
 
 def is_right(prompt: Prompt, reply: Reply) -> bool:
-    """Whether a known answer is in the reply; False for prompts without one."""
+    """Return whether the reply contains a known answer; False for prompts without one."""
     return any(text in reply.text.casefold() for text in prompt.right)
 
 
 def agreement(one: Sequence[Reply], other: Sequence[Reply]) -> float:
-    """Of how many of the prompts (0 to 1) both begin alike; ValueError when there is none."""
+    """Return the fraction of prompts (0 to 1) whose two answers begin alike. Raise ValueError without prompts."""
     if not one or len(one) != len(other):
         raise ValueError("an agreement needs the same prompts on both sides")
     return sum(map(_alike, one, other)) / len(one)
@@ -118,9 +118,9 @@ def _alike(one: Reply, other: Reply) -> bool:
 
 
 def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply], same_model: bool) -> Smoke:
-    """The new engine's replies to PROMPTS against both rounds of the old one's.
+    """Judge the new engine's replies to PROMPTS against both rounds of the old engine's.
 
-    same_model: model and commit are those of the old one, so that first tokens are to agree.
+    same_model: model and commit equal the old engine's, so that first tokens should agree.
     """
     rows = []
     fine = right = 0
@@ -157,8 +157,7 @@ def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply],
             (bad if len(found) >= _limit(of, least) else warnings).append(what)
     if itself is not None and with_old is not None and not broken and with_old < itself - APART:
         bad.append(
-            f"only {with_old:.0%} of the answers begin as the old one's did, which agreed with itself on "
-            f"{itself:.0%}"
+            f"only {with_old:.0%} of the answers begin like the old engine's, which agreed with itself on {itself:.0%}"
         )
     garbage = "; ".join(bad)
     return Smoke(broken, garbage, tuple(warnings), tuple(rows), itself, with_old)

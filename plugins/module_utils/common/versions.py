@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM versions in order, and values that change from one release to the next.
 
-The catalogue writes what changes over time in two forms, both in terms of known releases:
+The catalogue records such values in two forms, both in terms of known releases:
 
 * a history, `[[since, value], …]`: each value holds until the next entry's release;
-* spans, `[[since, until], …]`: half-open, `until` is the first release without it, null when there is none.
+* spans, `[[since, until], …]`: half-open, `until` is the first release without it, null if there is none.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _FINAL = 3
 
 
 def version_key(text: str) -> Key:
-    """Sort key of a version as vLLM prints it: "0.11.1", "0.6.3.post1", "0.9.2.dev364+gb432b7a28.rocm641".
+    """Return the sort key of a version as vLLM prints it: "0.11.1", "0.6.3.post1", "0.9.2.dev364+gb432b7a28.rocm641".
 
-    What follows a plus sign names the build and does not order. ValueError for anything that is no version.
+    The part after a plus sign names the build and does not affect the order. Raise ValueError for anything else.
     """
     found = _FORM.fullmatch(text.strip())
     if not found:
@@ -54,8 +54,8 @@ def version_key(text: str) -> Key:
 class Release:
     """A version placed among the known releases.
 
-    `name` is the release whose data applies: the version itself when it is known, else the newest known one
-    before it. `exact` is False in the second case, and `note` says why.
+    `name` is the release whose data applies: the version itself if it is known, else the newest known one before it.
+    `exact` is False in the second case, and `note` says why.
     """
 
     asked: str
@@ -74,7 +74,7 @@ class Timeline:
     order: Mapping[str, int] = field(repr=False)
 
     def find(self, version: str) -> Release:
-        """Where a version stands. ValueError when it is no version, or older than all that is known."""
+        """Return a version's place. Raise ValueError if it is not a version, or older than all known ones."""
         text = version.strip()
         known = self.order.get(text)
         if known is not None:
@@ -100,7 +100,7 @@ class Timeline:
         return Release(text, name, index, False, note)
 
     def value(self, history: Sequence[Sequence[Any]], index: int, default: Any = None) -> Any:
-        """What a history says at a release; `default` before its first entry."""
+        """Return a history's value at a release; `default` before its first entry."""
         result = default
         for since, value in history:
             if self.order[since] > index:
@@ -109,16 +109,16 @@ class Timeline:
         return result
 
     def within(self, spans: Sequence[Sequence[str | None]], index: int) -> bool:
-        """Whether a release lies in one of the spans."""
+        """Return whether a release lies in one of the spans."""
         return any(self.inside(since, until, index) for since, until in spans)
 
     def inside(self, since: str | None, until: str | None, index: int) -> bool:
-        """Whether a release lies in [since, until); None is open."""
+        """Return whether a release lies in [since, until); None is open."""
         return (since is None or self.order[since] <= index) and (until is None or index < self.order[until])
 
 
 def timeline(releases: Sequence[str]) -> Timeline:
-    """Order release names. ValueError when they are not given oldest first."""
+    """Order release names. Raise ValueError if they are not given oldest first."""
     keys = tuple(version_key(name) for name in releases)
     if any(a >= b for a, b in zip(keys, keys[1:])):
         raise ValueError("releases must be in order, the oldest first, each once")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build an image from a git ref, as AMD's documents do it: clone, check out, docker build."""
+"""Build an image from a git ref, as AMD's documentation does: clone, check out, docker build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABEL = "instinct-fleet.build"
 
 COMMIT_LABEL = "instinct-fleet.build.commit"
 
-_TAIL = 200  # lines of output kept for a failure
+_TAIL = 200  # lines of output kept to explain a failure
 
 
 _REPEATS = re.compile(
@@ -31,7 +31,7 @@ _REPEATS = re.compile(
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What to build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result."""
+    """A build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result."""
 
     repo: str
     ref: str
@@ -41,17 +41,17 @@ class BuildPlan:
 
     @property
     def hash(self) -> str:
-        """sha256 of the inputs. A branch that moves does not change it: pin a commit."""
+        """Return the SHA-256 of the inputs. A branch that moves does not change it: pin a commit."""
         return text_hash(
             canonical([self.repo, self.ref, self.dockerfile, [list(pair) for pair in self.args]])
         )
 
     def source_dir(self, data_dir: str) -> str:
-        """Where the repository is checked out for the time of the build."""
+        """Return the directory into which the repository is checked out for the build."""
         return f"{data_dir}/build/{self.hash[:12]}"
 
     def docker_command(self, source: str, commit: str) -> list[str]:
-        """The build itself."""
+        """Return the docker build command."""
         words = ["docker", "build", "-f", f"{source}/{self.dockerfile}", "-t", self.tag]
         words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
         for name, value in self.args:
@@ -59,7 +59,7 @@ class BuildPlan:
         return [*words, source]
 
     def commands(self, data_dir: str) -> list[str]:
-        """All commands, for people."""
+        """Return all commands, for display."""
         source = self.source_dir(data_dir)
         return [
             f"git clone {self.repo} {source}",
@@ -69,11 +69,11 @@ class BuildPlan:
 
 
 def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
-    """Check the parameters of a build. Raises NodeError."""
+    """Check the parameters of a build and return its plan. Raise NodeError if they are invalid."""
     repo = str(build["repo"])
     if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", repo):
         raise NodeError(
-            "build.repo holds a password. Take it out, and give git a credential helper on the node instead."
+            "build.repo contains a password. Remove it, and configure a git credential helper on the node instead."
         )
     args = build.get("args") or {}
     if not isinstance(args, Mapping):
@@ -89,15 +89,15 @@ def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
 
 
 def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
-    """Clone, check out and build; the commit that was built. `timeout` in seconds, for all of it."""
+    """Clone, check out and build; return the commit that was built. `timeout`: seconds for all steps together."""
     for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
         if shutil.which(tool) is None:
             raise NodeError(
-                f"Building {plan.tag} needs the command {tool} on the node, and it is not there. Install "
+                f"Building {plan.tag} needs the command {tool}, which is not installed on the node. Install "
                 f"{package}, or use an image from a registry (image: instead of build:)."
             )
     source = plan.source_dir(data_dir)
-    shutil.rmtree(source, ignore_errors=True)  # what a build that was cut off left behind
+    shutil.rmtree(source, ignore_errors=True)  # left behind by an interrupted build
     os.makedirs(os.path.dirname(source), exist_ok=True)
     try:
         _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}")
@@ -126,7 +126,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
 
 
 def _commit(source: str, plan: BuildPlan) -> str:
-    """The commit that the ref names: a branch of the repository, a tag, or a commit."""
+    """Return the commit that the ref names: a branch of the repository, a tag, or a commit. Raise NodeError if none."""
     for name in (f"refs/remotes/origin/{plan.ref}", plan.ref):
         found = subprocess.run(
             [
@@ -151,17 +151,17 @@ def _commit(source: str, plan: BuildPlan) -> str:
 
 
 def _buildkit() -> str:
-    """ "1" when this docker CLI can build with BuildKit, which vLLM's Dockerfiles are written for."""
+    """Return "1" if this docker CLI can build with BuildKit, which vLLM's Dockerfiles require, else "0"."""
     if subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0:
         return "1"
-    # Without the plugin, CLIs before 23 bring BuildKit's client themselves; later ones fail with it.
+    # Without the plugin, CLIs before 23 use their own BuildKit client; later ones fail with BuildKit.
     found = subprocess.run(["docker", "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"version (\d+)\.", found)
     return "1" if version and 19 <= int(version.group(1)) < 23 else "0"
 
 
 def _run(words: Sequence[str], timeout: int, what: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run a command to its end; its last lines are in the NodeError when it fails."""
+    """Run a command to its end. Raise NodeError with its last lines if it fails."""
     tail: deque[str] = deque(maxlen=_TAIL)
     late = threading.Event()
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(environment or {})}
@@ -197,7 +197,7 @@ def _run(words: Sequence[str], timeout: int, what: str, environment: Mapping[str
 
 
 def decisive(lines: Sequence[str]) -> str:
-    """The line of a failed command's output that tells most: the last one that speaks of an error."""
+    """Return the most telling line of a failed command's output: the last one that mentions an error."""
     speaking = [
         line
         for line in lines
@@ -206,4 +206,4 @@ def decisive(lines: Sequence[str]) -> str:
     # docker's closing lines ("… did not complete successfully") only repeat that a step failed.
     own = [line for line in speaking if not _REPEATS.search(line)]
     last = [line for line in lines if line.strip()][-1:]
-    return ((own or speaking or last or ["it said nothing"])[-1]).strip()
+    return ((own or speaking or last or ["it printed nothing"])[-1]).strip()

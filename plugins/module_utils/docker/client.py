@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker Engine API over its unix socket, with nothing but the standard library. Images are asked for in image_api.py.
+"""A client for the Docker Engine API over its unix socket, standard library only. Images: see image_api.py.
 
-One Engine holds one persistent connection and is not thread-safe: every thread makes its own.
-Works with Docker (API 1.24 and later) and with Podman's compatible socket.
+One Engine holds one persistent connection and is not thread-safe: every thread creates its own. Works with Docker (API
+1.24 and later) and with Podman's compatible socket.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..common.module_main import NodeError
 
 SOCKET = "/var/run/docker.sock"
 NEWEST_KNOWN_API = (1, 51)
-"""The newest API version whose answers this client was written for; an older daemon gets its own."""
+"""The newest API version for which this client was written; an older daemon is addressed in its own version."""
 
 ALIVE = ("running", "restarting", "paused")
 """Statuses of a container that has, or may soon have, processes."""
 
-_IDLE_SECONDS = 10.0  # a connection unused for longer may have been closed by a daemon that restarted
+_IDLE_SECONDS = 10.0  # a daemon that restarted may have closed a connection that was unused for longer
 _LOG_LIMIT = 16 * 1024 * 1024  # bytes of a container's log that are read at most
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ Query = Mapping[str, Union[str, int, bool]]
 
 
 class EngineError(NodeError):
-    """The engine refused a request or failed at it; `status` is the HTTP status (0 when there was none)."""
+    """Docker refused a request or failed to carry it out; `status` is the HTTP status (0 if there was none)."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -40,19 +40,19 @@ class EngineError(NodeError):
 
 
 class EngineUnavailable(EngineError):
-    """No engine answers at the socket."""
+    """No Docker engine answers at the socket."""
 
 
 class EngineTimeout(EngineError):
-    """The engine did not answer in time."""
+    """Docker did not answer in time."""
 
 
 class NotFound(EngineError):
-    """No such container or image (404)."""
+    """The container or image does not exist (404)."""
 
 
 class Conflict(EngineError):
-    """The name is taken, or the object is in a state that forbids this (409)."""
+    """The name is taken, or the object's state forbids the request (409)."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -77,7 +77,7 @@ class Engine:
         self._prefix: str | None = None
 
     def close(self) -> None:
-        """Close the connection; the next request opens another one."""
+        """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -85,7 +85,7 @@ class Engine:
     # ---- requests --------------------------------------------------------------------------------
 
     def _open(self, timeout: float) -> tuple[_UnixConnection, bool]:
-        """A connected connection and whether it is new."""
+        """Return a connected connection, and whether it is new."""
         if self._connection is not None and time.monotonic() - self._used > _IDLE_SECONDS:
             self.close()
         if self._connection is not None and self._connection.sock is not None:
@@ -131,7 +131,7 @@ class Engine:
                 ) from error
             except (http.client.HTTPException, ConnectionError) as error:
                 self.close()
-                # The daemon closed an idle connection: the request never arrived. A GET may be repeated.
+                # The daemon closed an idle connection: the request never arrived. Repeating a GET is safe.
                 if not fresh and method == "GET":
                     continue
                 raise EngineUnavailable(
@@ -159,7 +159,7 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> http.client.HTTPResponse:
-        """Send, and raise the error that an HTTP status of 400 or more stands for."""
+        """Send a request and return the response. Raise the error that corresponds to an HTTP status of 400 or more."""
         target = self._target(path, query)
         payload = None if body is None else json.dumps(body).encode()
         sent = dict(headers or {})
@@ -194,44 +194,44 @@ class Engine:
         return data
 
     def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
-        """One request; its answer as JSON, or None when there is no content."""
+        """Send one request and return its answer as JSON, or None if it has no content."""
         data = self._read(self.respond(method, path, query, **options))
         return json.loads(data) if data.strip() else None
 
     # ---- engine ----------------------------------------------------------------------------------
 
     def info(self) -> Json:
-        """GET /info: DockerRootDir, registry settings, …"""
+        """Return GET /info: DockerRootDir, registry settings, …"""
         return dict(self.json("GET", "/info"))
 
     # ---- containers ------------------------------------------------------------------------------
 
     def container(self, name: str) -> Json | None:
-        """GET /containers/<name>/json; None when there is none."""
+        """Return GET /containers/<name>/json, or None if there is no such container."""
         try:
             return dict(self.json("GET", f"/containers/{quote(name)}/json"))
         except NotFound:
             return None
 
     def running_labelled(self, label: str) -> list[Json]:
-        """Running containers that have a label."""
+        """Return the running containers that have a label."""
         return list(self.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
 
     def containers_labelled(self, label: str) -> list[Json]:
-        """Containers that have a label, whatever their state."""
+        """Return the containers that have a label, in any state."""
         query: Query = {"all": True, "filters": json.dumps({"label": [label]})}
         return list(self.json("GET", "/containers/json", query))
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create a container; its id."""
+        """Create a container and return its id."""
         return str(self.json("POST", "/containers/create", {"name": name}, body=body)["Id"])
 
     def start(self, name: str) -> None:
-        """Start a container; nothing happens when it runs."""
+        """Start a container; do nothing if it runs already."""
         self.json("POST", f"/containers/{quote(name)}/start")
 
     def stop(self, name: str, seconds: int) -> None:
-        """Ask a container to stop; it is killed after `seconds`. Nothing happens when it does not run."""
+        """Ask a container to stop; Docker kills it after `seconds`. Do nothing if it does not run."""
         self.json("POST", f"/containers/{quote(name)}/stop", {"t": seconds}, timeout=seconds + 60.0)
 
     def rename(self, name: str, new: str) -> None:
@@ -239,7 +239,7 @@ class Engine:
         self.json("POST", f"/containers/{quote(name)}/rename", {"name": new})
 
     def remove(self, name: str) -> None:
-        """Remove a stopped container and its anonymous volumes; nothing happens when there is none."""
+        """Remove a stopped container and its anonymous volumes; do nothing if it does not exist."""
         try:
             self.json("DELETE", f"/containers/{quote(name)}", {"v": True})
         except NotFound:
@@ -247,13 +247,13 @@ class Engine:
         except Conflict as error:
             if "already in progress" not in str(error):
                 raise
-            # Somebody else is removing it: it is gone when its name is free.
+            # Another client is removing it; it is gone once its name is free.
             deadline = time.monotonic() + self.timeout
             while self.container(name) is not None and time.monotonic() < deadline:
                 time.sleep(0.1)
 
     def wait(self, name: str, seconds: float) -> int | None:
-        """Wait until a container has ended: its exit code, or None when it still runs after `seconds`."""
+        """Wait until a container has ended. Return its exit code, or None if it still runs after `seconds`."""
         try:
             answer = self.json("POST", f"/containers/{quote(name)}/wait", timeout=max(seconds, 0.01))
         except EngineTimeout:
@@ -261,7 +261,7 @@ class Engine:
         return int(answer["StatusCode"])
 
     def logs(self, name: str, lines: int = 5000) -> str:
-        """The last lines of a container's output (stdout and stderr, in order); "" when there is none."""
+        """Return the last lines of a container's output (stdout and stderr, in order); "" if it does not exist."""
         query: Query = {"stdout": True, "stderr": True, "tail": lines}
         try:
             response = self.respond("GET", f"/containers/{quote(name)}/logs", query)
@@ -271,10 +271,10 @@ class Engine:
 
 
 def _negotiate(offered: str) -> str:
-    """Path prefix of the API version to speak: the daemon's own, at most the newest one known here."""
+    """Return the path prefix of the API version to use: the daemon's own, but at most the newest one known here."""
     try:
         major, minor = (int(part) for part in offered.split("."))
-    except ValueError:  # a daemon that does not say: its own default
+    except ValueError:  # the daemon reports no version: use its default
         return ""
     version = min((major, minor), NEWEST_KNOWN_API)
     return f"/v{version[0]}.{version[1]}"
@@ -285,7 +285,7 @@ def _text(value: str | int | bool) -> str:
 
 
 def demultiplex(raw: bytes) -> bytes:
-    """Join the frames of a log stream. A log without frames (a container with a terminal) stays as it is."""
+    """Join the frames of a log stream. Return a log without frames (a container with a terminal) unchanged."""
     parts: list[bytes] = []
     place = 0
     while place + 8 <= len(raw):

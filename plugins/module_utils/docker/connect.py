@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Docker engine of a node, or, for check mode, one without anything where none is installed yet."""
+"""Connect to a node's Docker engine or, in check mode, to an empty stand-in if none is installed yet."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .client import Engine, NotFound, Query
 
 
 class NoEngine(Engine):
-    """What a node without an engine has: nothing. For check mode, as a run installs the engine first."""
+    """A stand-in for check mode on a node without Docker: it has no objects. A real run would install Docker first."""
 
     def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
-        """As of an engine that has no image and no container. Raises NotFound for each of them."""
+        """Answer as an engine without images and containers does. Raise NotFound for any single object."""
         if method != "GET":
             raise AssertionError(f"{method} {path} in check mode")
         if path == "/info":
@@ -24,5 +24,5 @@ class NoEngine(Engine):
 
 
 def connect(path: str, check: bool) -> Engine:
-    """The engine at a socket; in check mode, one without anything where none is installed."""
+    """Return a client for the socket; in check mode, an empty stand-in if Docker is not installed."""
     return NoEngine(path) if check and not os.path.exists(path) else Engine(path)

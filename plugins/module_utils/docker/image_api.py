@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Docker engine's API has for images."""
+"""The part of the Docker Engine API that concerns images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json,
 
 
 def image(engine: Engine, name: str) -> Json | None:
-    """An image by tag, digest or id; None when the engine has none."""
+    """Return an image by tag, digest or id; None if Docker does not have it."""
     try:
         return dict(engine.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
     except NotFound:
@@ -22,7 +22,7 @@ def image(engine: Engine, name: str) -> Json | None:
 
 
 def images_labelled(engine: Engine, label: str) -> list[Json]:
-    """Images with a label ("name=value")."""
+    """Return the images that have a label ("name=value")."""
     return list(engine.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
 
 
@@ -38,7 +38,10 @@ def pull(
     auth: Mapping[str, str] | None = None,
     timeout: float = 600.0,
 ) -> Iterator[Json]:
-    """Pull an image; its progress. `timeout`: seconds without any. Raises EngineError for an error in the stream."""
+    """Pull an image and yield its progress. `timeout`: seconds without progress.
+
+    Raise EngineError on a reported error.
+    """
     path, headers = "/images/create", {}
     if auth:
         headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
@@ -63,7 +66,7 @@ def pull(
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The lines of an answer. readline() takes one that breaks off between two chunks for one that has ended."""
+    """Yield the lines of a response. readline() would take a line split between two chunks for a complete one."""
     rest = b""
     while True:
         part = response.read1(65536)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a node's Docker engine: pulled by digest and read back, or built; then asked what is in them."""
+"""Images on a node: pull by digest and read back, or build; then probe the software inside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image by digest (`pull`: repository@sha256:…) and the name that people use for it (`ref`)."""
+    """The desired image: its digest (`pull`: repository@sha256:…) and its human-readable name (`ref`)."""
 
     pull: ImageRef
     ref: ImageRef | None
@@ -31,19 +31,19 @@ class Wanted:
 
     @property
     def pulled(self) -> str:
-        """repository@digest."""
+        """Return repository@digest."""
         return f"{self.pull.repository}@{self.pull.digest}"
 
     @property
     def name(self) -> str:
-        """repository:tag to give the image, "" for none."""
+        """Return the repository:tag to give the image, "" for none."""
         return f"{self.ref.repository}:{self.ref.tag}" if self.ref is not None and self.ref.tag else ""
 
 
 def wanted(
     pull: str, ref: str | None, size: int | None, username: str | None, password: str | None
 ) -> Wanted:
-    """Check and join the parameters of a pull. Raises NodeError."""
+    """Check and combine the parameters of a pull. Raise NodeError if they are invalid."""
     reference = parse_ref(pull)
     if not _DIGEST.fullmatch(reference.digest):
         raise NodeError(
@@ -62,7 +62,7 @@ def wanted(
 
 
 def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> dict[str, Any]:
-    """Bring one image by digest, tag it, read it back, ask it what is in it."""
+    """Pull one image by digest, tag it, read it back, and probe its software."""
     image = image_api.image(engine, want.pulled)
     named = image_api.image(engine, want.name) if want.name else None
     software = known(image["Id"]) if image else None
@@ -108,7 +108,7 @@ def converge_build(
     program: str,
     run_build: Callable[[BuildPlan, str, int], str] = build_image,
 ) -> dict[str, Any]:
-    """Build an image unless one of the same inputs is there, give it its tag, and ask it what is in it."""
+    """Build an image unless one with the same inputs exists, tag it, and probe its software."""
     built = image_api.images_labelled(engine, f"{LABEL}={plan.hash}")
     named = image_api.image(engine, plan.tag)
     tagged = named is not None and named["Id"] in {image["Id"] for image in built}
@@ -183,7 +183,7 @@ def _diff(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
 
 
 def check_disk(engine: Engine, want: Wanted) -> None:
-    """Raise NodeError when Docker's directory has no room for the image; nothing when its size is unknown."""
+    """Raise NodeError if Docker's directory has too little space for the image; do nothing if its size is unknown."""
     if not want.bytes:
         return
     root = str(engine.info().get("DockerRootDir") or "/var/lib/docker")
@@ -204,8 +204,7 @@ def _pull(engine: Engine, want: Wanted) -> None:
             pass
     except (EngineUnavailable, EngineTimeout) as error:
         raise NodeError(
-            f"Pull of {want.pulled} was cut off: {error} Layers already complete are kept: run again to go "
-            "on."
+            f"The pull of {want.pulled} was interrupted: {error} Complete layers are kept: run again to resume."
         ) from error
     except EngineError as error:
         raise NodeError(explain_pull(str(error), want)) from error
@@ -230,13 +229,13 @@ def _read_back(engine: Engine, want: Wanted) -> Json:
 
 
 def explain_pull(message: str, want: Wanted) -> str:
-    """A registry's refusal in plain words: what, why, what next."""
+    """Explain a registry's refusal: what, why, and what to do next."""
     registry, what = want.pull.registry, f"Cannot pull {want.pulled}"
     known: tuple[tuple[str, str], ...] = (
         (
             r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
-            f"registry {registry} speaks plain HTTP, and this node's engine insists on TLS. insecure in "
-            "vllm_image_registries is for the control node alone; each node's engine has to be told too: add "
+            f"registry {registry} speaks plain HTTP, and this node's Docker requires TLS. insecure in "
+            "vllm_image_registries is for the control node alone, so configure each node's Docker as well: add "
             f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json (a file with only that is '
             f'{{"insecure-registries": ["{registry}"]}}), run systemctl reload docker, which stops no container, '
             "and run again. Better, give the registry a certificate.",
@@ -268,7 +267,7 @@ def explain_pull(message: str, want: Wanted) -> str:
                 "vllm_image_registries (name, password, the account's rights); a wrong repository name "
                 "gives the same answer."
                 if want.auth
-                else f"registry {registry} wants a login, or has no such repository. Check the name; for a "
+                else f"registry {registry} requires a login, or has no such repository. Check the name; for a "
                 "private repository set vllm_image_registries with username and password."
             ),
         ),
@@ -282,8 +281,7 @@ def explain_pull(message: str, want: Wanted) -> str:
             r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
             r"|temporary failure",
             f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, "
-            "and the engine's proxy (systemctl show docker -p Environment); run again to go on where it "
-            "stopped.",
+            "and Docker's proxy (systemctl show docker -p Environment); run again to resume.",
         ),
         (r"invalid reference format", "that is not a valid image reference."),
     )

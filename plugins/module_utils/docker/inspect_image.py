@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask an image what is in it, once in its life on a node: in a short-lived container without GPU or network."""
+"""Probe an image for its software, once per image and node, in a short-lived container without GPU or network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .client import Engine, EngineError, Json, NotFound
 
 LABEL = "instinct-fleet.ask"
 TIMEOUT = 300.0
-"""Seconds for an answer: a second or two, but for `vllm --version` from a cold disk."""
-SIGNALS = 128  # a program that a signal ended has a code above this one
+"""Seconds to wait for an answer. It takes a second or two, longer only for `vllm --version` from a cold disk."""
+SIGNALS = 128  # exit codes above this one mean that a signal ended the program
 
-# Asked of the Python that runs vLLM, which need not be the first in PATH; without any Python, of vLLM itself.
+# Run by the Python that runs vLLM, which need not be the first in PATH; without any Python, by vLLM itself.
 SCRIPT = """
 python=
 vllm=$(command -v vllm) && read -r python < "$vllm"
@@ -35,17 +35,17 @@ _VERSION = re.compile(r"\d+\.\d+(\.\d+)?[A-Za-z0-9.+_-]*")
 
 
 def container_of(name: str) -> str:
-    """The container that asks the image of this name (repository@digest, or the tag of a build)."""
+    """Return the name of the container that probes the image `name` (repository@digest, or the tag of a build)."""
     return f"instinct-ask-{text_hash(name)[:12]}"
 
 
 def request_of(name: str) -> str:
-    """What is told of asking."""
-    return f"POST /containers/create?name={container_of(name)} (ask {name} what is in it)"
+    """Return the description of the probe for the list of actions."""
+    return f"POST /containers/create?name={container_of(name)} (probe {name})"
 
 
 def known(image_id: str) -> ImageSoftware | None:
-    """What the image answered earlier on this node; None when it was not asked, or its answer cannot be read."""
+    """Return the facts from an earlier probe on this node; None if there was none, or they cannot be read."""
     text = read_text(paths.software_file(image_id))
     try:
         return ImageSoftware.from_json(json.loads(text)) if text else None
@@ -54,7 +54,10 @@ def known(image_id: str) -> ImageSoftware | None:
 
 
 def ask(engine: Engine, name: str, image_id: str, program: str) -> ImageSoftware:
-    """Ask the image and keep its answer on the node. program: programs/inspect_image.py. Raises NodeError."""
+    """Probe the image and store the result on the node. program: programs/inspect_image.py.
+
+    Raise NodeError on failure.
+    """
     container = container_of(name)
     _remove(engine, container)  # left by a run that was killed
     try:
@@ -64,20 +67,17 @@ def ask(engine: Engine, name: str, image_id: str, program: str) -> ImageSoftware
         log = engine.logs(container)
     except NotFound as error:
         raise NodeError(
-            f"Image {name}, or the container that asked it, was removed meanwhile. Run again.", changed=True
+            f"Image {name}, or the container that probed it, was removed in the meantime. Run again.",
+            changed=True,
         ) from error
     except EngineError as error:
-        raise NodeError(f"Image {name} cannot be asked what is in it: {error}", changed=True) from error
+        raise NodeError(f"Image {name} cannot be probed: {error}", changed=True) from error
     finally:
         _remove(engine, container)
     if code is None or code > SIGNALS:
-        why = (
-            f"did not say within {TIMEOUT:.0f} s"
-            if code is None
-            else f"was killed (exit code {code}) before it said"
-        )
+        why = f"did not finish within {TIMEOUT:.0f} s" if code is None else f"was killed (exit code {code})"
         raise NodeError(
-            f"Image {name} {why} what is in it. Look at the node's load, memory and disk, and run again.",
+            f"The probe of image {name} {why}. Check the node's load, memory and disk, and run again.",
             changed=True,
             log=tail(log),
         )
@@ -89,7 +89,7 @@ def ask(engine: Engine, name: str, image_id: str, program: str) -> ImageSoftware
 
 
 def container_body(image_id: str, program: str) -> Json:
-    """The container that asks: it can read the image and write to memory, and nothing else."""
+    """Return the spec of the probing container: it can only read the image and write to memory."""
     return {
         "Image": image_id,
         "User": "0:0",
@@ -112,15 +112,12 @@ def container_body(image_id: str, program: str) -> Json:
 
 
 def unanswered(name: str) -> str:
-    """The warning for an image that has no vLLM, or one that cannot be found."""
-    return (
-        f"Image {name} was asked what is in it, and no vLLM was found. If it has one, say which in the deployment's "
-        "vllm_version."
-    )
+    """Return the warning for an image in which no vLLM was found."""
+    return f"No vLLM was found in image {name}. If it has one, set vllm_version in the deployment."
 
 
 def parse_answer(log: str) -> ImageSoftware:
-    """The answer in what the container printed; one without vLLM when there is none."""
+    """Return the answer in the container's output, without a vLLM version if there is none."""
     for line in reversed(log.splitlines()):
         if line.startswith(MARK):
             return ImageSoftware.from_json(json.loads(line[len(MARK) :]))

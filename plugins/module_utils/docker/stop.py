@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stops containers gracefully.
+"""Stop containers gracefully.
 
-A container on AMD GPUs is never killed first: SIGKILL in the middle of HIP work strands GPU memory
+A container on AMD GPUs gets a chance to stop before it is killed: SIGKILL during HIP work strands GPU memory
 (ROCm/mori#473, ROCm/rocm-systems#8263).
 """
 
@@ -13,7 +13,7 @@ from .client import Engine, NotFound
 
 
 def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
-    """Ask a container to stop; Docker kills it after `seconds`, and then this returns a warning."""
+    """Ask a container to stop. Return a warning if Docker had to kill it after `seconds`, else ""."""
     before = engine.container(container)
     if before is None or not before["State"]["Running"]:
         return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the load balancer of this host to its configuration, without dropping a connection.
+"""Apply the load balancer's configuration on this host without dropping a connection.
 
-Every configuration is a directory of its own, named by its hash; `current` points to the one in use. So a change is
-one rename, and what HAProxy refuses is never in use.
+Each configuration is a directory named by its hash; `current` points to the one in use. A change is therefore one
+rename, and a configuration that HAProxy refuses is never in use.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ HAPROXY = "/usr/sbin/haproxy"
 UNITS = "/etc/systemd/system"
 SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.service"
 ROUTER_SERVICE = "instinct-balancer-router.service"
-KEPT = 3  # configurations
+KEPT = 3  # number of configurations
 READ_BACK_SECONDS = 20.0
-ROUTER_SECONDS = 300.0  # that requests on their way through a router get before it ends
+ROUTER_SECONDS = 300.0  # time for requests in flight through a router to finish before it is stopped
 SECRET = ("keys.map", "endpoint.pem", "instance.map")
 UNIT = """\
 # Written by instinct-fleet.
@@ -94,7 +94,7 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 def run(command: Sequence[str]) -> tuple[int, str]:
-    """A program's exit code, and what it printed."""
+    """Run a program; return its exit code and its output."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60
     )  # fmt: skip
@@ -103,7 +103,7 @@ def run(command: Sequence[str]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything is; other places for tests."""
+    """The paths on the host; tests use others."""
 
     directory: str = BALANCER_DIR
     state: str = BALANCER_STATE
@@ -114,15 +114,15 @@ class Places:
 
     @property
     def current(self) -> str:
-        """The configuration in use."""
+        """Return the path of the configuration in use."""
         return os.path.join(self.directory, "current")
 
     def in_state(self, name: str) -> str:
-        """A file of what has to outlive a configuration."""
+        """Return the path of a file that must outlive a configuration."""
         return os.path.join(self.state, name)
 
     def service_files(self, routers: bool) -> dict[str, str]:
-        """The services' unit files, by path."""
+        """Return the services' unit files, by path."""
         values = {**vars(self)}
         found = {
             os.path.join(self.units, SERVICE): UNIT.format(**values),
@@ -132,25 +132,25 @@ class Places:
 
     @property
     def agent_unit(self) -> str:
-        """The unit file of the agent's service."""
+        """Return the path of the agent's unit file."""
         return os.path.join(self.units, AGENT_SERVICE)
 
     @property
     def router_unit(self) -> str:
-        """The unit file of the routers' service, which is there only where a deployment is routed by one."""
+        """Return the path of the routers' unit file, which exists only if a deployment uses a router."""
         return os.path.join(self.units, ROUTER_SERVICE)
 
 
 def converge(
     texts: Mapping[str, str], check: bool, places: Places = Places(), run: Run = run
 ) -> dict[str, Any]:
-    """Make these the files in use, and have HAProxy run with them. Raises NodeError."""
+    """Put these files in use, and have HAProxy run with them. Raise NodeError on failure."""
     with contextlib.nullcontext() if check else alone("balancer", 300):
         return _Change(texts, places, run).work(check)
 
 
 class _Change:
-    """The way from what is there to the wanted files."""
+    """The transition from the present files to the desired ones."""
 
     def __init__(self, texts: Mapping[str, str], places: Places, run: Run) -> None:
         self.texts, self.places, self.run = texts, places, run
@@ -172,7 +172,7 @@ class _Change:
         return sorted({*there, *self.texts})
 
     def work(self, check: bool) -> dict[str, Any]:
-        """Do, or with `check` only tell, what is missing."""
+        """Apply the missing changes, or with `check` only report them."""
         places = self.places
         version = self.haproxy.version()
         services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
@@ -204,12 +204,12 @@ class _Change:
         return result
 
     def _service_files(self) -> dict[str, str]:
-        """The unit files of all services that there are to be, by path."""
+        """Return the desired unit files of all services, by path."""
         found = self.places.service_files(self.routers)
         return {**found, self.keeper.unit: self.keeper.unit_text} if self.keeper.wanted(self.texts) else found
 
     def _router_stays(self, files: Sequence[str], services: Mapping[str, str]) -> bool:
-        """Nothing is to be done for the routers: they run and follow balancer.json, or there are none."""
+        """Return whether the routers need no change: they run and follow balancer.json, or there are none."""
         if not self.routers:
             return not os.path.exists(self.places.router_unit)
         runs = running(self.places.in_state("router.pid"), "router.py")
@@ -226,7 +226,7 @@ class _Change:
         return found
 
     def _validate(self) -> None:
-        """Ask HAProxy whether it would take the files. Raises NodeError with its words."""
+        """Have HAProxy check the files. Raise NodeError with its messages if it refuses them."""
         with tempfile.TemporaryDirectory(prefix="instinct-balancer-") as directory:
             _write_all(directory, self.texts)
             self.keeper.validate(directory, self.run)
@@ -234,7 +234,7 @@ class _Change:
         if code:
             lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
             raise NodeError(
-                f"HAProxy refuses the configuration; what runs was not touched. It says: {' | '.join(lines[:6])}"
+                f"HAProxy rejects the configuration; the running one stays in use. It reports: {' | '.join(lines[:6])}"
             )
 
     def _apply(
@@ -272,7 +272,7 @@ class _Change:
         self._tidy()
 
     def _change_router(self) -> None:
-        """Start the routers anew, or end them, once they have no requests: HAProxy does without them meanwhile."""
+        """Restart or stop the routers once they have no requests; HAProxy works without them in the meantime."""
         names = [f"{name}.router/router" for name in self.config["routers"]] if self.routers else []
         for name in names:
             self.haproxy.set_state(name, "maint")
@@ -306,16 +306,16 @@ class _Change:
             )
 
     def _keep_states(self, version: str) -> None:
-        """Leave for the new process which servers are up, and which are out."""
+        """Save for the new process which servers are up and which are drained."""
         path = self.places.in_state("servers")
         text = self.haproxy.table("show servers state") if version else read_text(path)
         write_atomic(path, state_file(text, self._places()) if text else "1\n", 0o600)
 
     def _store(self) -> str:
-        """Write the files into a directory of their own; its name."""
+        """Write the files into a new directory and return its name."""
         name = self.hash[:12]
         path = os.path.join(self.places.directory, name)
-        shutil.rmtree(path, ignore_errors=True)  # cut off, or changed by hand
+        shutil.rmtree(path, ignore_errors=True)  # left by an interrupted run, or changed by hand
         part = tempfile.mkdtemp(prefix=".new-", dir=self.places.directory)
         _write_all(part, self.texts)
         os.rename(part, path)
@@ -332,7 +332,7 @@ class _Change:
         code, said = self.run(["systemctl", *words])
         if code:
             last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
-            raise NodeError(f"systemctl {' '.join(words)} failed: {last} Look at journalctl -u {SERVICE}.")
+            raise NodeError(f"systemctl {' '.join(words)} failed: {last} See journalctl -u {SERVICE}.")
 
     def _read_back(self) -> None:
         end = time.monotonic() + READ_BACK_SECONDS
@@ -340,7 +340,7 @@ class _Change:
             if time.monotonic() > end:
                 raise NodeError(
                     f"HAProxy does not run with the new configuration after {READ_BACK_SECONDS:.0f} s. "
-                    f"journalctl -u {SERVICE} says why; what ran before goes on."
+                    f"journalctl -u {SERVICE} shows why; the previous configuration stays in use."
                 )
             time.sleep(0.1)
 
@@ -363,7 +363,7 @@ def _write_all(directory: str, texts: Mapping[str, str]) -> None:
 
 
 def running(pid_file: str, word: str) -> bool:
-    """Whether the process of a pid file runs; `word` is in its command line."""
+    """Return whether the process of a pid file runs with `word` in its command line."""
     try:
         pid = int(read_text(pid_file) or "")
         with open(f"/proc/{pid}/cmdline", "rb") as stream:

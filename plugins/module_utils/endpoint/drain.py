@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes servers of the load balancer out and in, and waits until it is so.
+"""Drain servers of the load balancer or return them to service, and wait until that is done.
 
-What is out stands in out.json with who took it out, since when; HAProxy's own state file brings it over restarts.
+out.json records which servers are drained, by whom and since when; HAProxy's own state file preserves the states over
+restarts.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]
 
 
 class Out:
-    """The record of servers that are out: {"backend/server": {state, by, since}}."""
+    """The record of drained servers: {"backend/server": {state, by, since}}."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def read(self) -> dict[str, dict[str, str]]:
-        """All of it; nothing when there is no file."""
+        """Return the whole record; it is empty if there is no file."""
         text = read_text(self.path)
         return dict(json.loads(text)) if text else {}
 
     def write(self, found: dict[str, dict[str, str]]) -> None:
-        """Replace it."""
+        """Replace the record."""
         if found != self.read():
             write_atomic(self.path, json.dumps(found, indent=1, sort_keys=True) + "\n", 0o600)
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget servers that are no longer there."""
+        """Remove servers that are no longer configured."""
         self.write({name: item for name, item in self.read().items() if name in names})
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a call wants: all these servers in one state; by: who wants it; wait: seconds until it has to be so."""
+    """The requested state of some servers; by: who requests it; wait: seconds to wait for it."""
 
     names: tuple[str, ...]
     state: str
@@ -59,23 +60,23 @@ class Wish:
 
 @dataclass(frozen=True)
 class Balancer:
-    """The balancer on this host."""
+    """The load balancer on this host."""
 
     directory: str = BALANCER_DIR
     state: str = BALANCER_STATE
 
     @property
     def haproxy(self) -> Haproxy:
-        """Its HAProxy."""
+        """Return the client of its HAProxy."""
         return Haproxy(f"{self.state}/admin.sock")
 
     @property
     def out(self) -> Out:
-        """Its record."""
+        """Return its record of drained servers."""
         return Out(f"{self.state}/out.json")
 
     def servers(self) -> dict[str, dict[str, Any]]:
-        """Its configuration's servers, by "backend/server". Raises NodeError when there is no balancer."""
+        """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
         text = read_text(f"{self.directory}/current/balancer.json")
         if text is None:
             raise NodeError("There is no load balancer on this host. Run site.yml first.")
@@ -87,9 +88,9 @@ class Balancer:
 
 
 def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
-    """Servers by hosts and instances (lists), deployment and instance; None means any. Raises NodeError without one.
+    """Return the servers of hosts and instances (lists), a deployment and an instance; None means any.
 
-    optional: none is no error, nor is a host without a load balancer.
+    Raise NodeError if no server matches or the host has no load balancer; with `optional`, return () instead.
     """
     optional = wanted.pop("optional", False)
     lists = {key: wanted.pop(f"{key}s", None) for key in ("host", "instance")}
@@ -106,22 +107,22 @@ def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
         and all(value is None or server[key] == value for key, value in wanted.items())
     )
     if not found and not optional:
-        raise NodeError(f"No server of the load balancer is meant. It has: {', '.join(servers) or 'none'}.")
+        raise NodeError(f"No load balancer server matches. Servers: {', '.join(servers) or 'none'}.")
     return found
 
 
 def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
-    """Set the servers' state, and wait. Raises NodeError."""
+    """Set the servers' state, and wait. Raise NodeError if they do not get into service in time."""
     places = {name: (str(item["address"]), int(item["port"])) for name, item in balancer.servers().items()}
     unknown = sorted(set(wish.names) - set(places))
     if unknown:
         raise NodeError(
-            f"The load balancer has no server {', '.join(unknown)}. It has: {', '.join(sorted(places)) or 'none'}."
+            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(places)) or 'none'}."
         )
     if not check:
         make_private(balancer.state)
     with contextlib.nullcontext() if check else alone("balancer", 300):
-        if wish.by != OPERATOR:  # what the operator took out, a run neither takes in nor calls its own
+        if wish.by != OPERATOR:  # a run neither returns to service what the operator drained nor claims it
             theirs = {name for name, item in balancer.out.read().items() if item.get("by") == OPERATOR}
             wish = replace(wish, names=tuple(name for name in wish.names if name not in theirs))
         actions, diff = _set(balancer, wish, places, check)
@@ -135,8 +136,8 @@ def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
     if late and wish.state == "ready":
         texts = ", ".join(f"{item['name']} ({item['check']})" for item in late)
         raise NodeError(
-            f"Not taken in after {wish.wait:.0f} s: {texts}. An instance is in when its /health answers and it has "
-            "generated tokens; its log on its host says more.",
+            f"Not in service after {wish.wait:.0f} s: {texts}. An instance enters service once its /health answers and "
+            "it has generated tokens. See docker logs instinct-<instance> on its host.",
             **result,
         )
     result["warnings"] = [
@@ -173,7 +174,7 @@ def _set(
         actions.append(f"write {balancer.out.path}")
     if check or not actions:
         return actions, diff
-    # First the record: whoever finds it after a run that was cut off can mend the rest.
+    # First the record: after an interruption, it shows what remains to be repaired.
     if wish.state != "ready":
         balancer.out.write(record)
     for action in actions:
@@ -185,7 +186,7 @@ def _set(
 
 
 def _wait(balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    """Wait until no server works on requests, or all are up; what each is then."""
+    """Wait until no server works on requests, or all are up; return the state of each."""
     end = time.monotonic() + wish.wait
     while True:
         leave_if_abandoned()
@@ -195,7 +196,7 @@ def _wait(balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]]) ->
             load = loads[name]
             requests = load.running + load.waiting
             if wish.state != "ready" and not requests:
-                # HAProxy that was reloaded does not count what its former process still carries.
+                # After a reload, HAProxy does not count the requests that its former process still carries.
                 requests = engine_requests(*places[name])
             up = servers[name].up and servers[name].state == "ready"
             done = up or wish.wait == 0 if wish.state == "ready" else requests == 0
@@ -215,7 +216,7 @@ def _wait(balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]]) ->
 
 
 def engine_requests(host: str, port: int) -> int:
-    """Requests that an instance itself counts as running or waiting; 0 when it does not answer."""
+    """Return the number of requests that an instance itself counts as running or waiting; 0 if it does not answer."""
     connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", "/metrics")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks to a running HAProxy through its admin socket."""
+"""A client for the admin socket of a running HAProxy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
 
 
 class NoHaproxy(NodeError):
-    """Nobody answers at the admin socket."""
+    """HAProxy does not answer at the admin socket."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server as HAProxy has it; up: its checks succeed."""
+    """A server's state in HAProxy; up: its checks succeed."""
 
     name: str
     state: str
@@ -34,7 +34,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of a server: being worked on, and waiting for it. check: what its last check said."""
+    """Requests at a server, in progress and queued. check: the result of its last check."""
 
     running: int
     waiting: int
@@ -42,14 +42,14 @@ class Load:
 
 
 class Haproxy:
-    """The HAProxy behind an admin socket; every command is a connection of its own."""
+    """The HAProxy behind an admin socket; every command opens a connection."""
 
     def __init__(self, path: str, timeout: float = 10.0) -> None:
         self.path = path
         self.timeout = timeout
 
     def ask(self, command: str) -> str:
-        """One command's output. Raises NoHaproxy."""
+        """Return one command's output. Raise NoHaproxy if HAProxy does not answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(self.timeout)
             try:
@@ -63,12 +63,12 @@ class Haproxy:
                     parts.append(part)
             except OSError as error:
                 raise NoHaproxy(
-                    f"HAProxy does not answer at {self.path} ({error.strerror or error}). Look at "
+                    f"HAProxy does not answer at {self.path} ({error.strerror or error}). Check "
                     "systemctl status instinct-balancer, and run site.yml again."
                 ) from error
 
     def version(self) -> str:
-        """The description that its configuration has; "" when it does not answer."""
+        """Return the description in its configuration; "" if it does not answer."""
         try:
             lines = self.ask("show info").splitlines()
         except NoHaproxy:
@@ -76,17 +76,20 @@ class Haproxy:
         return next((line.partition(": ")[2] for line in lines if line.startswith("description:")), "")
 
     def table(self, command: str) -> str:
-        """The output of a command that always says something, be it a head. Raises NoHaproxy."""
+        """Return the output of a command that always prints something, at least a header.
+
+        Raise NoHaproxy if it does not.
+        """
         text = self.ask(command)
         if not text.strip():
             raise NoHaproxy(
                 f"HAProxy hung up at {self.path} without an answer to {command!r}: it was stopped or reloaded. "
-                "Look at systemctl status instinct-balancer, and run again."
+                "Check systemctl status instinct-balancer, and run again."
             )
         return text
 
     def servers(self) -> dict[str, ServerState]:
-        """All servers, by "backend/server"."""
+        """Return all servers by "backend/server"."""
         found = {}
         for row in rows(self.table("show servers state")):
             admin = int(row[_ADMIN])
@@ -96,13 +99,13 @@ class Haproxy:
         return found
 
     def set_state(self, name: str, state: str) -> None:
-        """Take a server in (ready), out (drain), or out without checks (maint). Raises NodeError."""
+        """Set a server to ready (in service), drain, or maint (drained, without checks). Raise NodeError if refused."""
         said = self.ask(f"set server {name} state {state}").strip()
         if said:
             raise NodeError(f"HAProxy refuses to set {name} to {state}: {said}")
 
     def loads(self) -> dict[str, Load]:
-        """Requests at all servers, by "backend/server"."""
+        """Return the requests at all servers, by "backend/server"."""
         text = self.table("show stat -1 4 -1").lstrip("# ")
         return {
             f"{row['pxname']}/{row['svname']}": Load(
@@ -115,16 +118,16 @@ class Haproxy:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The rows of `show servers state`: a version, a head, and one line per server."""
+    """Return the rows of `show servers state`, which prints a version, a header, and one line per server."""
     lines = [line.split() for line in text.splitlines()[1:]]
     return [words for words in lines if len(words) > _PORT and words[0] != "#"]
 
 
 def state_file(text: str, places: Mapping[str, tuple[str, int]]) -> str:
-    """What a new process is to take over of `show servers state`, as its server-state-file.
+    """Return the server-state-file that gives a new process the states in the output of `show servers state`.
 
-    HAProxy believes the file's address and port over its configuration's (tried with 2.6), so each row gets those of
-    `places` ("backend/server": address, port), and servers that are no longer there are left out.
+    HAProxy prefers the file's address and port over its configuration's (tested with 2.6). So each row gets those of
+    `places` ("backend/server": address, port), and servers that are no longer configured are left out.
     """
     lines = text.splitlines()[:2]
     for row in rows(text):

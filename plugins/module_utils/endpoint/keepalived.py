@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service that holds the virtual address on a load balancer's host.
 
-A service of its own, with its configuration beside HAProxy's: a keepalived that the host has for something else, and
-/etc/keepalived, are not touched.
+It is a separate service with its configuration next to HAProxy's: a keepalived that the host runs for other purposes,
+and /etc/keepalived, are not touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..common.module_main import NodeError
 
 KEEPALIVED = "/usr/sbin/keepalived"
 SERVICE = "instinct-balancer-address.service"
-# Not kept over a reboot: keepalived does not start when the process of its file's number exists, whichever that is.
+# Not kept over a reboot: keepalived does not start if any process has the number in its pid file.
 PID_FILE, VRRP_PID_FILE = "/run/instinct-balancer-address.pid", "/run/instinct-balancer-address-vrrp.pid"
 START_SECONDS = 10.0
 UNIT = """\
@@ -46,7 +46,7 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 @dataclass(frozen=True)
 class Keeper:
-    """Its places, and what is to be done. runs: whether the service's process is there."""
+    """The virtual address service: its paths and its changes. runs: returns whether the process of a pid file runs."""
 
     directory: str
     units: str
@@ -56,22 +56,22 @@ class Keeper:
 
     @property
     def unit(self) -> str:
-        """The service's unit file, which is there only as long as there is a virtual address."""
+        """Return the path of the unit file, which exists only while there is a virtual address."""
         return os.path.join(self.units, SERVICE)
 
     @property
     def unit_text(self) -> str:
-        """What the unit file holds."""
+        """Return the text of the unit file."""
         return UNIT.format(
             program=self.program, directory=self.directory, pid=PID_FILE, vrrp_pid=VRRP_PID_FILE
         )
 
     def wanted(self, texts: Mapping[str, str]) -> bool:
-        """There is to be a virtual address."""
+        """Return whether the configuration has a virtual address."""
         return ADDRESS_FILE in texts
 
     def step(self, texts: Mapping[str, str], changed: Sequence[str], unit_changed: bool) -> str:
-        """What systemctl has to do for the wanted texts: start, restart, reload, remove; "": nothing."""
+        """Return what systemctl has to do for the desired texts: start, restart, reload, remove, or "" for nothing."""
         if not self.wanted(texts):
             return "remove" if os.path.exists(self.unit) else ""
         if not self.runs(PID_FILE):
@@ -79,7 +79,7 @@ class Keeper:
         return "restart" if unit_changed else "reload" if ADDRESS_FILE in changed else ""
 
     def validate(self, directory: str, run: Run) -> None:
-        """Ask keepalived whether it would take the file in this directory. Raises NodeError with its words."""
+        """Have keepalived check the file in this directory. Raise NodeError with its messages if it refuses it."""
         path = os.path.join(directory, ADDRESS_FILE)
         if not os.path.exists(path) or not os.path.exists(self.program):
             return
@@ -87,11 +87,11 @@ class Keeper:
         if code:
             words = " | ".join(said.splitlines()[:6])
             raise NodeError(
-                f"keepalived refuses the configuration; what runs was not touched. It says: {words}"
+                f"keepalived rejects the configuration; the running one stays in use. It reports: {words}"
             )
 
     def do(self, step: str) -> None:
-        """Bring the service there, and see that it runs. Raises NodeError."""
+        """Carry out the step, and check that the service runs. Raise NodeError if it does not."""
         if step == "remove":
             self.systemctl("disable", "--now", SERVICE)
             os.unlink(self.unit)
@@ -103,6 +103,6 @@ class Keeper:
             if time.monotonic() > end:
                 raise NodeError(
                     f"keepalived does not run {START_SECONDS:.0f} s after its {step}, so that the virtual address is "
-                    f"not on this host. journalctl -u {SERVICE} says why."
+                    f"not on this host. journalctl -u {SERVICE} shows why."
                 )
             time.sleep(0.1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide what makes automatic NUMA balancing stay on or off, now and after the next boot. Pure functions.
+"""Decide how to keep automatic NUMA balancing on or off, now and after the next boot. Pure functions.
 
-AMD's guides want it off on GPU hosts: the kernel unmaps pages to sample accesses, which disturbs GPU memory
-access and makes RCCL's performance vary (RCCL warns about it at start).
+AMD's guides recommend turning it off on GPU hosts: the kernel unmaps pages to sample accesses, which disturbs GPU
+memory access and makes RCCL's performance vary (RCCL warns about it at start).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RUNTIME = "/proc/sys/kernel/numa_balancing"
 
 @dataclass(frozen=True)
 class Change:
-    """What to do: files to write, then the value for the running kernel, if any.
+    """The change: files to write, then the value for the running kernel, if any.
 
     `file` decides at boot once the edits are made.
     """
@@ -30,13 +30,13 @@ class Change:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What is written, in order."""
+        """Return what is written, in order."""
         now = (f"write {self.runtime} > {RUNTIME}",) if self.runtime is not None else ()
         return tuple(edit.text for edit in self.edits) + now
 
 
 def is_on(value: str) -> bool | None:
-    """Whether a value of the key means on (1, or 2 for memory tiering); None when it is not a number."""
+    """Return whether a value of the key means on (1, or 2 for memory tiering); None if it is not a number."""
     return int(value) != 0 if value.isdigit() else None
 
 
@@ -49,7 +49,7 @@ def plan(
     persist: bool,
     sysctl_file: str,
 ) -> Change:
-    """What to change. Raises SysctlError when a file that is not ours to edit would undo it at boot.
+    """Return the change needed. Raise SysctlError if a file that this toolkit must not edit would undo it at boot.
 
     `state` is node_state's numa_balancing; settings and files are those of sysctl.keep.
     """
@@ -57,7 +57,7 @@ def plan(
         return Change(None)
     value = "1" if enabled else "0"
     runtime = value if (state["runtime"] != 0) != enabled else None
-    # Nothing says anything about the next boot: what the kernel does by itself now, it will do again.
+    # If no file sets a value for the next boot, the kernel will repeat what it does by itself now.
     lasting = enabled and not runtime if state["persisted"] is None else (state["persisted"] != 0) == enabled
     if not persist or lasting:
         return Change(runtime)

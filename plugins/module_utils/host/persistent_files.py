@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that keep a host's settings over a boot: sysctl.d, limits.d, and a unit that writes sysfs. Pure functions.
 
-sysfs has nothing like sysctl.d, so its values are lines for systemd-tmpfiles. That runs early in a boot, when the
-driver of the CPUs' clock may not be loaded and tuned has not set its own; a unit of ours applies them again, late.
+sysfs has nothing like sysctl.d, so its values are lines for systemd-tmpfiles. That runs early in a boot, when the CPU
+frequency driver may not be loaded and tuned has not applied its profile; the toolkit's unit applies them again later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIMITS = "/etc/security/limits.d/60-instinct-fleet.conf"
 UNIT = "/etc/systemd/system/instinct-fleet-host.service"
 WANTED_BY = "/etc/systemd/system/multi-user.target.wants/instinct-fleet-host.service"
 HEADER = "# Written by instinct-fleet.\n"
-DOMAINS = ("*", "root")  # pam_limits: a line for * does not hold for root
+DOMAINS = ("*", "root")  # pam_limits: a line for * does not apply to root
 UNIT_TEXT = f"""{HEADER}[Unit]
 Description=Settings of this host for Instinct GPUs
 After=systemd-modules-load.service systemd-udev-settle.service tuned.service cpufrequtils.service cpupower.service
@@ -33,20 +33,20 @@ WantedBy=multi-user.target
 
 
 def tmpfiles(old: str, values: Mapping[str, str]) -> str:
-    """The file's text with a line for each path (a pattern of shells) and its value."""
+    """Return the file's text with a line for each path (a shell pattern) and its value."""
     return _merged(
         old, {path: f"w {path} - - - - {value}" for path, value in values.items()}, r"w\S*\s+(\S+)"
     )
 
 
 def limits(old: str, values: Mapping[str, str]) -> str:
-    """The file's text with soft and hard limits of all users."""
+    """Return the file's text with soft and hard limits of all users."""
     lines = {f"{who} {name}": f"{who} - {name} {value}" for name, value in values.items() for who in DOMAINS}
     return _merged(old, lines, r"(\S+)\s+\S+\s+(\S+)\s+\S+\s*$")
 
 
 def _merged(old: str, lines: Mapping[str, str], pattern: str) -> str:
-    """The text with these lines: each in place of the first one of its key, or at the end. Others are kept."""
+    """Return the text with these lines, each in place of its key's first line or at the end; keep all other lines."""
     left = dict(lines)
     kept = []
     for line in old.splitlines():
@@ -60,7 +60,7 @@ def _merged(old: str, lines: Mapping[str, str], pattern: str) -> str:
 
 
 def edits(files: Mapping[str, str], sysfs: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[Edit, ...]:
-    """What to write so that the values of sysfs and the limits last. `files` holds what is there, by path."""
+    """Return the edits that make the values of sysfs and the limits last. `files` has the present texts, by path."""
     texts = {}
     if sysfs:
         texts[TMPFILES] = tmpfiles(files.get(TMPFILES, ""), sysfs)

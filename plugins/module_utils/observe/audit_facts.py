@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the audit of a host needs besides node_state: kernel settings, PCI, NICs, limits, clock, kernel log.
+"""Read the facts that the audit of a host needs beyond node_state.
 
-A few hundred small files and one dmesg; nothing is changed and nothing is judged. What cannot be read is None,
-with an entry in the source's problems.
+They are kernel settings, PCI, NICs, limits, the clock and the kernel log. This reads a few hundred small files and one
+dmesg. It changes and judges nothing. A fact that cannot be read is None, with an entry in the source's problems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSCTLS = (
     "net.ipv4.conf.all.arp_ignore",
     "net.ipv4.conf.all.rp_filter",
 )
-"""Keys of catalog/host_items.yml (a test holds them against it)."""
+"""Keys of catalog/host_items.yml (a test compares the two)."""
 CPUS = "/sys/devices/system/cpu"
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 PCI = "/sys/bus/pci/devices"
@@ -37,11 +37,11 @@ LOG_LINES = 5
 LIMITS_CONF = "/etc/security/limits.conf"
 
 Run = Callable[[list[str]], str]
-"""Runs a program and returns what it prints. Raises OSError."""
+"""Runs a program and returns its output. Raises OSError."""
 
 
 def read_host(source: Source, run: Run) -> dict[str, Any]:
-    """Everything. A part that fails is None, with a problem that names it."""
+    """Return all facts. A part that fails is None, with a problem that names it."""
 
     def part(name: str, read: Callable[..., Any], *values: Any) -> Any:
         try:
@@ -72,7 +72,7 @@ def read_host(source: Source, run: Run) -> dict[str, Any]:
 
 
 def read_cmdline(source: Source) -> dict[str, Any]:
-    """Words now, and those of the next boot with the file that gives them; None where that cannot be told."""
+    """Return the words of the running kernel and of the next boot, with the file that sets these; None if unknown."""
     found: dict[str, Any] = {
         "now": list(kernel_cmdline.words(source.text("/proc/cmdline") or "")),
         "next": None,
@@ -83,9 +83,9 @@ def read_cmdline(source: Source) -> dict[str, Any]:
 
 
 def next_boot(source: Source) -> tuple[str | None, tuple[str, ...] | None]:
-    """The boot loader's file or directory, and what the entries that it may start by itself have in common.
+    """Return the boot loader's file or directory, and the words common to all entries that may boot by default.
 
-    With a Boot Loader Specification directory (RHEL and its kin) all kernels count, as each may be started.
+    With a Boot Loader Specification directory (RHEL and its relatives) all kernels count, because any may be booted.
     """
     entries = [
         name
@@ -108,7 +108,7 @@ def next_boot(source: Source) -> tuple[str | None, tuple[str, ...] | None]:
 
 
 def read_sysctls(source: Source, keys: Iterable[str] = SYSCTLS) -> dict[str, Any]:
-    """Value now, value after a boot and the file and line that give it, by key; None for what nothing sets."""
+    """Return for each key the value now, the value after a boot, and the file and line that set it; None if unset."""
     found = {}
     for key in keys:
         settings = sysctl_settings(source, key)
@@ -119,13 +119,13 @@ def read_sysctls(source: Source, keys: Iterable[str] = SYSCTLS) -> dict[str, Any
 
 
 def chosen(text: str | None) -> str | None:
-    """The word that holds: "always [madvise] never" → madvise; a file of one word is that word."""
+    """Return the selected word: "always [madvise] never" → madvise; for a file of one word, that word."""
     match = re.search(r"\[(\S+)\]", text or "")
     return match[1] if match else text or None
 
 
 def read_cpus(source: Source) -> dict[str, Any]:
-    """Vendor, how many CPUs have each governor, and each idle state with how many CPUs may enter it."""
+    """Return the vendor, the number of CPUs per governor, and per idle state the number of CPUs that may enter it."""
     info = pairs(source.text("/proc/cpuinfo", 8192), ":")
     governors: dict[str, int] = {}
     idle: dict[str, dict[str, Any]] = {}
@@ -148,7 +148,7 @@ def read_cpus(source: Source) -> dict[str, Any]:
 
 
 def read_boot_settings(source: Source) -> dict[str, list[str]]:
-    """What tmpfiles.d writes below /sys at boot: [file, value] by path, the last one that counts."""
+    """Return what tmpfiles.d writes below /sys at boot: [file, value] by path; the last entry wins."""
     files: dict[str, str] = {}
     for directory in ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d"):
         for name in source.names(directory):
@@ -164,15 +164,14 @@ def read_boot_settings(source: Source) -> dict[str, list[str]]:
 
 
 def read_tuned(source: Source) -> str | None:
-    """The profile that the tuned daemon applies; None when it does not run."""
+    """Return the profile that the tuned daemon applies; None if it does not run."""
     return source.text("/etc/tuned/active_profile") if source.exists("/run/tuned") else None
 
 
 def read_limits(source: Source) -> dict[str, list[str]]:
-    """[file, hard limit of ordinary users and root, if they are the same] of memlock and nofile.
+    """Return [file, hard limit] of memlock and nofile, where ordinary users and root have the same limit.
 
-    pam_limits reads limits.conf first and then limits.d by name; later lines win. A line for * does not hold for
-    root.
+    pam_limits reads limits.conf first and then limits.d by name; later lines win. A line for * does not apply to root.
     """
     found: dict[tuple[str, str], list[str]] = {}
     directory = "/etc/security/limits.d"
@@ -193,7 +192,7 @@ def read_limits(source: Source) -> dict[str, list[str]]:
 
 
 def read_pci_gpus(source: Source) -> list[dict[str, Any]]:
-    """AMD's accelerators on the PCI bus, with or without a driver, by address."""
+    """Return AMD's accelerators on the PCI bus, with or without a driver, by address."""
     found = []
     for bdf in source.names(PCI):
         device = f"{PCI}/{bdf}"
@@ -216,7 +215,7 @@ def read_pci_gpus(source: Source) -> list[dict[str, Any]]:
 
 
 def read_acs(source: Source) -> dict[str, Any]:
-    """Bridges that have Access Control Services, and those that have them on.
+    """Return the number of bridges with Access Control Services, and the bridges that have them enabled.
 
     PCI Express extended capabilities start at 0x100; only root may read them.
     """
@@ -233,11 +232,11 @@ def read_acs(source: Source) -> dict[str, Any]:
 
 
 def acs_control(path: str) -> int | None:
-    """The ACS control register in a device's configuration space; None for a device without ACS."""
+    """Return the ACS control register in a device's configuration space; None for a device without ACS."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         place = 0x100
-        for _ in range(64):  # a damaged list must not hold us
+        for _ in range(64):  # a damaged list must not loop forever
             head = os.pread(fd, 4, place)
             if len(head) < 4:
                 return None
@@ -255,7 +254,7 @@ def acs_control(path: str) -> int | None:
 
 
 def read_nics(source: Source) -> list[dict[str, Any]]:
-    """Ports of the RDMA NICs."""
+    """Return the ports of the RDMA NICs."""
     found = []
     top = "/sys/class/infiniband"
     for name in source.names(top):
@@ -272,15 +271,15 @@ def read_nics(source: Source) -> list[dict[str, Any]]:
 
 
 def read_shm(source: Source) -> int:
-    """Size of /dev/shm in bytes."""
+    """Return the size of /dev/shm in bytes."""
     space = os.statvfs(source.root + "/dev/shm")
     return space.f_blocks * space.f_frsize
 
 
 def read_clock(source: Source) -> bool | None:
-    """Whether the kernel's clock is kept in time by something (adjtimex(2)).
+    """Return whether a time service keeps the kernel's clock synchronised (adjtimex(2)).
 
-    systemd-timesyncd also leaves a file, which is looked at first.
+    systemd-timesyncd also leaves a file, which is checked first.
     """
     if source.exists("/run/systemd/timesync/synchronized"):
         return True
@@ -292,7 +291,7 @@ def read_clock(source: Source) -> bool | None:
 
 
 def read_kernel_log(source: Source, run: Run) -> dict[str, Any]:
-    """How many lines of amdgpu tell of trouble since the boot, and the last few that differ."""
+    """Return how many amdgpu lines report trouble since the boot, and the last few distinct ones."""
     lines = [
         line for line in run(["dmesg", "--notime"]).splitlines() if "amdgpu" in line and TROUBLE.search(line)
     ]

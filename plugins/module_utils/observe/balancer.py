@@ -24,7 +24,7 @@ KEEPALIVED_PID = "/run/instinct-balancer-address.pid"
 
 
 def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, Any]:
-    """The load balancer: the hashes of its files, what HAProxy was last seen with, and which servers are out."""
+    """Read the load balancer: hashes of its files, the configuration last loaded by HAProxy, drained servers."""
     found: dict[str, Any] = {**NO_BALANCER, "installed": source.exists("/usr/sbin/haproxy")}
     found["keepalived"] = source.exists("/usr/sbin/keepalived")
     current = os.path.join(state_dir, "balancer", "current")
@@ -59,7 +59,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
 
 
 def process_of(pid_file: str, word: bytes) -> bool:
-    """Whether the process of a pid file runs; `word` is in its command line."""
+    """Return whether the process of a pid file runs with `word` in its command line."""
     try:
         with open(pid_file, "rb") as file, open(f"/proc/{int(file.read())}/cmdline", "rb") as command:
             return word in command.read()

@@ -11,13 +11,13 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def read_driver(source: Source) -> dict[str, Any]:
-    """The amdgpu module; the kernel's own driver has no version file."""
+    """Read the amdgpu module; the kernel's own driver has no version file."""
     loaded = source.exists("/sys/module/amdgpu")
     return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
 
 
 def read_rocm(source: Source) -> dict[str, Any]:
-    """ROCm's release ("6.4.0-47" → "6.4.0") and where its tools are."""
+    """Return ROCm's release ("6.4.0-47" → "6.4.0") and the paths of its tools."""
     # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
     version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
     tools: dict[str, str | None] = {}

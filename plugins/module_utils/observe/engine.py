@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Docker engine and its images, asked over its socket without an HTTP library."""
+"""Query the Docker engine and its images over its socket, without an HTTP library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .source import Source, listing, pairs
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
-# Not /version: the engine starts two programs to answer it, and /info and the headers say the same.
+# Not /version: Docker starts two programs to answer it; /info and the headers contain the same facts.
 DOCKER_QUERIES = {
     "info": "/info",
     "images": "/images/json",
@@ -21,13 +21,13 @@ PLUGINS = ("/usr/libexec", "/usr/lib", "/usr/local/lib", "/usr/local/libexec")
 
 
 class Request:
-    """A GET to the Docker engine, sent at once and read later, so that the engine works while files are read.
+    """A GET to the Docker engine, sent at once and read later, so that Docker works while files are read.
 
-    HTTP/1.0 makes the engine answer without chunks and close the connection: no HTTP library is needed.
+    With HTTP/1.0, Docker answers without chunks and closes the connection: no HTTP library is needed.
     """
 
     def __init__(self, socket_path: str, path: str, timeout: float = 15.0) -> None:
-        import _socket  # what socket wraps, without the wrapper's 8 ms of imports
+        import _socket  # the module under socket, without the wrapper's 8 ms of imports
 
         self.path = path
         self.api_version: str | None = None
@@ -37,7 +37,7 @@ class Request:
         self.socket.sendall(f"GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
 
     def answer(self) -> Any:
-        """The JSON of the answer. Raises OSError or ValueError, saying what the engine said."""
+        """Return the JSON of the answer. Raise OSError or ValueError with Docker's message."""
         parts = []
         while True:
             part = self.socket.recv(1 << 20)
@@ -55,7 +55,7 @@ class Request:
 
 
 def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, Request]]:
-    """Send all queries. Returns what is known already, and the pending requests."""
+    """Send all queries. Return the facts known already, and the pending requests."""
     programs = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd")
     docker: dict[str, Any] = {
         "installed": any(source.exists(path) for path in programs),
@@ -75,7 +75,7 @@ def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[s
 
 
 def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[list[Any], list[Any]]:
-    """Read the answers: fills `docker`, returns images and containers as the engine lists them."""
+    """Read the answers: fill `docker`, return images and containers as Docker lists them."""
     try:
         answers = {name: request.answer() for name, request in requests.items()}
         info = answers["info"]
@@ -92,7 +92,7 @@ def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[l
 
 
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Images as the planner wants them, with what they answered when they were asked (see docker/inspect_image.py)."""
+    """Return the images for the planner, with the results of their probes (see docker/inspect_image.py)."""
     answers = os.path.join(data_dir, "images")
     asked = set(listing(answers)) if entries else set()
     found = []
@@ -111,7 +111,7 @@ def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) ->
 
 
 def image(entry: dict[str, Any]) -> dict[str, Any]:
-    """An image as the engine lists it."""
+    """Return an image of Docker's list in the form of node_state."""
     return {
         "id": entry.get("Id"),
         "tags": [tag for tag in entry.get("RepoTags") or [] if tag != "<none>:<none>"],

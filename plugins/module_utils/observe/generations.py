@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node keeps of each deployment."""
+"""The node's records of each deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
-    """What the node keeps of each deployment (see serving/store.py): two small files, unless a run was cut off."""
+    """Read the node's record of each deployment (serving/store.py): two small files unless a run was interrupted."""
     found = []
     top = os.path.join(state_dir, "generations")
     for deployment in listing(top):
@@ -26,7 +26,7 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
         numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
         try:
             kept = stored(directory, "summary.json")["kept"] if "summary.json" in names else []
-            if [item["generation"] for item in kept] != numbers:  # a run was cut off between two files
+            if [item["generation"] for item in kept] != numbers:  # a run was interrupted between two files
                 kept = [without_files(stored(directory, f"{number}.json")) for number in numbers]
             state = stored(directory, "state.json") if "state.json" in names else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -45,14 +45,14 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
 
 
 def stored(directory: str, name: str) -> dict[str, Any]:
-    """A file of the store."""
+    """Return a file of the store."""
     with open(os.path.join(directory, name), encoding="utf-8") as file:
         data: dict[str, Any] = json.load(file)
     return data
 
 
 def without_files(generation: dict[str, Any]) -> dict[str, Any]:
-    """A generation as summary.json has it."""
+    """Return a generation in the form of summary.json."""
     heavy = ("server", "described")
     members = [{key: item[key] for key in item if key not in heavy} for item in generation["members"]]
     return {**generation, "members": members}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses the GPUs, and whether their modes are being changed."""
+"""Processes that use the GPUs, and whether partition modes are being changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> list[int]:
-    """Note with every GPU which processes KFD counts on it. Returns those of them that are zombies."""
+    """Add to every GPU the processes that KFD counts on it. Return those that are zombies."""
     known = {part["gpu_id"]: gpu for gpu in gpus for part in gpu["partitions"]}
     for gpu in gpus:
         gpu["users"] = []
@@ -24,14 +24,14 @@ def read_users(source: Source, gpus: list[dict[str, Any]], pids: list[int]) -> l
             users = known.get(integer(name[5:]) or 0, {}).get("users") if name.startswith("vram_") else None
             if users is not None and pid not in users:
                 users.append(pid)
-        # The program's name is in parentheses and may hold anything.
+        # The program's name is in parentheses and may contain any character.
         if (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[:1] == ["Z"]:
             zombies.append(pid)
     return zombies
 
 
 def partition_change(source: Source, data_dir: str) -> str | None:
-    """The step at which a change of partition modes was cut off, or is now; None when there is none."""
+    """Return the step of a partition change that is in progress or was interrupted; None if there is none."""
     path = os.path.join(data_dir, "partition.json")
     try:
         with open(path, encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs as amdgpu and KFD show them: modes, partitions and memory."""
+"""The GPUs as amdgpu and KFD present them: modes, partitions and memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ AMD = 0x1002
 
 
 def modes(text: str | None) -> list[str]:
-    """ "SPX, DPX" as a list; "Not supported" is an empty one."""
+    """Return "SPX, DPX" as a list; "Not supported" as an empty one."""
     words = [word.strip().upper() for word in (text or "").split(",")]
     return [word for word in words if word.isalnum()]
 
 
 def mode(text: str | None) -> str | None:
-    """One mode; the driver writes UNKNOWN, or a sentence, where there is none."""
+    """Return one mode, or None: the driver writes UNKNOWN, or a sentence, if it has none."""
     words = modes(text)
     return words[0] if len(words) == 1 and words[0] != "UNKNOWN" else None
 
 
 def gfx_name(version: int | None) -> str | None:
-    """90402 → gfx942; minor and stepping are hexadecimal digits."""
+    """Return gfx942 for 90402; minor and stepping are hexadecimal digits."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
 
 
 def location(bdf: str) -> tuple[int, int] | None:
-    """(domain, bus and device) of a PCI address, as KFD numbers them: bus << 8 | device << 3."""
+    """Return (domain, bus and device) of a PCI address as KFD numbers them: bus << 8 | device << 3."""
     try:
         domain, bus, rest = bdf.split(":")
         return int(domain, 16), int(bus, 16) << 8 | int(rest.split(".")[0], 16) << 3
@@ -40,7 +40,7 @@ def location(bdf: str) -> tuple[int, int] | None:
 
 
 def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """KFD's GPU nodes, by the location of the GPU they belong to."""
+    """Return KFD's GPU nodes, by the location of their GPU."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     top = "/sys/class/kfd/kfd/topology/nodes"
     for name in source.names(top):
@@ -58,7 +58,7 @@ def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]
             heap = pairs(source.text(f"{node}/mem_banks/{bank}/properties"))
             if heap.get("heap_type") in ("1", "2"):  # the GPU's own memory, visible to the host or not
                 memory += integer(heap.get("size_in_bytes")) or 0
-        # Newer drivers have the partition's number in bits 31:28, others in place of the PCI function.
+        # Newer drivers put the partition's number into bits 31:28, others into the PCI function.
         found.setdefault((integer(values.get("domain")) or 0, place & 0xFFF8), []).append({
             "id": place >> 28 & 0xF or place & 7,
             "render_node": f"renderD{minor}" if minor else None,
@@ -75,7 +75,7 @@ def read_kfd_nodes(source: Source) -> dict[tuple[int, int], list[dict[str, Any]]
 
 
 def read_gpus(source: Source) -> list[dict[str, Any]]:
-    """GPUs of the amdgpu driver in PCI order, each with its partitions.
+    """Return the GPUs of the amdgpu driver in PCI order, each with its partitions.
 
     Render nodes of partitions beyond the first belong to a platform device, which has no vendor file.
     """
@@ -92,7 +92,7 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
             source.problem(device, f"not a PCI address: {bdf!r}")
             continue
         parts = sorted(nodes.get(place, []), key=lambda part: (part["id"], part["kfd_node"]))
-        if len({part["id"] for part in parts}) < len(parts):  # a driver that does not number them
+        if len({part["id"] for part in parts}) < len(parts):  # the driver does not number them
             parts = sorted(parts, key=lambda part: part["render_minor"] or 0)
             for number, part in enumerate(parts):
                 part["id"] = number
@@ -127,5 +127,5 @@ def read_gpus(source: Source) -> list[dict[str, Any]]:
 
 
 def kfd_processes(source: Source) -> list[int]:
-    """Processes that KFD knows: any of them makes the driver refuse a change as busy."""
+    """Return the processes known to KFD: any of them makes the driver refuse a change as busy."""
     return sorted(int(name) for name in source.names("/sys/class/kfd/kfd/proc") if name.isdigit())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def cpu_set(text: str | None) -> set[int]:
-    """ "0-3,8" → {0, 1, 2, 3, 8}."""
+    """Return {0, 1, 2, 3, 8} for "0-3,8"."""
     found: set[int] = set()
     for part in (text or "").split(","):
         first, _, last = part.partition("-")
@@ -23,7 +23,7 @@ def cpu_set(text: str | None) -> set[int]:
 
 
 def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
-    """Model, sockets and threads. One file per socket is read, not one per CPU."""
+    """Return model, sockets and threads. This reads one file per socket, not one per CPU."""
     top = "/sys/devices/system/cpu"
     online = cpu_set(source.text(f"{top}/online"))
     sockets, left = 0, set(online)
@@ -40,14 +40,14 @@ def read_cpu(source: Source, cpuinfo: dict[str, str]) -> dict[str, Any]:
 
 
 def kib(values: dict[str, str], key: str) -> int | None:
-    """A field of a meminfo file, in bytes."""
+    """Return a field of a meminfo file in bytes."""
     words = values.get(key, "").split()
     number = integer(words[0]) if words else None
     return number * 1024 if number is not None else None
 
 
 def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
-    """NUMA nodes with their CPUs and memory."""
+    """Return the NUMA nodes with their CPUs and memory."""
     top = "/sys/devices/system/node"
     found = []
     names = [name[4:] for name in source.names(top) if name.startswith("node")]
@@ -62,7 +62,7 @@ def read_numa_nodes(source: Source) -> list[dict[str, Any]]:
 
 
 def read_device_gids(source: Source) -> dict[str, int | None]:
-    """Groups to give to a container, by number: names mean other groups inside an image."""
+    """Return the groups that a container needs, by number: inside an image, the names mean other groups."""
     groups = [line.split(":") for line in (source.text("/etc/group") or "").splitlines()]
     gids: dict[str, int | None] = {"kfd": None, "render": None, "video": None}
     gids.update({group[0]: integer(group[2]) for group in groups if len(group) > 2 and group[0] in gids})

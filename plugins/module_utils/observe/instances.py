@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of instances, with the files that they were made from."""
+"""Containers of instances, with the files from which they were created."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ARTEFACT_FILES = ("serve.sh", "env", "container.json")
 
 
 def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
-    """(hash of an instance's files, None when one is missing; {file name: sha256 of its text}).
+    """Return (hash of an instance's files, None if one is missing; {file name: sha256 of its text}).
 
-    The hash is the sha256 over canonical JSON of {file name: text}, as hashing.spec_hash has it; hashlib is imported
-    only where there is something to hash.
+    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash; hashlib is imported only
+    if there is something to hash.
     """
     import hashlib
 
@@ -39,7 +39,7 @@ def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
 def read_instances(
     source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Containers of instances with what only an inspection tells: start, exit code, restarts."""
+    """Return the instances' containers with the details that need an inspection: start, exit code, restarts."""
     found = []
     pending = [(entry, Request(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
     for entry, request in pending:
@@ -76,7 +76,7 @@ def read_instances(
 
 
 def ready_container(state_dir: str, name: str) -> str | None:
-    """The container of an instance that has generated tokens since it was started, as vllm_server noted it."""
+    """Return the container of an instance that has generated tokens since its start, as recorded by vllm_server."""
     try:
         with open(os.path.join(state_dir, "instances", name, "ready"), encoding="utf-8") as file:
             return file.read().strip()
@@ -85,7 +85,7 @@ def ready_container(state_dir: str, name: str) -> str | None:
 
 
 def read_instance_key(state_dir: str) -> str | None:
-    """The mark of the key that instances answer to, as common/instance_key.py makes it; None when there is none."""
+    """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
     import hashlib
 
     try:

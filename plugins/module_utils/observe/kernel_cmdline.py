@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's command line: its words, what the next boot will have, and GRUB's drop-in. Pure functions."""
+"""The kernel's command line: its words, those of the next boot, and the toolkit's GRUB drop-in. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WORD = re.compile(r"[A-Za-z0-9_.,:=@/+-]+")
 
 
 def is_word(text: str) -> bool:
-    """Whether this may be put on a command line without quotes."""
+    """Return whether a text is safe on a command line without quotes."""
     return bool(_WORD.fullmatch(text))
 
 
 def words(line: str) -> tuple[str, ...]:
-    """Parameters of a command line. pci= takes a list: pci=bfsort,realloc=off is two of them."""
+    """Return the parameters of a command line. pci= takes a list: pci=bfsort,realloc=off counts as two."""
     found: list[str] = []
     for word in line.split():
         if word.startswith("pci="):
@@ -30,7 +30,7 @@ def words(line: str) -> tuple[str, ...]:
 
 
 def grub_lines(config: str) -> tuple[str, ...]:
-    """Command lines of a grub.cfg's entries, the default one first; those for recovery are left out."""
+    """Return the command lines of a grub.cfg's entries, the default first, without recovery entries."""
     found = []
     for line in config.splitlines():
         parts = line.split(None, 2)
@@ -41,7 +41,7 @@ def grub_lines(config: str) -> tuple[str, ...]:
 
 
 def bls_line(entry: str, environment: str = "") -> str | None:
-    """The command line of an entry in /boot/loader/entries; `environment` is the text of grubenv."""
+    """Return the command line of an entry in /boot/loader/entries; `environment` is the text of grubenv."""
     options = [line.split(None, 1)[1] for line in entry.splitlines() if re.match(r"options\s+\S", line)]
     if not options:
         return None
@@ -50,7 +50,7 @@ def bls_line(entry: str, environment: str = "") -> str | None:
 
 
 def common(lines: Iterable[str]) -> tuple[str, ...] | None:
-    """Words that every one of the lines has, in the first one's order; None without lines."""
+    """Return the words that all lines share, in the first one's order; None without lines."""
     split = [words(line) for line in lines]
     if not split:
         return None
@@ -58,13 +58,13 @@ def common(lines: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def drop_in_words(text: str) -> tuple[str, ...]:
-    """What our drop-in adds; empty for a file that is not as we write it."""
+    """Return the words that the toolkit's drop-in adds; none for a file in another form."""
     matches = (_LINE.match(line) for line in text.splitlines())
     return next((tuple(match[1].split()) for match in matches if match), ())
 
 
 def drop_in(added: Sequence[str]) -> str:
-    """The text of our drop-in, which GRUB's configuration is made from."""
+    """Return the text of the toolkit's drop-in, from which GRUB's configuration is generated."""
     return (
         "# Written by instinct-fleet. After a change: update-grub, and a reboot.\n"
         f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {" ".join(added)}"\n'

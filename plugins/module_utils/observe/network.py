@@ -10,7 +10,7 @@ from .source import Source, integer
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
-# Messages of rtnetlink(7). One name a line: ansible-doc warns of others in a module.
+# Messages of rtnetlink(7). One name per line: ansible-doc warns about others in a module.
 GET_ADDRESSES = 22
 NEW_ADDRESS = 20
 DONE = 3
@@ -18,12 +18,15 @@ DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 IFA_ADDRESS = 1
 IFA_LOCAL = 2
 LINK_SCOPE = 253  # and above: link and host
-GIDS = 16  # entries of a port's table that are looked at; a RoCE port has two per address, and often 256
+GIDS = 16  # entries of a port's table to check; a RoCE port has two per address, and often 256
 MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address as a GID
 
 
 def read_interfaces(source: Source) -> list[dict[str, Any]]:
-    """Interfaces with addresses that other hosts may reach. A captured tree has none: they are the kernel's alone."""
+    """Return interfaces with addresses that other hosts may reach.
+
+    Only the kernel knows them, so there are none in a captured tree.
+    """
     addresses: dict[str, list[str]] = {}
     if not source.root:
         for index, address in kernel_addresses():
@@ -33,7 +36,7 @@ def read_interfaces(source: Source) -> list[dict[str, Any]]:
         device = f"/sys/class/net/{name}"
         own = addresses.get(source.text(f"{device}/ifindex") or "")
         if own:
-            speed = integer(source.peek(f"{device}/speed"))  # refused, or -1, where there is none
+            speed = integer(source.peek(f"{device}/speed"))  # missing speeds are refused or -1
             found.append({
                 "name": name,
                 "addresses": own,
@@ -45,7 +48,7 @@ def read_interfaces(source: Source) -> list[dict[str, Any]]:
 
 
 def kernel_addresses() -> list[tuple[str, str]]:
-    """(index of the interface, address) of all global addresses, asked by netlink: no program, one round trip."""
+    """Return (interface index, address) of all global addresses, by netlink: no program, one round trip."""
     import _socket
 
     request = (24).to_bytes(4, sys.byteorder) + GET_ADDRESSES.to_bytes(2, sys.byteorder)
@@ -64,7 +67,7 @@ def kernel_addresses() -> list[tuple[str, str]]:
 
 
 def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
-    """The addresses in a part of a netlink dump, and whether it was the last part."""
+    """Return the addresses in a part of a netlink dump, and whether it was the last part."""
     import _socket
 
     def number(place: int, size: int) -> int:
@@ -83,7 +86,7 @@ def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
             size = max(4, number(at, 2))
             attributes[number(at + 2, 2)] = data[at + 4 : at + size]
             at += (size + 3) & ~3
-        # Of a point-to-point link, IFA_ADDRESS is the other end.
+        # On a point-to-point link, IFA_ADDRESS is the peer.
         address = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
         if address and scope < LINK_SCOPE:
             found.append((str(index), _socket.inet_ntop(family, address)))
@@ -92,7 +95,7 @@ def parse_addresses(data: bytes) -> tuple[list[tuple[str, str]], bool]:
 
 
 def read_rdma(source: Source) -> list[dict[str, Any]]:
-    """Ports of the RDMA devices."""
+    """Return the ports of the RDMA devices."""
     found = []
     top = "/sys/class/infiniband"
     for name in source.names(top):
@@ -115,9 +118,9 @@ def read_rdma(source: Source) -> list[dict[str, Any]]:
 
 
 def roce_gid(source: Source, port: str) -> int | None:
-    """The index of a port's first GID that is RoCE v2 with an IPv4 address; None when it has none."""
+    """Return the index of a port's first GID that is RoCE v2 with an IPv4 address; None if there is none."""
     for index in range(GIDS):
-        # Entries that are not used are refused.
+        # Drivers refuse to read unused entries.
         if source.peek(f"{port}/gid_attrs/types/{index}") == "RoCE v2":
             gid = source.peek(f"{port}/gids/{index}") or ""
             if gid.startswith(MAPPED) and gid != f"{MAPPED}0000:0000":

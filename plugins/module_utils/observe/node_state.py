@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the planner needs to know of a node, in one dictionary."""
+"""All facts that the planner needs about a node, in one dictionary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
 
     release = pairs((source.text("/etc/os-release") or "").replace('"', ""), "=")
     cmdline = (source.text("/proc/cmdline") or "").split()
-    # The first CPU's block tells all we need; the whole file takes the kernel long on hundreds of CPUs.
+    # The first CPU's block is enough; on hundreds of CPUs the kernel is slow to produce the whole file.
     cpuinfo = pairs((source.text("/proc/cpuinfo", 8192) or "").split("\n\n", maxsplit=1)[0], ":")
     flags = cpuinfo.get("flags")
     system = os.uname()
@@ -106,7 +106,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_args(given: Any) -> dict[str, Any]:
-    """Fill in defaults. Raises ValueError that names the argument and the fix."""
+    """Return the arguments with defaults filled in. Raise ValueError that names the argument and the fix."""
     if not isinstance(given, dict):
         raise ValueError("node_state: arguments must be a map.")
     args: dict[str, Any] = dict(DEFAULTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a node's small files: what is absent is None, what cannot be read is noted as a problem."""
+"""Read a node's small files: an absent file is None, an unreadable one is recorded as a problem."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ EPERM = 1
 
 
 class Source:
-    """Reads files under a root. What is absent is None; what cannot be read is None and a problem."""
+    """Reads files under a root. An absent file is None; an unreadable one is None and a problem."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root.rstrip("/")
         self.problems: list[dict[str, str]] = []
 
     def problem(self, what: str, error: object) -> None:
-        """Note that `what` could not be read."""
+        """Record that `what` could not be read."""
         if isinstance(error, OSError) and error.strerror:
             error = error.strerror
         self.problems.append({"what": what, "error": str(error)})
 
     def text(self, path: str, limit: int = 1 << 20) -> str | None:
-        """The file's text without white space at its ends; at most `limit` bytes are read."""
+        """Return the file's text without surrounding white space; read at most `limit` bytes."""
         try:
             fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -45,14 +45,14 @@ class Source:
         return b"".join(parts).decode("utf-8", "replace").strip()
 
     def peek(self, path: str) -> str | None:
-        """As text(), where drivers refuse what they do not know (the speed of a link that is down): no problem."""
+        """Return text() without recording a problem: drivers refuse to read some files (the speed of a downed link)."""
         count = len(self.problems)
         found = self.text(path)
         del self.problems[count:]
         return found
 
     def number(self, path: str, base: int = 10) -> int | None:
-        """The file's whole number."""
+        """Return the file's whole number."""
         text = self.text(path)
         if not text:
             return None
@@ -63,7 +63,7 @@ class Source:
             return None
 
     def names(self, path: str) -> list[str]:
-        """The directory's entries, sorted."""
+        """Return the directory's entries, sorted."""
         try:
             return sorted(os.listdir(self.root + path))
         except OSError as error:
@@ -72,23 +72,23 @@ class Source:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is something at `path`."""
+        """Return whether `path` exists."""
         return os.path.exists(self.root + path)
 
 
 def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:
-    """The first two words of every line, as KFD's and os-release's files have them."""
+    """Return the first two words of every line as a map, for files like KFD's and os-release."""
     words = (line.split(separator, 1) for line in (text or "").splitlines())
     return {word[0].strip(): word[1].strip() for word in words if len(word) == 2}
 
 
 def integer(text: str | None) -> int | None:
-    """Text of digits as a number; anything else is None."""
+    """Return a text of digits as a number, None for anything else."""
     return int(text) if text and text.isdigit() else None
 
 
 def listing(directory: str) -> list[str]:
-    """Entries of a directory, sorted; none when it is not there."""
+    """Return the entries of a directory, sorted; none if it does not exist."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):

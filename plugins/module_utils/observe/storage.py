@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def size_of(directory: str) -> int:
-    """Bytes of a directory's files. Files may go meanwhile: a download renames them."""
+    """Return the bytes of a directory's files. Files may vanish at any time: a download renames them."""
     size = 0
     for name in listing(directory):
         try:
@@ -25,7 +25,7 @@ def size_of(directory: str) -> int:
 
 
 def read_model(path: str, cache_dir: str) -> dict[str, Any]:
-    """Check one marker's files by their sizes. Raises OSError, ValueError, KeyError for a broken marker."""
+    """Check one marker's files by their sizes. Raise OSError, ValueError or KeyError for a broken marker."""
     with open(path, encoding="utf-8") as file:
         marker = json.load(file)
     snapshot = os.path.join(os.path.dirname(os.path.dirname(path)), "snapshots", marker["commit"])
@@ -48,7 +48,7 @@ def read_model(path: str, cache_dir: str) -> dict[str, Any]:
 
 
 def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[Any]]:
-    """(weights with a marker, repositories without one and what they hold so far) of every cache."""
+    """Return (weights with a marker, repositories without one and what they contain so far) of every cache."""
     models: list[dict[str, Any]] = []
     fetching: list[dict[str, Any]] = []
     for cache_dir in cache_dirs:
@@ -70,7 +70,7 @@ def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[
 
 
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
-    """Space for each path, on the file system of its nearest existing parent."""
+    """Return the space for each path, on the file system of its nearest existing parent."""
     found = []
     for path in dict.fromkeys(paths):
         place = path

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program around an instance's vLLM says of itself, as seen from the node.
+"""What the supervisor around an instance's vLLM reports about itself, as seen from the node.
 
-Its directory is written by the container's root. So nothing is followed out of it, and nothing in it trusted.
+The container's root user writes its directory. So no link leads out of it, and nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ STATE_FILE = "state.json"
 
 @dataclass(frozen=True)
 class Supervised:
-    """state: waiting, starting, running, stopping or gave_up. failures: of the present series, `first` is the
-    first of them. peer: why another rank ended the last run of an engine over several hosts.
+    """The supervisor's report.
+
+    Attributes:
+        state: waiting, starting, running, stopping or gave_up
+        failures: number of failures in the present series; `first` is the first of them
+        peer: why another rank ended the last run of an engine over several hosts
     """
 
     state: str
@@ -31,17 +35,17 @@ class Supervised:
 
     @property
     def gave_up(self) -> bool:
-        """It will not try again."""
+        """Return whether it will not try again."""
         return self.state == "gave_up"
 
     @property
     def cause(self) -> Finding | None:
-        """Why there is no vLLM: the first own failure, else another rank's."""
+        """Return why there is no vLLM: the first failure of its own, else another rank's."""
         return self.first or self.peer
 
     @classmethod
     def from_json(cls, item: Any) -> Supervised | None:
-        """From what node_state tells of an instance."""
+        """Read it from an instance's entry of node_state."""
         if not item:
             return None
         return cls(
@@ -58,12 +62,12 @@ def _finding(item: Any) -> Finding | None:
 
 
 def look(cache_directory: str) -> Supervised | None:
-    """What it says; None when it says nothing."""
+    """Return the supervisor's report; None if there is none."""
     return Supervised.from_json(read_supervisor(cache_directory))
 
 
 def forget(cache_directory: str) -> None:
-    """Begin anew: what is said from now on is of the next start."""
+    """Remove the report, so that the next one belongs to the next start."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         parent = os.open(cache_directory, flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program around an instance's vLLM wrote of itself. Nothing of it is trusted."""
+"""The file that the supervisor around an instance's vLLM writes about itself. Nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
 SUPERVISOR_STATES = ("waiting", "starting", "running", "stopping", "gave_up")
-SUPERVISOR_BYTES = 65536  # its file has a few thousand
+SUPERVISOR_BYTES = 65536  # the supervisor writes a few thousand
 
 
 def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
-    """What the program around an instance's vLLM says of itself; None when it says nothing that can be read."""
+    """Return what the supervisor around an instance's vLLM reports; None if it is unreadable or missing."""
     try:
         data = supervisor_file(cache_dir) or {}
         failures = data["failures"]
@@ -31,9 +31,9 @@ def read_supervisor(cache_dir: str) -> dict[str, Any] | None:
 
 
 def supervisor_file(cache_dir: str) -> dict[str, Any] | None:
-    """The supervisor's state.json as it is; None when there is none that can be read.
+    """Return the supervisor's state.json unchanged; None if it is unreadable or missing.
 
-    The container's root writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
+    The container's root user writes it, so it may be anything: a link to a file of the node, a pipe, a huge file.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     opened: list[int] = []
@@ -53,7 +53,7 @@ def supervisor_file(cache_dir: str) -> dict[str, Any] | None:
 
 
 def told_failure(item: dict[str, Any]) -> dict[str, str]:
-    """Of a failure, what people want to know; another rank's says which it was."""
+    """Return the parts of a failure to display; for another rank's failure, name that rank."""
     found = {key: printable(item[key]) for key in ("kind", "line", "next_step")}
     if "host" in item:
         found["line"] = printable(
@@ -64,5 +64,5 @@ def told_failure(item: dict[str, Any]) -> dict[str, str]:
 
 
 def printable(value: Any) -> str:
-    """A text of unknown origin in one line, not too long."""
+    """Return a text of unknown origin as one line of limited length."""
     return "".join(char if char.isprintable() else " " for char in str(value)[:800])

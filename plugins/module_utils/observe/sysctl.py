@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a sysctl keep its value over a boot. Pure functions."""
+"""Make a sysctl keep its value over a boot. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TURNED_OFF = "# turned off by instinct-fleet: "
 
 
 class SysctlError(Exception):
-    """The setting cannot be made to last; the text says why and what to do."""
+    """The setting cannot be made permanent; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One line that sets a key; `path` is the file as the boot reads it, `real` where its links lead."""
+    """One line that sets a key; `path` is the file as the boot reads it, `real` its path with links resolved."""
 
     path: str
     real: str
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Edit:
-    """A file's new text; `text` says what changes, for `actions`."""
+    """A file's new text; `text` describes the change, for `actions`."""
 
     path: str
     old: str
@@ -39,12 +39,12 @@ class Edit:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two values are one: white space between numbers does not count."""
+    """Return whether two values are equal; the amount of white space between numbers does not matter."""
     return one.split() == other.split()
 
 
 def runtime_path(key: str) -> str:
-    """Where the kernel has a key."""
+    """Return the kernel's file of a key."""
     return "/proc/sys/" + key.replace(".", "/")
 
 
@@ -56,11 +56,11 @@ def keep(
     sysctl_file: str = FILE,
     fits: Callable[[str], bool] | None = None,
 ) -> tuple[tuple[Edit, ...], str]:
-    """Edits after which a boot sets the value, and the file that decides then.
+    """Return edits after which a boot sets the value, and the file that then decides it.
 
-    `settings` are those of the key in the order of a boot, in which the last one wins. `files` holds the text of
-    every file that they name, by real path, and of `sysctl_file` if it is there. `fits` says which values are as
-    good as `value`. Raises SysctlError when a file that is not ours to edit would undo it.
+    `settings` are those of the key in boot order; the last one wins. `files` has the text of every file that they name,
+    by real path, and of `sysctl_file` if it exists. `fits` tells whether another value is as good as `value`. Raise
+    SysctlError if a file that this toolkit must not edit would undo it.
     """
     good = fits or (lambda other: same(other, value))
     edits = []
@@ -75,15 +75,15 @@ def keep(
 
 
 def follows(setting: Setting, sysctl_file: str) -> bool:
-    """Whether a boot applies the setting after the file.
+    """Return whether a boot applies the setting after the file.
 
-    Names sort by their last part alone, whatever the directory; /etc/sysctl.conf comes last.
+    Names sort by their last part alone, in whatever directory; /etc/sysctl.conf comes last.
     """
     return setting.path == "/etc/sysctl.conf" or basename(setting.path) > basename(sysctl_file)
 
 
 def silence(key: str, contrary: Sequence[Setting], files: Mapping[str, str], sysctl_file: str) -> list[Edit]:
-    """Comment out lines that would win over ours at boot. Raises SysctlError for files outside of /etc."""
+    """Comment out lines that would override ours at boot. Raise SysctlError for files outside /etc."""
     lines: dict[str, dict[int, str]] = {}
     for setting in contrary:
         if not setting.real.startswith("/etc/"):
@@ -97,7 +97,7 @@ def silence(key: str, contrary: Sequence[Setting], files: Mapping[str, str], sys
 
 
 def comment_out(key: str, path: str, text: str, lines: Mapping[int, str]) -> Edit:
-    """Turn lines of a file (counted from 1) into comments."""
+    """Comment out lines of a file (counted from 1)."""
     new = "".join(
         f"{TURNED_OFF}{line}" if number in lines else line
         for number, line in enumerate(text.splitlines(keepends=True), 1)
@@ -107,7 +107,7 @@ def comment_out(key: str, path: str, text: str, lines: Mapping[int, str]) -> Edi
 
 
 def with_setting(text: str, key: str, value: str) -> str:
-    """The file's text with one line for the key: in place of the first one it has, or at the end."""
+    """Return the file's text with one line for the key, in place of its first one or at the end."""
     line = f"{key} = {value}"
     kept: list[str] = []
     done = False
@@ -123,5 +123,5 @@ def with_setting(text: str, key: str, value: str) -> str:
 
 
 def basename(path: str) -> str:
-    """The last part of a path."""
+    """Return the last part of a path."""
     return path.rsplit("/", 1)[-1]

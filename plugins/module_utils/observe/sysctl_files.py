@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that set sysctls at a boot, and what they do to automatic NUMA balancing."""
+"""The files that set sysctls at boot, and their effect on automatic NUMA balancing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SYSCTL_DIRS = tuple(f"{top}/sysctl.d" for top in ("/etc", "/run", "/usr/local/li
 
 
 def sysctl_settings(source: Source, key: str) -> list[tuple[str, int, str]]:
-    """(file, line number, value) of every setting of `key`, in the order in which a boot applies them.
+    """Return (file, line number, value) of every setting of `key`, in the order in which a boot applies them.
 
-    The rule of sysctl --system and systemd-sysctl: files of all directories sorted by name, of equal names
-    only the first directory's file counts, /etc/sysctl.conf comes last; the last setting wins.
+    The rule is that of sysctl --system and systemd-sysctl: files of all directories are sorted by name, and of equal
+    names only the first directory's file counts. /etc/sysctl.conf comes last, and the last setting wins.
     """
     files: dict[str, str] = {}
     for directory in SYSCTL_DIRS:
@@ -32,7 +32,7 @@ def sysctl_settings(source: Source, key: str) -> list[tuple[str, int, str]]:
 
 
 def sysctl_value(line: str, key: str) -> str | None:
-    """The value that a line of a sysctl file gives to `key`, or None."""
+    """Return the value that a line of a sysctl file gives to `key`, or None."""
     name, equals, value = line.strip().partition("=")
     if not equals or name.startswith(("#", ";")):
         return None
@@ -40,7 +40,7 @@ def sysctl_value(line: str, key: str) -> str | None:
 
 
 def read_numa_balancing(source: Source, cmdline: list[str]) -> dict[str, Any]:
-    """Automatic NUMA balancing now and after the next boot."""
+    """Return automatic NUMA balancing now and after the next boot."""
     settings = sysctl_settings(source, "kernel.numa_balancing")
     persisted: int | None = None
     path: str | None = None

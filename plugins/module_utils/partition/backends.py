@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to set a partition mode: which there are, what they run, and what their answers come to."""
+"""The backends that can set a partition mode: their order, their commands, and how their answers are judged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Union
 from .gpus import AUTO, Gpu, PartitionError, Target, differing, named, predicted
 from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, SetResult, kind_of
 
-# Why this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it goes on
-# after a GPU that fails. amd-smi stops at the first failing GPU up to 6.4, rejects every mode in 7.0.2 where
-# the driver shows no profiles (ROCm/amdsmi#132), fails with an AttributeError before 7.2.1, and has no such
-# option in virtual machines. sysfs is what both of them write to: always there, and the last word.
+# Reasons for this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it continues
+# after a GPU that fails. amd-smi stops at the first failing GPU up to 6.4, rejects every mode in 7.0.2 if the driver
+# shows no profiles (ROCm/amdsmi#132), fails with an AttributeError before 7.2.1, and lacks this option in virtual
+# machines. Both of them write to sysfs, which is always available and therefore the last resort.
 BACKENDS = ("rocm-smi", "amd-smi", "sysfs")
 TOOLS = ("rocm-smi", "amd-smi")
 UNLOAD = ("modprobe", "-r", "amdgpu")
@@ -25,7 +25,7 @@ AMD_SMI_RELOADS_BEFORE = 7
 
 @dataclass(frozen=True)
 class Command:
-    """A program to run for some GPUs (`covers`, by our index), and what it is answered."""
+    """A program to run for some GPUs (`covers`, by their index here), and its standard input."""
 
     argv: tuple[str, ...]
     covers: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """As a shell would take it."""
+        """Return the command in shell syntax."""
         words = " ".join(shlex.quote(word) for word in self.argv)
         return f"echo {self.stdin.strip()} | {words}" if self.stdin else words
 
@@ -48,7 +48,7 @@ class Write:
 
     @property
     def text(self) -> str:
-        """As `actions` shows it."""
+        """Return the text for `actions`."""
         return f"write {self.value} > {self.path}"
 
 
@@ -57,14 +57,14 @@ Step = Union[Command, Write]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an attempt came to, one of smi_set's verdicts, and the sentence for people."""
+    """The result of an attempt: one of smi_set_output's verdicts, and a sentence that explains it."""
 
     verdict: str
     message: str = ""
 
 
 def backends(wanted: str, tools: Mapping[str, str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ways to try in order, warnings). Raises PartitionError when the one asked for is not installed."""
+    """Return (backends to try in order, warnings). Raise PartitionError if the requested one is not installed."""
     if wanted != "auto":
         if wanted in TOOLS and not tools.get(wanted):
             raise PartitionError(
@@ -78,9 +78,9 @@ def backends(wanted: str, tools: Mapping[str, str | None]) -> tuple[tuple[str, .
 
 
 def tool_indices(gpus: Sequence[Gpu]) -> dict[int, int]:
-    """Our GPU index → index of its first partition in rocm-smi's and amd-smi's list.
+    """Map each GPU index to the index of its first partition in the list of rocm-smi and amd-smi.
 
-    Both list partitions GPU by GPU in PCI order: in CPX eight per GPU, of which only the first takes a mode.
+    Both tools list partitions GPU by GPU in PCI order: in CPX eight per GPU, of which only the first accepts a mode.
     """
     found, number = {}, 0
     for gpu in gpus:
@@ -92,20 +92,20 @@ def tool_indices(gpus: Sequence[Gpu]) -> dict[int, int]:
 def steps(
     backend: str, tool: str | None, gpus: Sequence[Gpu], targets: Sequence[Gpu], mode: str
 ) -> tuple[Step, ...]:
-    """What to run or write so that `targets`, some or all of `gpus`, get the compute or memory mode."""
+    """Return the steps that set the compute or memory mode of `targets`, some or all of `gpus`."""
     kind = kind_of(mode)
     covers = tuple(gpu.index for gpu in targets)
     plain = len(targets) == len(gpus) and all(gpu.partitions == 1 for gpu in gpus)
     if backend == "rocm-smi":
-        # Partitions other than a GPU's first take no mode. For a compute mode it says so and goes on; a memory
-        # mode reloads the driver, after which its list of devices is no longer true.
+        # Only a GPU's first partition accepts a mode. For a compute mode, rocm-smi reports that and continues; a memory
+        # mode reloads the driver, which invalidates rocm-smi's list of devices.
         everything = len(targets) == len(gpus) and (plain or kind == "compute")
         places = tool_indices(gpus)
         chosen = [] if everything else ["-d", *(str(places[index]) for index in covers)]
         answer = ["--autorespond", "y"] if kind == "memory" else []
         return (Command((str(tool), *chosen, f"--set{kind}partition", mode, *answer), covers),)
     if backend == "amd-smi":
-        # Where there are partitions, "all" includes those that take no mode, and older releases stop there.
+        # With partitions, "all" includes those that accept no mode, and older releases stop there.
         chosen = ["all"] if plain else [gpu.bdf for gpu in targets]
         answer_y = "Y\n" if kind == "memory" else ""
         return (Command((str(tool), "set", "--gpu", *chosen, f"--{kind}-partition", mode), covers, answer_y),)
@@ -113,7 +113,10 @@ def steps(
 
 
 def reloads_itself(backend: str, release: str | None) -> bool:
-    """Whether a tool reloads the driver after it has set a memory mode. Only to predict: looking decides."""
+    """Return whether a tool should reload the driver after setting a memory mode.
+
+    A prediction: reading back decides.
+    """
     if backend == "rocm-smi":
         return True
     major = (release or "").partition(".")[0]
@@ -123,7 +126,7 @@ def reloads_itself(backend: str, release: str | None) -> bool:
 def expected_steps(
     backend: str, tool: str | None, release: str | None, gpus: Sequence[Gpu], target: Target
 ) -> list[str]:
-    """What will be run if all goes well, for check mode."""
+    """Return the steps that run if all goes well, for check mode."""
     found: list[str] = []
     if target.memory is not None and target.memory_differs(gpus):
         if backend != "sysfs" and (first := from_spx(gpus)):
@@ -143,9 +146,9 @@ def expected_steps(
 
 
 def from_spx(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """GPUs to put into SPX before a tool changes the memory mode.
+    """Return the GPUs to put into SPX before a tool changes the memory mode.
 
-    From partitions the tools' reload failed (ROCm/legacy-rocm-build#4439). SPX exists in NPS1 only.
+    With partitions, the tools' reload failed (ROCm/legacy-rocm-build#4439). SPX exists in NPS1 only.
     """
     partitioned = tuple(gpu for gpu in gpus if gpu.mode not in (None, "SPX"))
     return partitioned if all("SPX" in gpu.available for gpu in partitioned) else ()
@@ -154,12 +157,16 @@ def from_spx(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 def judge(
     results: Sequence[SetResult], places: Mapping[int, int], left: Sequence[Gpu], kind: str = "compute"
 ) -> Judgement:
-    """What an attempt came to that left some GPUs in another mode than the wanted one.
+    """Judge an attempt that left some GPUs in another mode than the desired one.
 
-    PENDING: a memory mode waits for the driver to be loaded again. `places`: our GPU index → device index in
-    `results`. `left`: the GPUs that read back another mode; reading back decides, the tools' words only say
-    why. Lines about other devices do not count: partitions other than a GPU's first answer "not supported"
-    always.
+    PENDING: a memory mode waits for the driver to be reloaded.
+
+    Args:
+        results: the tools' answers, by device index
+        places: GPU index → device index in `results`
+        left: the GPUs that read back another mode; reading back decides, the tools' messages only explain
+
+    Lines about other devices do not count: partitions other than a GPU's first always answer "not supported".
     """
     said: dict[str, dict[str, list[Gpu]]] = {BUSY: {}, REFUSED: {}, BROKEN: {}, DONE: {}, PENDING: {}}
     for result in results:

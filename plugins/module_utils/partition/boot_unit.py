@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps partition modes over reboots: a record of them, the program that sets them again, and its unit.
+"""Keep partition modes over reboots: a record of them, a program that sets them again, and its systemd unit.
 
-There only while modes other than the driver's own are wanted.
+These exist only while the desired modes differ from the driver's defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVICE = "instinct-partition.service"
 UNIT = f"/etc/systemd/system/{SERVICE}"
 LINK = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
 LIMIT = int(DRIVER_SECONDS) + 210
-"""Seconds after which systemd goes on with Docker whatever became of it."""
+"""Seconds after which systemd starts Docker, whatever the outcome."""
 UNIT_TEXT = """\
 # Written by instinct-fleet.
 [Unit]
@@ -43,7 +43,7 @@ WantedBy=multi-user.target
 
 
 def record_of(gpus: tuple[Gpu, ...], compute: str | None, memory: str | None) -> Record | None:
-    """The modes to keep: those that are asked for, else those that the GPUs are in; None when a boot brings them."""
+    """Return the modes to keep: the requested or else the present ones; None if they are the driver's defaults."""
     modes = {gpu.bdf: compute or gpu.mode for gpu in gpus}
     known = {bdf: mode for bdf, mode in modes.items() if mode}
     memories = {memory or gpu.memory_mode for gpu in gpus}
@@ -53,10 +53,10 @@ def record_of(gpus: tuple[Gpu, ...], compute: str | None, memory: str | None) ->
 
 
 def wanted(record: Record | None, python: str, program: bytes) -> dict[str, bytes]:
-    """The files by their paths; none without a record."""
+    """Return the files by their paths; none without a record."""
     if record is None:
         return {}
-    require_program(program)  # an empty one would fail at the next boot, when nobody looks
+    require_program(program)  # an empty one would fail unnoticed at the next boot
     values = {"python": python, "program": PARTITION_PROGRAM, "limit": LIMIT}
     unit = UNIT_TEXT.format(monitors=" ".join(MONITOR_UNITS), **values)
     return {
@@ -74,7 +74,7 @@ def converge(
     program: bytes,
     python: str = sys.executable,
 ) -> dict[str, Any]:
-    """Write, link or remove what keeps the modes. path: where a path really is. Returns changed, actions, diff."""
+    """Write, link or remove the files that keep the modes; return changed, actions, diff. path: adds the root."""
     files = wanted(record, python, program)
     places = (UNIT, PARTITION_PROGRAM, PARTITION_RECORD)
     actions = [f"write {name}" for name, data in files.items() if _read(path(name)) != data]
@@ -104,7 +104,7 @@ def converge(
 def follow(
     path: Callable[[str], str], gpus: tuple[Gpu, ...], run: Callable[[list[str]], Any], program: bytes
 ) -> list[str]:
-    """After a change: where modes are recorded, the record is of the new ones. Returns what was done."""
+    """Update an existing record after a change of modes; return the actions."""
     if _read(path(PARTITION_RECORD)) is None:
         return []
     return list(converge(path, record_of(gpus, None, None), False, run, program)["actions"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot work is refused before anything is touched; what was done is verified by reading it back."""
+"""Refuse changes that cannot work before anything is touched, and verify changes by reading them back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..common.gpu_memory import IDLE_VRAM
 from .gpus import PARTITIONS, Gpu, PartitionError, Target, differing, expected_partitions, named
 
-# A partition may lack a little of its share: what the driver reserves, and rounding.
+# A partition may have slightly less than its share: the driver reserves memory, and sizes are rounded.
 SHARE_TOLERANCE = 0.05
 INSTALL = "install AMD's Instinct driver (amdgpu-dkms) on the bare-metal host"
 
@@ -16,9 +16,9 @@ INSTALL = "install AMD's Instinct driver (amdgpu-dkms) on the bare-metal host"
 def refuse(
     gpus: Sequence[Gpu], target: Target, chosen: Sequence[int], *, euid: int, virtual: bool | None
 ) -> None:
-    """Raise PartitionError when the change cannot work.
+    """Raise PartitionError if the change cannot work.
 
-    `chosen`: the GPUs that the caller named; the others are to stay as they are.
+    `chosen`: the GPUs that the caller named; the others must keep their modes.
     """
     changing = target.memory_differs(gpus)
     targets = gpus if changing else differing(gpus, target.compute)
@@ -76,8 +76,8 @@ def _refuse_memory(gpus: Sequence[Gpu], target: Target, chosen: Sequence[int]) -
             f"{named(lacking)}: memory partition mode {target.memory} is not offered by the firmware and the "
             f"driver. Offered: {offered}."
         )
-    # The kernel's rule: never more memory partitions than compute partitions. What else a model lacks
-    # shows after the reload, and is then undone.
+    # The kernel's rule: never more memory partitions than compute partitions. Other limits of a model show after the
+    # reload, which is then undone.
     pools = int((target.memory or "NPS1").removeprefix("NPS"))
     for gpu in gpus:
         mode = target.compute.get(gpu.index)
@@ -95,10 +95,10 @@ def _refuse_memory(gpus: Sequence[Gpu], target: Target, chosen: Sequence[int]) -
 
 
 def verify(gpus: Sequence[Gpu], target: Target, ast_loaded: bool) -> str | None:
-    """What is wrong with the GPUs that should be in `target`, read back; None when all is as it should be.
+    """Return what is wrong with the GPUs that should be in `target`, or None.
 
-    Counts KFD nodes and render nodes, and looks at their memory: the mode can read back right while a
-    partition is missing.
+    This counts KFD nodes and render nodes, and checks their memory: the mode can read back correctly while a partition
+    is missing.
     """
     wrong = [
         f"{gpu.name} is {gpu.mode or 'unreadable'}, not {target.compute[gpu.index]}"
@@ -140,5 +140,5 @@ def verify(gpus: Sequence[Gpu], target: Target, ast_loaded: bool) -> str | None:
 
 
 def stranded(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """GPUs with VRAM in use, on a node where no process holds one."""
+    """Return the GPUs with VRAM in use, on a node where no process holds one."""
     return tuple(gpu for gpu in gpus if (gpu.vram_used or 0) > IDLE_VRAM)

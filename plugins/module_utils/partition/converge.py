@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change a node's partition modes, or say what would be done. What the module rocm_partition does."""
+"""Change a node's partition modes, or predict the change: the work of the module rocm_partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_SECONDS = 120
 
 
 def services_of(servers: Sequence[Mapping[str, Any]]) -> tuple[Service, ...]:
-    """The instances of a plan as services to stop. Raises NodeError for a name that is none."""
+    """Return a plan's instances as services to stop. Raise NodeError for an invalid name."""
     return tuple(
         Service(
             "instance",
@@ -31,9 +31,9 @@ def services_of(servers: Sequence[Mapping[str, Any]]) -> tuple[Service, ...]:
 
 
 def change(node: Machine, request: Request, check: bool) -> Outcome:
-    """Bring the node to its modes, or predict that. Raises NodeError when it is refused.
+    """Set the node's modes, or predict that. Raise NodeError if the change is refused.
 
-    When a change is refused that is to finish an earlier one, that earlier one is taken back.
+    If a change is refused that should finish an interrupted one, the interrupted one is undone.
     """
     try:
         plan = make_plan(node, request)
@@ -42,15 +42,15 @@ def change(node: Machine, request: Request, check: bool) -> Outcome:
         try:
             outcome = None if check else _take_back(node, request)
         except PartitionError as error:
-            raise NodeError(f"{refusal} The change that was cut off earlier stays open: {error}") from None
+            raise NodeError(f"{refusal} The earlier, interrupted change is still open: {error}") from None
         if outcome is None:
             raise NodeError(str(refusal)) from None
-        what = outcome.error or "The change that was cut off earlier was taken back."
+        what = outcome.error or "The earlier, interrupted change was undone."
         return replace(outcome, error=f"{refusal} {what}")
 
 
 def _take_back(node: Machine, request: Request) -> Outcome | None:
-    """Undo a change that was cut off; None when there is none, or when that was just refused."""
+    """Undo an interrupted change; None if there is none, or if its undoing was just refused."""
     if node.load_journal() is None or (request.compute is None and request.memory is None):
         return None
     back = Request(timeout=request.timeout, retries=request.retries)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's GPUs as the driver's files show them."""
+"""A node's GPUs as the driver's files present them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class GpuFiles:
         self.source = Source(root)
 
     def path(self, path: str) -> str:
-        """Where `path` really is."""
+        """Return `path` below the root."""
         return self.root.rstrip("/") + path
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs as the driver shows them now."""
+        """Return the GPUs' present state."""
         self.source.problems.clear()
         state = read_gpus(self.source)
         ending = f"/{MODE_FILES[0]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's GPUs as far as partitioning is concerned: what they are in, what is wanted, how both are told."""
+"""A node's GPUs for the purpose of partitioning: present modes, desired modes, and texts for both."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 COMPUTE_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")
 MEMORY_MODES = ("NPS1", "NPS2", "NPS4")
 
-# Accelerator dies (XCC) by PCI device id: kernel's aqua_vanjaram, AMD's product pages.
+# Accelerator dies (XCC) by PCI device id. Sources: the kernel's aqua_vanjaram, AMD's product pages.
 XCC = {0x74A0: 6, 0x74A1: 8, 0x74A2: 4, 0x74A5: 8, 0x75A0: 8, 0x75A3: 8}
 PARTITIONS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
-# The compute mode that the driver chooses at load (__aqua_vanjaram_get_auto_mode), for 8 dies.
+# The compute mode that the driver chooses when it is loaded (__aqua_vanjaram_get_auto_mode), for 8 dies.
 AUTO: Mapping[str, str] = {"NPS1": "SPX", "NPS2": "DPX", "NPS4": "CPX"}
 
 
 class PartitionError(Exception):
-    """Partitioning cannot be done or went wrong; the text says why and what to do."""
+    """Partitioning is impossible or failed; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver shows it. `partitions` counts KFD nodes, `bytes` is the memory of each.
+    """One GPU as the driver presents it. `partitions` counts KFD nodes, `bytes` is the memory of each.
 
     `mode` is None if there is none or it cannot be read; `unread` then says why. `vram_used`: bytes.
     """
@@ -47,28 +47,28 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Return the name used in messages."""
         return f"GPU {self.index} ({self.bdf})"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Modes to reach: the node's memory mode (None: as it is) and compute modes by GPU index."""
+    """Desired modes: the node's memory mode (None: unchanged) and compute modes by GPU index."""
 
     memory: str | None
     compute: Mapping[int, str]
 
     def reached(self, gpus: Sequence[Gpu]) -> bool:
-        """Whether all GPUs are in their modes."""
+        """Return whether all GPUs are in their desired modes."""
         return not self.memory_differs(gpus) and not differing(gpus, self.compute)
 
     def memory_differs(self, gpus: Sequence[Gpu]) -> bool:
-        """Whether some GPU is in another memory mode."""
+        """Return whether some GPU is in another memory mode."""
         return self.memory is not None and any(gpu.memory_mode != self.memory for gpu in gpus)
 
 
 def present(gpus: Sequence[Gpu]) -> Target:
-    """The modes that GPUs are in now."""
+    """Return the GPUs' present modes."""
     memory = {gpu.memory_mode for gpu in gpus}
     return Target(
         memory.pop() if len(memory) == 1 else None, {gpu.index: gpu.mode for gpu in gpus if gpu.mode}
@@ -76,7 +76,7 @@ def present(gpus: Sequence[Gpu]) -> Target:
 
 
 def named(gpus: Sequence[Gpu]) -> str:
-    """Up to three GPUs by name, more as ranges of indices: "GPUs 0-4, 6"."""
+    """Return up to three GPUs by name, more as ranges of indices: "GPUs 0-4, 6"."""
     if len(gpus) <= 3:
         return ", ".join(gpu.name for gpu in gpus)
     ranges: list[list[int]] = []
@@ -94,10 +94,12 @@ def gpus_of(
     render_nodes: frozenset[str],
     unread: Mapping[str, str],
 ) -> tuple[Gpu, ...]:
-    """GPUs from node_state's list.
+    """Return GPUs from node_state's list.
 
-    `writable`: mode files that the driver lets be written. `unread`: why a mode could not be read, by
-    sysfs_path. `render_nodes`: names in /dev/dri.
+    Args:
+        writable: mode files that the driver lets be written
+        unread: why a mode could not be read, by sysfs_path
+        render_nodes: names in /dev/dri
     """
     sums: dict[int | None, int] = {}
     for entry in state:
@@ -113,7 +115,7 @@ def gpus_of(
             available=tuple(entry["available_compute_partitions"]),
             writable=f"{entry['sysfs_path']}/current_compute_partition" in writable,
             partitions=len(entry["partitions"]),
-            # A missing partition would make a GPU's own sum too small: an equal GPU's sum is as good.
+            # A missing partition would make a GPU's own sum too small; a GPU of the same model has the same sum.
             xcc=XCC.get(entry["device_id"] or 0) or sums[entry["device_id"]] or None,
             missing_nodes=tuple(
                 part["render_node"]
@@ -132,7 +134,7 @@ def gpus_of(
 
 
 def select(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[int, ...]:
-    """Indices of the GPUs that `wanted` names: "all", indices or PCI addresses. Raises PartitionError."""
+    """Return the indices of the GPUs named by `wanted`: "all", indices or PCI addresses. Raise PartitionError."""
     if list(wanted) == ["all"]:
         return tuple(gpu.index for gpu in gpus)
     names = {**{str(gpu.index): gpu.index for gpu in gpus}, **{gpu.bdf: gpu.index for gpu in gpus}}
@@ -147,28 +149,28 @@ def select(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[int, ...]:
 
 
 def differing(gpus: Sequence[Gpu], modes: Mapping[int, str]) -> tuple[Gpu, ...]:
-    """GPUs that are not in the compute mode that `modes` wants for them."""
+    """Return the GPUs that are not in their desired compute mode."""
     return tuple(gpu for gpu in gpus if gpu.index in modes and gpu.mode != modes[gpu.index])
 
 
 def expected_partitions(mode: str | None, xcc: int | None) -> int | None:
-    """Logical GPUs of a GPU in this mode; None when unknown."""
+    """Return the number of logical GPUs that a GPU has in this mode; None if unknown."""
     return xcc if mode == "CPX" else PARTITIONS.get(mode or "")
 
 
 def same_gpus(before: Sequence[Gpu], now: Sequence[Gpu]) -> None:
-    """Raise PartitionError when these are not the same GPUs: indices would mean others."""
+    """Raise PartitionError if the GPUs are not the same ones: their indices would mean other GPUs."""
     there = {gpu.bdf for gpu in now}
     gone = [gpu for gpu in before if gpu.bdf not in there]
     if gone or len(now) != len(before):
         raise PartitionError(
-            f"The list of GPUs changed meanwhile: {named(gone) or 'one'} is "
-            f"{'gone' if gone else 'new'}. Look at dmesg | grep amdgpu before anything else."
+            f"The list of GPUs changed in the meantime: {named(gone) or 'one'} is "
+            f"{'gone' if gone else 'new'}. Check dmesg | grep amdgpu before anything else."
         )
 
 
 def listed(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
-    """GPUs as the module returns them."""
+    """Return GPUs in the form of the module's result."""
     return [
         {
             "index": gpu.index,
@@ -182,7 +184,7 @@ def listed(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 
 
 def predicted(gpus: Sequence[Gpu], target: Target) -> tuple[Gpu, ...]:
-    """The GPUs as they will be."""
+    """Return the GPUs as they will be."""
     found = []
     for gpu in gpus:
         mode = target.compute.get(gpu.index, gpu.mode)
@@ -194,7 +196,7 @@ def predicted(gpus: Sequence[Gpu], target: Target) -> tuple[Gpu, ...]:
 
 
 def diff_text(entries: Sequence[Mapping[str, Any]]) -> str:
-    """One line per GPU, for --diff."""
+    """Return one line per GPU, for --diff."""
     lines = []
     for entry in entries:
         modes = [entry["compute_partition"] or "unreadable", entry["memory_partition"]]
@@ -206,7 +208,7 @@ def diff_text(entries: Sequence[Mapping[str, Any]]) -> str:
 def modes_text(
     gpus: Sequence[Gpu], memory: str | None = None, compute: Mapping[int, str] | None = None
 ) -> str:
-    """The modes of a node in a word: "CPX/NPS4", "SPX on 3 and CPX on 5 GPUs/NPS1"."""
+    """Return a node's modes in brief: "CPX/NPS4", "SPX on 3 and CPX on 5 GPUs/NPS1"."""
     modes = [(compute or {}).get(gpu.index) or gpu.mode or "unreadable" for gpu in gpus]
     counts = {mode: modes.count(mode) for mode in dict.fromkeys(modes)}
     text = " and ".join(f"{mode} on {count}" for mode, count in counts.items()) + " GPUs"

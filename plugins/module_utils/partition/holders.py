@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds the GPUs, and who of them may be stopped.
+"""The processes that hold the GPUs, and which of them may be stopped.
 
-A process that has /dev/kfd open, or had it open and still lives, makes the driver refuse as busy; one that
-has a device below /dev/dri open keeps the driver from being unloaded.
+If a living process has opened /dev/kfd, even if it has closed it again, the driver refuses a change as busy. A process
+with an open device below /dev/dri prevents unloading the driver.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CONTAINER = re.compile(r"(?:^|[-/])([0-9a-f]{64})(?:\.scope)?$")
 _DRI = re.compile(r"/dev/dri/(card|renderD)\d+")
 
 Inspect = Callable[[str], Optional[Mapping[str, Any]]]
-"""Docker's answer about a container by its id; None when it has none of that id."""
+"""Returns Docker's description of a container by its id; None if there is no such container."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """What was stopped and is to be started again. kind: instance, container (of a monitor) or unit.
+    """A service that was stopped and must be started again. kind: instance, container (of a monitor) or unit.
 
-    `seconds`: from asking to stop to killing.
+    `seconds`: time from the request to stop until it is killed.
     """
 
     kind: str
@@ -40,15 +40,15 @@ class Service:
 
     @property
     def text(self) -> str:
-        """As messages and `actions` name it."""
+        """Return its name for messages and `actions`."""
         return self.name if self.kind == "unit" else f"container {self.name}"
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds the GPUs, in which unit or container, and the service to stop to be rid of it.
+    """A process that holds the GPUs, its unit or container, and the service that must be stopped to end it.
 
-    `service` is None for what is not ours to stop. `zombie`: it has ended, and its parent did not look.
+    `service` is None if this toolkit must not stop it. `zombie`: it has ended, but its parent has not collected it.
     """
 
     pid: int
@@ -60,7 +60,7 @@ class Holder:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Return its name for messages."""
         text = f"pid {self.pid} {self.command}"
         if self.zombie:
             text += " (a zombie: its parent has to be stopped)"
@@ -70,7 +70,7 @@ class Holder:
 
 
 def holders(source: Source, inspect: Inspect) -> list[Holder]:
-    """The processes that hold the GPUs, by pid. Never this one."""
+    """Return the processes that hold the GPUs, by pid, without this one."""
     own = set(_paths(source.text("/proc/self/cgroup") or ""))
     pids = set(kfd_processes(source)) | set(_openers(source))
     pids.discard(os.getpid())
@@ -78,7 +78,7 @@ def holders(source: Source, inspect: Inspect) -> list[Holder]:
 
 
 def _openers(source: Source) -> list[int]:
-    """Processes that have /dev/kfd or a device of amdgpu below /dev/dri open."""
+    """Return the processes with an open /dev/kfd or an open amdgpu device below /dev/dri."""
     found = []
     ours: dict[str, bool] = {"/dev/kfd": True}
     for name in source.names("/proc"):
@@ -103,7 +103,7 @@ def _openers(source: Source) -> list[int]:
 
 
 def _of_amdgpu(source: Source, device: str) -> bool:
-    """Whether a device below /dev/dri is amdgpu's; a BMC's graphics has its own driver."""
+    """Return whether a device below /dev/dri is amdgpu's; a BMC's graphics has its own driver."""
     path = f"{source.root}/sys/class/drm/{os.path.basename(device)}/device"
     driver = os.path.basename(os.path.realpath(f"{path}/driver")) if os.path.exists(f"{path}/driver") else ""
     if not driver:  # partitions are platform devices without a driver link on some kernels
@@ -128,7 +128,7 @@ def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> Holder
 
 
 def described(source: Source, pid: int) -> tuple[str, bool]:
-    """(what a process is called, whether it is a zombie).
+    """Return (a process's name, whether it is a zombie).
 
     Words after the first flag of its command line are not shown: they may be secrets.
     """
@@ -139,13 +139,13 @@ def described(source: Source, pid: int) -> tuple[str, bool]:
             break
         shown.append(word)
     command = " ".join(shown).strip() or source.text(f"/proc/{pid}/comm") or "(ended)"
-    # The program's name is in parentheses and may hold anything.
+    # The program's name is in parentheses and may contain any character.
     state = (source.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return command, state[:1] == ["Z"]
 
 
 def _paths(text: str) -> list[str]:
-    """The cgroups of a process: of systemd's hierarchy first, they are the ones that say what it is."""
+    """Return a process's cgroups. Those of systemd's hierarchy come first, because they name container and unit."""
     lines = [line.split(":", 2) for line in text.splitlines()]
     rows = [row for row in lines if len(row) == 3]
     rows.sort(key=lambda row: row[1] not in ("", "name=systemd"))
@@ -153,9 +153,9 @@ def _paths(text: str) -> list[str]:
 
 
 def belongs(text: str, own: set[str]) -> tuple[str | None, str | None]:
-    """(container id, systemd unit) of a process, from its cgroups: the innermost that is one of both.
+    """Return (container id, systemd unit) of a process: the innermost cgroup that is either.
 
-    `own`: our own cgroups. Where the node itself is a container, these say nothing of the process.
+    `own`: this process's cgroups. If the node itself is a container, they do not identify a process's service.
     """
     for path in _paths(text):
         for outer in sorted(own, key=len, reverse=True):
@@ -172,7 +172,7 @@ def belongs(text: str, own: set[str]) -> tuple[str | None, str | None]:
 
 
 def container_service(name: str, details: Mapping[str, Any]) -> Service | None:
-    """The service that a Docker container is, if it is an instance of ours or a known monitor."""
+    """Return the service of a Docker container that is an instance or a known monitor, else None."""
     config = details.get("Config") or {}
     seconds = int(config.get("StopTimeout") or 0)
     if (config.get("Labels") or {}).get(INSTANCE_LABEL):
@@ -182,25 +182,25 @@ def container_service(name: str, details: Mapping[str, Any]) -> Service | None:
 
 
 def services(found: Sequence[Holder]) -> tuple[Service, ...]:
-    """What has to be stopped for these to go, each once: instances first, they finish what they were asked."""
+    """Return the services to stop so that these processes end: instances first, so that they finish their requests."""
     order = {"instance": 0, "container": 1, "unit": 2}
     unique = dict.fromkeys(holder.service for holder in found if holder.service)
     return tuple(sorted(unique, key=lambda service: order[service.kind]))
 
 
 def foreign(found: Sequence[Holder]) -> list[Holder]:
-    """Those that are not ours to stop."""
+    """Return the processes that this toolkit must not stop."""
     return [holder for holder in found if holder.service is None]
 
 
 def foreign_message(found: Sequence[Holder]) -> str:
-    """Who is in the way, and what to do."""
+    """Say which processes are in the way, and the next step."""
     names = "; ".join(holder.name for holder in found)
-    return f"The GPUs are held by what this toolkit does not stop: {names}. Stop it and run again."
+    return f"These processes use the GPUs, and instinct-fleet does not stop them: {names}. Stop them and run again."
 
 
 def busy_message(message: str, found: Sequence[Holder], attempts: int) -> str:
-    """Who keeps the GPUs busy, and what to do."""
+    """Say which processes keep the GPUs busy, and the next step."""
     tries = f"after {attempts} attempts" if attempts > 1 else "at the only attempt"
     if found:
         names = "; ".join(holder.name for holder in found)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a partition change, on the node: what a run has to know that goes on after a crash.
+"""The journal of a partition change, on the node: the facts with which a run continues after a crash.
 
-It is there from before the first thing is touched until everything is in order again, so that it is there at
-all says that a change was cut off. Every step is on disk before it begins.
+It exists from before the first change until the node is consistent again, so its mere existence means that a change is
+in progress or was interrupted. Every step is on disk before it begins.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .holders import Service
 SCHEMA = 1
 STEPS = ("drain", "wait", "set", "verify", "restore", "undo")
 ABOUT = (
-    "A change of this node's GPU partition modes that is under way, or was cut off. playbooks/partition.yml "
-    "finishes it; the module rocm_partition without compute and memory takes it back. `before` is what the GPUs "
-    "were in, by PCI address; `stopped` is what was stopped for it and is still to be started again."
+    "A change of this node's GPU partition modes that is in progress or was interrupted. playbooks/partition.yml "
+    "finishes it; the module rocm_partition without compute and memory undoes it. `before`: the earlier modes, by "
+    "PCI address; `stopped`: services that were stopped for it and must be started again."
 )
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A change under way. Compute modes by PCI address; `memory`: of the node, None where there is none."""
+    """A change in progress. Compute modes by PCI address; `memory`: the node's mode, None if it has none."""
 
     step: str
     started: str
@@ -40,7 +40,7 @@ class Journal:
     stopped: tuple[Service, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written, for people as well."""
+        """Return the journal as it is written, readable for operators as well."""
         return {
             "schema": SCHEMA,
             "about": ABOUT,
@@ -55,7 +55,7 @@ class Journal:
 
 
 def parse_journal(text: str) -> Journal:
-    """The journal in a text. Raises ValueError for anything else."""
+    """Parse a journal. Raise ValueError for any other text."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA or data["step"] not in STEPS:
@@ -93,7 +93,7 @@ def _service(item: Any) -> Service:
 
 
 def load(path: str) -> Journal | None:
-    """The journal of a change that was cut off, None when there is none. Raises PartitionError if unreadable."""
+    """Return the journal of an interrupted change, None if there is none. Raise PartitionError if it is unreadable."""
     text = read_text(path)
     if text is None:
         return None
@@ -115,14 +115,14 @@ def save(path: str, journal: Journal) -> None:
 
 
 def drop(path: str) -> None:
-    """Everything is in order: no journal."""
+    """Remove the journal: the node is consistent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
         _sync(os.path.dirname(path))
 
 
 def _sync(directory: str) -> None:
-    """A new name, or that a name is gone, is on disk when its directory is."""
+    """Flush a directory to disk, so that new and removed names are on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

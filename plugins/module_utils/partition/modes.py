@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring GPUs to modes: request, reload the driver where a memory mode needs it, read back, try another way.
+"""Set GPU modes: request them, reload the driver if a memory mode needs it, read back, try another backend.
 
-The same for the way there and the way back. What is read back from the driver counts; what a tool says only
-tells why.
+The same code sets modes and restores them. The modes read back from the driver decide; a tool's messages only explain.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PAUSE_MAX = 16.0
 SETTLE = 10.0  # seconds for KFD's nodes and udev's device files to appear after a change
 LOAD_SETTLE = 60.0  # … and after the driver was loaded
 LOAD_TRIES = 3
-UNLOAD_MIN = 30.0  # what unloading gets at least, however long a tool before it hung
+UNLOAD_MIN = 30.0  # minimum time for unloading, even after a tool used up the rest
 LOOK_AGAIN = 0.25
 
 _WRITE_ERRORS = {
@@ -45,7 +44,7 @@ _WRITE_ERRORS = {
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that ended."""
+    """The result of a program."""
 
     code: int
     stdout: str
@@ -53,38 +52,42 @@ class Ran:
 
 
 class Driver(Protocol):
-    """The node, as far as modes are concerned."""
+    """The part of a node that setting modes needs."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs as the driver shows them now."""
+        """Return the GPUs' present state."""
 
     def holders(self) -> list[Holder]:
-        """Processes that hold them."""
+        """Return the processes that hold the GPUs, with their services."""
 
     def loaded(self, module: str) -> bool:
-        """Whether a kernel module is loaded."""
+        """Return whether a kernel module is loaded."""
 
     def run(self, command: Command, timeout: float) -> Ran:
-        """Run a program. Raises PartitionError if it does not start, or does not end in time."""
+        """Run a program. Raise PartitionError if it does not start, or does not end in time."""
 
     def write(self, step: Write) -> None:
-        """Write a mode. Raises OSError with the driver's errno."""
+        """Write a mode. Raise OSError with the driver's errno."""
 
     def now(self) -> float:
-        """Seconds of a clock that only goes forward."""
+        """Return the seconds of a monotonic clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep."""
 
 
 @dataclass
 class Modes:
-    """Sets modes on a node. `end`: when it gives up, by the node's clock. `actions`: what was run.
+    """A setter of modes on a node.
 
-    `make_way` is called while the driver is busy: who opens a GPU now and then was not seen before.
+    Attributes:
+        end: when to give up, by the node's clock
+        actions: the steps that were run
+        make_way: called while the driver is busy, to stop processes that open a GPU only now and then
+        requested: a memory mode that the driver has accepted but not applied
 
-    `requested`: a memory mode that the driver was asked for and has not taken on. It cannot be withdrawn
-    (kernel, current_memory_partition_store: the present mode is skipped), only be overtaken by a reload.
+    A requested memory mode cannot be withdrawn (kernel, current_memory_partition_store: the present mode is skipped);
+    only a reload settles it.
     """
 
     node: Driver
@@ -99,13 +102,13 @@ class Modes:
     make_way: Callable[[], None] = lambda: None
 
     def look(self) -> tuple[Gpu, ...]:
-        """The GPUs now. Raises PartitionError when they are not the same ones."""
+        """Return the GPUs' present state. Raise PartitionError if they are not the same GPUs."""
         gpus = self.node.gpus()
         same_gpus(self.gpus, gpus)
         return gpus
 
     def reach(self, target: Target, backends: Sequence[str]) -> None:
-        """Bring the GPUs to their modes. Raises PartitionError with the reason if that is not possible."""
+        """Set the GPUs to their modes. Raise PartitionError with the reason if that is impossible."""
         self.ensure_loaded()
         gpus = self.look()
         if target.memory is not None and target.memory_differs(gpus):
@@ -121,7 +124,7 @@ class Modes:
     # ---- one mode ------------------------------------------------------------------------------------
 
     def left(self, gpus: Sequence[Gpu], mode: str, wanted: Mapping[int, str]) -> tuple[Gpu, ...]:
-        """GPUs that are not yet in a mode; `wanted` are the compute modes, {} for a memory mode."""
+        """Return the GPUs that are not yet in a mode; `wanted`: the compute modes, {} for a memory mode."""
         if kind_of(mode) == "memory":
             return tuple(gpu for gpu in gpus if gpu.memory_mode != mode)
         return differing(gpus, wanted)
@@ -137,7 +140,7 @@ class Modes:
             judgement = self.patiently(backend, mode, wanted, last=not following)
             if judgement.verdict == DONE:
                 if judgement.message:
-                    self.warnings.append(f"{backend} set the mode, but said: {judgement.message}")
+                    self.warnings.append(f"{backend} set the mode, but reported: {judgement.message}")
                 return
             if judgement.verdict != BROKEN:
                 raise PartitionError(
@@ -148,7 +151,7 @@ class Modes:
         raise PartitionError(f"{backends[-1]} did not set the mode: {judgement.message}.")
 
     def patiently(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> Judgement:
-        """Run one backend, again with growing pauses while the driver is busy."""
+        """Run one backend, and retry with growing pauses while the driver is busy."""
         attempts, pause = 0, 1.0
         while True:
             attempts += 1
@@ -176,7 +179,7 @@ class Modes:
         untouched = {gpu.index: gpu.mode for gpu in before if gpu.mode and gpu.index not in wanted}
         strays = differing(gpus, untouched) if kind == "compute" else ()
         if strays:
-            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which it was not told to")
+            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which was not requested")
         left = self.left(gpus, mode, wanted)
         if not left:
             return Judgement(DONE, "; ".join(result.failure[1] for result in results if result.failure))
@@ -184,7 +187,7 @@ class Modes:
         return self.load_again(mode) if judgement.verdict == PENDING else judgement
 
     def step(self, backend: str, step: Step, mode: str, last: bool) -> SetResult:
-        """Run or write one step. A tool gets half of the time left while there is another one to try."""
+        """Run or write one step. A tool gets half of the remaining time if another one is left to try."""
         self.actions.append(step.text)
         if isinstance(step, Write):
             try:
@@ -202,7 +205,7 @@ class Modes:
         return set_by(ran.stdout, ran.stderr, mode)
 
     def time_left(self) -> float:
-        """Seconds; never none at all."""
+        """Return the remaining time in seconds, at least 1."""
         return max(self.end - self.node.now(), 1.0)
 
     # ---- the driver ----------------------------------------------------------------------------------
@@ -224,7 +227,7 @@ class Modes:
         return Judgement(DONE)
 
     def reload(self) -> Judgement:
-        """Unload and load the driver. Raises PartitionError when it is unloaded and does not load."""
+        """Unload and load the driver. Raise PartitionError if it is unloaded and cannot be loaded."""
         self.actions.append(" ".join(UNLOAD))
         try:
             ran = self.node.run(Command(UNLOAD), max(self.time_left(), UNLOAD_MIN))
@@ -238,7 +241,7 @@ class Modes:
         return Judgement(DONE)
 
     def ensure_loaded(self) -> None:
-        """Load the driver if it is not. Raises PartitionError when that fails."""
+        """Load the driver if it is not loaded. Raise PartitionError if that fails."""
         message = ""
         for number in range(LOAD_TRIES):
             if self.node.loaded("amdgpu"):
@@ -256,7 +259,7 @@ class Modes:
                 )
 
     def settled(self) -> tuple[Gpu, ...]:
-        """The GPUs, once all are there again after a reload. Raises PartitionError when some stay away."""
+        """Return the GPUs once all are back after a reload. Raise PartitionError if some stay away."""
         end = self.node.now() + LOAD_SETTLE
         while True:
             try:

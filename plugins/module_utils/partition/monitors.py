@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-# Services that only watch GPUs, and may be stopped and started again: ROCm/device-metrics-exporter (its
-# device config manager stops the first two for the same purpose), ROCm/rdc, amd/amd_smi_exporter. Display
-# managers use the GPU for a login screen that nobody looks at; rocm-smi stops gdm as well.
+# Services that only watch GPUs, and may be stopped and started again: ROCm/device-metrics-exporter (its device config
+# manager stops the first two for the same purpose), ROCm/rdc, amd/amd_smi_exporter. Display managers use the GPU for a
+# login screen, which is dispensable on a server; rocm-smi stops gdm as well.
 MONITOR_UNITS = (
     "amd-metrics-exporter.service",
     "gpuagent.service",

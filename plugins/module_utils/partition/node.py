@@ -32,58 +32,49 @@ CDI_SPECS = ("/etc/cdi/amd.json", "/var/run/cdi/amd.json")
 
 
 class Node(GpuFiles):
-    """The machine: its files under `root`, its programs, its clock."""
+    """The machine: its files under `root`, its programs, its clock. Implements request.Machine, which explains it."""
 
     def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
         super().__init__(root)
         self.docker_socket = docker_socket
 
-    # ---- looking ---------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------------
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
-        """(paths of the management tools, ROCm's release)."""
         rocm = read_rocm(self.source)
         return dict(rocm["tools"]), rocm["version"]
 
     def virtual(self) -> bool:
-        """Whether the CPU reports a hypervisor."""
         return "hypervisor" in (self.source.text("/proc/cpuinfo", 8192) or "").split()
 
     def loaded(self, module: str) -> bool:
-        """Whether a kernel module is loaded."""
         return self.source.exists(f"/sys/module/{module}")
 
     def module_users(self) -> int:
-        """Reference count of amdgpu."""
         return self.source.number("/sys/module/amdgpu/refcnt") or 0
 
     def euid(self) -> int:
-        """Who we are."""
         return os.geteuid()
 
     def now(self) -> float:
-        """Seconds of a clock that only goes forward."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
     def holders(self) -> list[Holder]:
-        """Processes that hold the GPUs, with what they are."""
         return partition_holders.holders(self.source, self._inspect)
 
     def _inspect(self, container: str) -> Mapping[str, Any] | None:
         try:
             answer = Engine(self.docker_socket, timeout=5.0).container(container)
-        except (NodeError, ValueError, TypeError):  # the last two: of an answer that is no object
+        except (NodeError, ValueError, TypeError):  # the last two: the answer is not an object
             return None
         return answer if answer and "Name" in answer else None
 
-    # ---- doing -----------------------------------------------------------------------------------------
+    # ---- acting ----------------------------------------------------------------------------------------
 
     def run(self, command: Command, timeout: float) -> Ran:
-        """Run a program. Raises PartitionError if it does not start, or does not end in time."""
         name = command.argv[0]
         program = self.path(name) if name.startswith("/") else self._find(name) or name
         try:
@@ -104,18 +95,17 @@ class Node(GpuFiles):
             return Ran(process.returncode, stdout, stderr)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel: ends when that lets it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may be inside the kernel
                 process.communicate(timeout=5)
             raise PartitionError(f"{name} did not end within {timeout:.0f} s and was killed") from None
 
     def _find(self, name: str) -> str | None:
-        """A program of the system, also where PATH lacks the directories of root's."""
+        """Return the path of a system program, even if PATH lacks root's directories."""
         places = ("usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin")
         paths = (self.path(f"/{place}/{name}") for place in places)
         return next((path for path in paths if os.path.exists(path)), None)
 
     def write(self, step: Write) -> None:
-        """Write a mode. Raises OSError with the driver's errno."""
         fd = os.open(self.path(step.path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, step.value.encode())
@@ -125,7 +115,6 @@ class Node(GpuFiles):
     # ---- services --------------------------------------------------------------------------------------
 
     def alive(self, service: Service) -> bool:
-        """Whether a service runs."""
         if service.kind == "unit":
             return service.name in self._active([service.name])
         try:
@@ -135,7 +124,6 @@ class Node(GpuFiles):
         return container is not None and container["State"]["Status"] in ALIVE
 
     def monitors(self) -> list[Service]:
-        """Known monitors that run as systemd units."""
         return [Service("unit", name) for name in self._active(MONITOR_UNITS)]
 
     def _active(self, names: Sequence[str]) -> list[str]:
@@ -147,7 +135,6 @@ class Node(GpuFiles):
         return [name for name, state in zip(names, states) if state in ("active", "activating", "reloading")]
 
     def stop(self, wanted: Sequence[Service]) -> list[str]:
-        """Stop services gracefully: containers in parallel, then units. Returns warnings."""
         containers = [service for service in wanted if service.kind != "unit"]
         warnings: list[str] = []
         if containers:
@@ -170,7 +157,6 @@ class Node(GpuFiles):
             return f"{service.name}: {error}"
 
     def start(self, service: Service) -> None:
-        """Start a service. Raises PartitionError."""
         if service.kind == "unit":
             ran = self.run(Command(("systemctl", "start", service.name)), SERVICE_TIMEOUT)
             if ran.code:
@@ -182,14 +168,10 @@ class Node(GpuFiles):
             raise PartitionError(str(error)) from None
 
     def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
-        """Write the Container Device Interface specs anew that there are: (commands run, warnings).
-
-        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
-        """
         specs = [path for path in CDI_SPECS if self.source.exists(path)]
         if specs and not self._find("amd-ctk"):
             return [], [
-                f"{', '.join(specs)} lists the old devices, and there is no amd-ctk to write it anew."
+                f"{', '.join(specs)} lists the old devices, and amd-ctk is not installed to regenerate it."
             ]
         commands = [Command(("amd-ctk", "cdi", "generate", f"--output={path}")) for path in specs]
         warnings = []
@@ -205,11 +187,9 @@ class Node(GpuFiles):
     # ---- the journal -----------------------------------------------------------------------------------
 
     def load_journal(self) -> Journal | None:
-        """The journal of a change that was cut off."""
         return partition_journal.load(self.path(PARTITION_JOURNAL))
 
     def save_journal(self, journal: Journal) -> None:
-        """Put the journal on disk. Raises PartitionError."""
         try:
             partition_journal.save(self.path(PARTITION_JOURNAL), journal)
         except OSError as error:
@@ -218,5 +198,4 @@ class Node(GpuFiles):
             ) from None
 
     def drop_journal(self) -> None:
-        """Remove the journal."""
         partition_journal.drop(self.path(PARTITION_JOURNAL))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The partition modes that a node's GPUs are to have, as they are kept on its disk for the next boot."""
+"""The record of a node's desired partition modes, kept on its disk for the next boot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 SCHEMA = 1
 DRIVER_SECONDS = 90.0
-"""How long the driver may take at a boot to show the GPUs."""
+"""Seconds that the driver may take at boot to show the GPUs."""
 ABOUT = (
     "The partition modes that this node's GPUs are to have, compute modes by PCI address. They are set again at every "
     "boot by instinct-partition.service. Written by instinct-fleet; change gpu_partition_compute and "
@@ -20,19 +20,19 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Record:
-    """Modes to set at a boot; memory None: the driver has none."""
+    """Modes to set at boot; memory None: the driver has no memory modes."""
 
     memory: str | None
     compute: Mapping[str, str]
 
     def to_text(self) -> str:
-        """As it is written."""
+        """Return the text of the record's file."""
         data = {"schema": SCHEMA, "about": ABOUT, "memory": self.memory, "compute": dict(self.compute)}
         return json.dumps(data, indent=1) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> Record:
-        """The reverse. Raises ValueError."""
+        """Parse that text. Raise ValueError for any other one."""
         try:
             data: dict[str, Any] = json.loads(text)
             if data["schema"] != SCHEMA:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a node's partition modes, what that comes to, and why it cannot be: step 1 of the transaction."""
+"""A request to change a node's partition modes, its plan, and the reasons to refuse it: step 1 of the transaction."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .holders import Holder, Service, foreign, foreign_message, services
 from .journal import Journal
 from .modes import LOAD_SETTLE, Driver, Modes
 
-GRACE = 2.0  # seconds after which a process that is in the way is looked at again: it may be a short one
+GRACE = 2.0  # seconds until a process in the way is checked again: it may be short-lived
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the module was asked for. Times are seconds.
+    """The module's parameters. Times are seconds.
 
-    Without compute and memory, a change that was cut off is taken back. `servers`: containers of instances to
-    stop. `clean`: reload the driver when VRAM is in use that no process holds.
+    Without compute and memory, an interrupted change is undone. `servers`: containers of instances to stop. `clean`:
+    reload the driver if VRAM is in use that no process holds.
     """
 
     compute: str | None = None
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done; `error` is None when every GPU is in its mode and that was verified."""
+    """The result of a change; `error` is None if every GPU was verified to be in its mode."""
 
     changed: bool
     before: list[dict[str, Any]]
@@ -50,40 +50,43 @@ class Outcome:
 
 
 class Machine(Driver, Protocol):
-    """The node that is changed."""
+    """The node to change."""
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
-        """(paths of the management tools, ROCm's release)."""
+        """Return (paths of the management tools, ROCm's release)."""
 
     def euid(self) -> int:
-        """Who we are."""
+        """Return the effective user id of this process."""
 
     def virtual(self) -> bool:
-        """Whether the CPU reports a hypervisor."""
+        """Return whether the CPU reports a hypervisor."""
 
     def module_users(self) -> int:
-        """Reference count of amdgpu: while it is not 0, the driver cannot be unloaded."""
+        """Return amdgpu's reference count: while it is not 0, the driver cannot be unloaded."""
 
     def alive(self, service: Service) -> bool:
-        """Whether a service runs."""
+        """Return whether a service runs."""
 
     def monitors(self) -> list[Service]:
-        """Known monitors that run as systemd units."""
+        """Return the known monitors that run as systemd units."""
 
     def stop(self, wanted: Sequence[Service]) -> list[str]:
-        """Stop services gracefully, in parallel. Returns warnings."""
+        """Stop services gracefully, containers in parallel, then units. Return warnings."""
 
     def start(self, service: Service) -> None:
-        """Start a service. Raises PartitionError."""
+        """Start a service. Raise PartitionError if it does not start."""
 
     def refresh_cdi(self, *, check: bool = False) -> tuple[list[str], list[str]]:
-        """Write the Container Device Interface specs anew that there are: (commands run, warnings)."""
+        """Rewrite existing Container Device Interface specs; return (commands run, warnings).
+
+        A spec lists render nodes, so it is out of date after every change of modes. `check`: run nothing.
+        """
 
     def load_journal(self) -> Journal | None:
-        """The journal of a change that was cut off."""
+        """Return the journal of an interrupted change."""
 
     def save_journal(self, journal: Journal) -> None:
-        """Put the journal on disk."""
+        """Write the journal to disk. Raise PartitionError if that fails."""
 
     def drop_journal(self) -> None:
         """Remove the journal."""
@@ -91,7 +94,7 @@ class Machine(Driver, Protocol):
 
 @dataclass
 class Plan:
-    """What there is to do. `target` is all GPUs' modes; `journal` is of a change that was cut off."""
+    """A planned change. `target`: all GPUs' modes; `journal`: of an interrupted change."""
 
     gpus: tuple[Gpu, ...]
     target: Target
@@ -105,21 +108,21 @@ class Plan:
 
     @property
     def needed(self) -> bool:
-        """Whether anything has to be done."""
+        """Return whether the plan changes anything."""
         return bool(self.journal or self.stranded or not self.target.reached(self.gpus))
 
     @property
     def reloads(self) -> bool:
-        """Whether the driver is to be loaded again."""
+        """Return whether the plan reloads the driver."""
         return bool(self.stranded) or self.target.memory_differs(self.gpus)
 
 
 def make_plan(node: Machine, request: Request) -> Plan:
-    """Step 1: look at the node and refuse what cannot work. Raises PartitionError; nothing was touched."""
+    """Inspect the node and return a plan (step 1). Raise PartitionError, with nothing touched, if it cannot work."""
     journal = node.load_journal()
     gpus = node.gpus()
     if not gpus and journal and not node.loaded("amdgpu") and node.euid() == 0:
-        # A change was cut off between unloading and loading: its own last step is made up for.
+        # A change was interrupted between unloading and loading the driver: load it.
         Modes(node, (), {}, 0, node.now() + LOAD_SETTLE).ensure_loaded()
         gpus = node.gpus()
     if not gpus:
@@ -157,7 +160,7 @@ def _target(gpus: Sequence[Gpu], request: Request, chosen: Sequence[int], journa
 
 
 def earlier(gpus: Sequence[Gpu], journal: Journal) -> Target:
-    """What the GPUs were in before a change that was cut off."""
+    """Return the GPUs' modes before an interrupted change."""
     compute = {
         gpu.index: journal.before_compute[gpu.bdf] for gpu in gpus if gpu.bdf in journal.before_compute
     }
@@ -165,7 +168,7 @@ def earlier(gpus: Sequence[Gpu], journal: Journal) -> Target:
 
 
 def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
-    """What `Transaction.run` would do, for check mode."""
+    """Predict the outcome of `Transaction.run`, for check mode."""
     actions: list[str] = []
     changing = not plan.target.reached(plan.gpus)
     error = None
@@ -195,6 +198,6 @@ def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
 
 
 def stops_of(node: Machine, plan: Plan, request: Request) -> tuple[Service, ...]:
-    """What has to be stopped: the instances that were named and run, and the holders that may be stopped."""
+    """Return the services to stop: the requested instances that run, and the holders that may be stopped."""
     named = [item for item in request.servers if node.alive(item)]
     return tuple(dict.fromkeys((*named, *services(plan.holders))))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Understand the output of rocm-smi and amd-smi. What is not known is an error, never a guess.
+"""Parse the output of rocm-smi and amd-smi. Unknown output is an error, never a guess.
 
-Wording and shapes follow captured output of ROCm 6.0 to 10.0 (tests/data/rocm_samples). Modes are read from sysfs; what
-the tools say when they set one is in smi_set_output.py.
+Wording and shapes follow captured output of ROCm 6.0 to 10.0 (tests/data/rocm_samples). Modes are read from sysfs; the
+tools' answers to setting a mode are parsed in smi_set_output.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _AMD_GPU = re.compile(r"GPU: (\d+)")
 
 
 class SmiError(ValueError):
-    """Output that cannot be understood; the text shows the place."""
+    """Output that cannot be parsed; the text shows the place."""
 
 
 def excerpt(text: str) -> str:
-    """The last line that says something, short enough for a message."""
+    """Return the last non-empty line, short enough for a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no output"
 
 
 def rocm_smi_lines(text: str) -> tuple[list[str], list[tuple[int, str]]]:
-    """(titles, (device, message) lines) of a complete log. Raises SmiError for anything else."""
+    """Return (titles, (device, message) lines) of a complete log. Raise SmiError for anything else."""
     titles: list[str] = []
     lines: list[tuple[int, str]] = []
     for line in text.splitlines():
@@ -43,7 +43,7 @@ def rocm_smi_lines(text: str) -> tuple[list[str], list[tuple[int, str]]]:
 
 
 def amd_smi_blocks(text: str) -> tuple[dict[int, dict[str, str]], list[str]]:
-    """({GPU: {KEY: value}}, other lines) of amd-smi's text; keys of nested sections are joined by a dot."""
+    """Return ({GPU: {KEY: value}}, other lines) of amd-smi's text; a dot joins the keys of nested sections."""
     blocks: dict[int, dict[str, str]] = {}
     others: list[str] = []
     block: dict[str, str] | None = None

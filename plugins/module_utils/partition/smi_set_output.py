@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rocm-smi and amd-smi say about setting a partition mode, ROCm 6.0 to 10.0.
+"""Parse the answers of rocm-smi and amd-smi to setting a partition mode, ROCm 6.0 to 10.0.
 
-rocm-smi exits with 0 when every GPU failed, so its text decides. Modes that begin with NPS are memory modes:
-the tools put a warning, a question and a progress bar before their answer. What is not known is BROKEN.
+rocm-smi exits with 0 even if every GPU failed, so its text decides. Modes that begin with NPS are memory modes: the
+tools print a warning, a question and a progress bar before their answer. An unknown answer is BROKEN.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from .smi_output import SmiError, amd_smi_blocks, excerpt, rocm_smi_lines
 
-DONE = "done"  # the tool says that the mode is set, or, a memory mode, at least requested
+DONE = "done"  # the tool reports that the mode is set or, for a memory mode, at least requested
 PENDING = "pending"  # a memory mode is requested, and the driver could not be reloaded
 BUSY = "busy"  # the driver has users; the same command may work later
-REFUSED = "refused"  # the driver does not do this; another tool would hear the same
-BROKEN = "broken"  # the tool did not get through to the driver, or cannot be understood; another one may
+REFUSED = "refused"  # the driver refuses this; another tool would get the same answer
+BROKEN = "broken"  # the tool did not reach the driver, or its answer is unknown; another may work
 
 _ROCM_VERDICTS = {
     "Device is currently busy, try again later": BUSY,
@@ -24,8 +24,8 @@ _ROCM_VERDICTS = {
     "set_compute_partition, Invalid arguments provided": REFUSED,
     "Issue reloading driver, please check dmsg for errors": PENDING,
 }
-# NOT_SUPPORTED is absent on purpose: both libraries also make it of EPERM, which the driver gives while a
-# GPU is in reset, and sysfs can tell the two apart.
+# NOT_SUPPORTED is absent on purpose: both libraries also map EPERM to it, which the driver returns while a GPU is in
+# reset, and sysfs can tell the two apart.
 _AMD_VERDICTS = {
     "BUSY": BUSY,
     "NO_PERM": REFUSED,
@@ -46,7 +46,7 @@ _BAR = re.compile(r"(Trying again - )?Updating memory partition( for gpu \d+)?: 
 
 @dataclass(frozen=True)
 class SetResult:
-    """What a tool says about setting a mode.
+    """A tool's answer to setting a mode.
 
     `verdicts`: (verdict, message) by the tool's device index. `failure`: what stopped the command as a whole.
     """
@@ -56,7 +56,7 @@ class SetResult:
 
 
 def kind_of(mode: str) -> str:
-    """ "memory" for NPS modes, else "compute"."""
+    """Return "memory" for NPS modes, else "compute"."""
     return "memory" if mode.startswith("NPS") else "compute"
 
 
@@ -79,16 +79,16 @@ def rocm_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
     verdicts: dict[int, tuple[str, str]] = {}
     for device, message in lines:
         if kind == "memory" and message.startswith("Available memory partition modes: "):
-            continue  # says more about the line before it
+            continue  # details about the line before it
         verdict = known.get(message, BROKEN)
         if device in verdicts and verdicts[device][0] != verdict:
-            return SetResult({}, (BROKEN, f"rocm-smi said two things about device {device}"))
+            return SetResult({}, (BROKEN, f"rocm-smi gave two answers for device {device}"))
         verdicts[device] = (verdict, message)
     return SetResult(verdicts, None if verdicts else (BROKEN, "rocm-smi named no device"))
 
 
 def _rocm_answer(text: str) -> str:
-    """The log without the warning, up to the first device's line, and without the bar."""
+    """Return the log without the warning, up to the first device's line, and without the progress bar."""
     kept: list[str] = []
     warned = False
     for line in re.split(r"[\r\n]+", text):
@@ -104,8 +104,8 @@ def _rocm_answer(text: str) -> str:
 def amd_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
     """Judge `amd-smi set --compute-partition MODE` or `--memory-partition MODE`, text output.
 
-    Up to 6.4 a failing GPU raises and ends the command, later releases report each GPU; usage errors are
-    plain text, with exit code 0 before 10.
+    Up to 6.4 a failing GPU raises and ends the command, later releases report each GPU; usage errors are plain text,
+    with exit code 0 before 10.
     """
     kind = kind_of(mode)
     try:
@@ -137,6 +137,6 @@ def amd_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
 
 
 def _amd_verdict(text: str) -> str:
-    """The verdict of the status that amd-smi names; several different ones are not understood."""
+    """Return the verdict for amd-smi's status; several different ones count as BROKEN."""
     verdicts = {_AMD_VERDICTS.get(status, BROKEN) for status in _AMD_STATUS.findall(text)}
     return verdicts.pop() if len(verdicts) == 1 else BROKEN

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of partition modes as a transaction: drain, wait, set, verify, restore; or all of it undone.
+"""A change of partition modes as a transaction: drain, wait, set, verify, restore; on failure, all of it is undone.
 
-The journal is on disk before each step, so that a run after a crash knows where the one before it was. At
-the end the node is in the new modes, verified, or in those it had, and what was stopped runs again. A node
-that can be brought to neither keeps its journal, and the message says what to do by hand.
+The journal is on disk before each step, so that a run after a crash knows where the previous one stopped. At the end
+the node is in the new modes, verified, or in its earlier ones, and all stopped services run again. If the node can be
+brought to neither, it keeps its journal, and the message says what to do by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .smi_set_output import DONE
 
 
 def _stoppable(found: Sequence[Holder]) -> tuple[Service, ...]:
-    """Services to stop; a zombie's was stopped."""
+    """Return the services to stop; a zombie's has been stopped already."""
     return services([holder for holder in found if not holder.zombie])
 
 
@@ -50,7 +50,7 @@ class Transaction:
         )
 
     def run(self) -> Outcome:
-        """Steps 2 to 7. The outcome's error says what went wrong; PartitionError when nothing was touched."""
+        """Run steps 2 to 7. The outcome's error says what went wrong. Raise PartitionError if nothing was touched."""
         if not self.plan.needed:
             return predict(self.node, self.plan, self.request)
         target = self.plan.target
@@ -69,19 +69,19 @@ class Transaction:
             error = self.verify()
         except PartitionError as failure:
             error = str(failure) if str(failure).endswith(".") else f"{failure}."
-        except Exception as failure:  # a bug must not leave GPUs in between either
+        except Exception as failure:  # even a bug must not leave GPUs half changed
             error = internal_error(failure)
         stopped = [item.name for item in self.journal.stopped]
         if error is None:
             self.enter("restore")
-            # Where a change is to come, the instances start by its plan.
+            # If the modes change, a later task starts the instances by the new plan.
             self.restore(instances=self.request.compute is None and self.request.memory is None)
         else:
             error = f"{error} {self.undo()}"
         return self.outcome(error, stopped)
 
     def outcome(self, error: str | None, stopped: list[str]) -> Outcome:
-        """The result, with the GPUs as they are now."""
+        """Return the result, with the GPUs' present state."""
         gpus = self.node.gpus()
         return Outcome(
             changed=error is None or listed(gpus) != listed(self.plan.gpus) or bool(stopped),
@@ -95,19 +95,19 @@ class Transaction:
         )
 
     def enter(self, step: str) -> None:
-        """Put on disk which step begins."""
+        """Write to disk which step begins."""
         self.journal = replace(self.journal, step=step)
         self.node.save_journal(self.journal)
 
     # ---- steps 2 and 3 ---------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Stop what may be stopped. Its names are on disk before."""
-        # The load balancer sends nothing here any more: the playbook has seen to that.
+        """Stop the services that may be stopped, after writing their names to disk."""
+        # The playbook has already drained this host from the load balancer.
         self.stop(stops_of(self.node, self.plan, self.request))
 
     def stop(self, wanted: Sequence[Service]) -> None:
-        """Stop services, and remember them. A unit that goes with a stopped one is remembered as well."""
+        """Stop services, and record them. A unit that stops along with another one is recorded as well."""
         if not wanted:
             return
         beside = self.node.monitors() if any(item.kind == "unit" for item in wanted) else []
@@ -118,7 +118,7 @@ class Transaction:
         self.modes.warnings += self.node.stop(wanted)
 
     def wait(self) -> None:
-        """Until nobody holds the GPUs. Raises PartitionError with the names of those who still do."""
+        """Wait until no process holds the GPUs. Raise PartitionError with the names of those that still do."""
         self.enter("wait")
         attempts, pause, tried = 0, 0.5, False
         while True:
@@ -128,7 +128,7 @@ class Transaction:
             if not found and not users:
                 return
             again = _stoppable(found)
-            if again and not tried:  # something started it again meanwhile
+            if again and not tried:  # something started it again in the meantime
                 tried = True
                 self.stop(again)
                 continue
@@ -155,7 +155,7 @@ class Transaction:
         self.modes.settled()
 
     def verify(self) -> str | None:
-        """Read back through sysfs, KFD and /dev/dri, allowing for the time that they need."""
+        """Read back through sysfs, KFD and /dev/dri, allowing for delays."""
         end = self.node.now() + SETTLE
         while True:
             gpus = self.modes.look()
@@ -172,7 +172,7 @@ class Transaction:
     # ---- steps 6 and 7 ---------------------------------------------------------------------------------
 
     def restore(self, *, instances: bool) -> str:
-        """Start what was stopped, and drop the journal. Instances start by the new plan, or here again."""
+        """Start the stopped services, and remove the journal. `instances`: start those here, too."""
         commands, warnings = self.node.refresh_cdi()
         self.modes.actions += commands
         self.modes.warnings += warnings
@@ -190,7 +190,7 @@ class Transaction:
         return f"Started again: {', '.join(started)}." if started else ""
 
     def undo(self) -> str:
-        """Back to the earlier modes and services. Returns the sentences for the message."""
+        """Restore the earlier modes and services. Return the sentences for the message."""
         try:
             self.enter("undo")
             self.modes.end = self.node.now() + self.request.timeout
@@ -219,7 +219,7 @@ class Transaction:
         return " ".join(text for text in told if text)
 
     def stuck(self, reason: str) -> str:
-        """Neither there nor back: what an operator has to know."""
+        """Describe a node that could be neither changed nor restored."""
         gpus = self.node.gpus()
         wrong = [
             f"{gpu.name} is {gpu.mode or 'unreadable'}, was {self.earlier.compute[gpu.index]}"
@@ -232,5 +232,5 @@ class Transaction:
             f"Could not set back: {reason.rstrip('.')}. "
             + (f"{'; '.join(wrong)}. " if wrong else "")
             + (f"Still stopped: {stopped}. " if stopped else "")
-            + "Run again when that is mended: it goes on from here."
+            + "Fix the cause and run again; the change continues from here."
         )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside the container of a benchmark: several runs of vLLM's client in one process.
+"""Run vLLM's benchmark client several times in one process, inside a benchmark's container.
 
-Its text is sent there, and put into a file of a directory of its own, so that nothing else is imported from beside it.
-The standard library of Python 3.8 is all there is. Importing vLLM takes longer than a short run does, so all runs
-share a process: the command `vllm` is a small Python script, which is run again and again. Each run's JSON gets a name
-of its own. The exit code is that of the first run that fails.
+Its text is sent there and put into a file in a directory of its own, so that no neighbouring file can be imported. Only
+the standard library of Python 3.8 is available. Importing vLLM takes longer than a short run, so all runs share a
+process: the command `vllm` is a small Python script, which is executed repeatedly. Each run's JSON gets its own name.
+The exit code is that of the first run that fails.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import traceback
 
 
 def run(words: list[str]) -> int:
-    """One run: the program's exit code. A program that is not in Python becomes a process of its own."""
+    """Run the program once and return its exit code. A program that is not Python runs as a separate process."""
     own = words[1:] if os.path.basename(words[0]).startswith("python") else words  # python3 SCRIPT …
     path = shutil.which(own[0]) or own[0]
     with open(path, "rb") as stream:
-        head = stream.read(512)  # a path too long for a shebang is in its second line
+        head = stream.read(512)  # if a path is too long for the shebang, it is in the second line
     if b"python" not in head:
         return subprocess.call(words)
     sys.argv = [path, *own[1:]]
@@ -39,7 +39,10 @@ def run(words: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Arguments: directory and name of the result, seed, runs to throw away, runs, and the command's words."""
+    """Run all repetitions.
+
+    Arguments: result directory and name, seed, warm-up runs, measured runs, the command's words.
+    """
     directory, name = arguments[:2]
     seed, warmups, runs = (int(text) for text in arguments[2:5])
     result = os.path.join(directory, name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside a container of the vLLM image: download one snapshot with the image's own huggingface_hub.
+"""Download one snapshot with the huggingface_hub of the vLLM image, inside a container of that image.
 
-Its text is given to `python3 -c`, so it imports nothing of this package. It uses only what huggingface_hub
-has had since 0.20 and still has in 2.x. The last line it prints is the report, as JSON after REPORT.
+Its text is given to `python3 -c`, so it imports nothing of this package. It uses only functions that huggingface_hub
+has had from 0.20 to 2.x. The last line that it prints is the report, as JSON after REPORT.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from ..common.container_answers import REPORT
 
-ATTEMPTS = 5  # of a download that the network broke; what is on disk is not fetched again
+ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
 
 
 def causes(error: BaseException | None) -> list[dict[str, Any]]:
-    """The chain of an error, outermost first: types, HTTP status, errno and text."""
+    """Return the chain of an error, outermost first: types, HTTP status, errno and text."""
     chain: list[dict[str, Any]] = []
     while error is not None and len(chain) < 8:
         chain.append(
@@ -35,7 +35,7 @@ def causes(error: BaseException | None) -> list[dict[str, Any]]:
 
 
 def worth_another_try(chain: list[dict[str, Any]]) -> bool:
-    """Whether the network or the hub's load is to blame."""
+    """Return whether the cause is the network or the hub's load."""
     statuses = [link["status"] for link in chain if link["status"]]
     if statuses:
         return bool(statuses[0] == 429 or statuses[0] >= 500)
@@ -44,10 +44,10 @@ def worth_another_try(chain: list[dict[str, Any]]) -> bool:
 
 
 def download(config: dict[str, Any], token: Any) -> str:
-    """Fetch the snapshot; its path."""
+    """Download the snapshot and return its path."""
     from huggingface_hub import HfApi, snapshot_download
 
-    # Asked first, because snapshot_download takes a half-filled cache for good when the hub refuses it.
+    # Queried first, because snapshot_download accepts a half-filled cache as final if the hub refuses it.
     HfApi(token=token).model_info(config["repo"], revision=config["commit"])
     options = {
         "repo_id": config["repo"],
@@ -73,9 +73,12 @@ def download(config: dict[str, Any], token: Any) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """argv[1]: the configuration as JSON. The token is read from a file: it is in no argument or variable."""
+    """Run the program. argv[1]: the configuration as JSON.
+
+    The token comes from a file: no argument or variable has it.
+    """
     config = json.loads(argv[1])
-    token: Any = False  # False: send none, not even one that lies in the cache
+    token: Any = False  # False: send none, not even one stored in the cache
     if config["token_file"]:
         with open(config["token_file"], encoding="utf-8") as stream:
             token = stream.read().strip()

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""HAProxy's agent: says which instances have generated tokens since they were started.
+"""HAProxy's agent: reports which instances have generated tokens since they were started.
 
-HAProxy asks it on loopback for each server, by name, and takes a server in only when this says "up" and its own
-check of /health succeeds. An instance whose port refuses, as while Docker restarts it, has to generate tokens anew.
-An empty answer, and no answer, change nothing: when this program is restarted or stopped, HAProxy goes on with what
-it knows. One file without imports of the toolkit: it runs on the balancer's host.
+HAProxy queries it on loopback for each server, by name. It puts a server into service only if the agent answers "up"
+and its own check of /health succeeds. An instance whose port refuses connections, as while Docker restarts it, must
+generate tokens again. An empty or missing answer changes nothing: while this program is restarted or stopped, HAProxy
+keeps its last state. One file without imports of the toolkit: it runs on the balancer's host.
+
     agent.py BALANCER.JSON PIDFILE
 """
 
@@ -21,28 +22,28 @@ from typing import Any
 POLL_SECONDS = 1.0
 CONNECT_SECONDS = 3.0
 HEALTH_SECONDS = 10.0
-TOKEN_SECONDS = 900.0  # the first tokens of an engine may compile kernels
+TOKEN_SECONDS = 900.0  # an engine's first tokens may compile kernels
 GONE = "gone"
-"""Nobody accepts a connection, or the engine says that it is dead."""
+"""Connections are refused, or the engine reports that it is dead."""
 BUSY = "busy"
-"""It accepts a connection, and does not answer in time."""
+"""It accepts connections, but does not answer in time."""
 
 
 class Instance:
-    """One server of the balancer; proven None: not known yet, as this program has just started."""
+    """One server of the balancer; proven None: unknown yet, because this program has just started."""
 
     def __init__(self, host: str, port: int, model: str, key_file: str = "") -> None:
         self.host, self.port, self.model, self.key_file = host, port, model, key_file
         self.proven: bool | None = None
 
     async def watch(self) -> None:
-        """Look at it for ever."""
+        """Check the instance forever."""
         while True:
             await self.look()
             await asyncio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
-        """One look: a proof lasts until the instance is gone."""
+        """Check the instance once: a proof lasts until the instance is gone."""
         state = await self.health()
         if state == GONE:
             self.proven = False
@@ -50,7 +51,7 @@ class Instance:
             self.proven = await self.generates()
 
     async def health(self) -> str:
-        """What GET /health says: "ok", GONE or BUSY."""
+        """Return the result of GET /health: "ok", GONE or BUSY."""
         try:
             status, _ = await self.ask("GET", "/health", b"", HEALTH_SECONDS)
         except asyncio.TimeoutError:
@@ -60,7 +61,7 @@ class Instance:
         return "ok" if status == 200 else GONE
 
     async def generates(self) -> bool:
-        """Whether it answers a request with tokens."""
+        """Return whether it answers a request with tokens."""
         body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         try:
             status, text = await self.ask("POST", "/v1/completions", json.dumps(body).encode(), TOKEN_SECONDS)
@@ -69,7 +70,7 @@ class Instance:
             return False
 
     async def ask(self, method: str, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
-        """One request: status and body. Raises OSError, ValueError, EOFError, asyncio.TimeoutError."""
+        """Send one request; return status and body. Raise OSError, ValueError, EOFError or asyncio.TimeoutError."""
         opening = asyncio.open_connection(self.host, self.port)
         try:
             reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
@@ -88,14 +89,14 @@ class Instance:
         return int(words[1]) if len(words) > 1 else 0, text
 
     def authorization(self) -> str:
-        """The header that HAProxy sends too."""
+        """Return the header that HAProxy sends too."""
         with contextlib.suppress(OSError), open(self.key_file, encoding="ascii") as file:
             return f"Authorization: {file.read().partition(' ')[2].strip()}\r\n"
         return ""
 
 
 class Agent:
-    """All instances of a balancer, as its balancer.json names them."""
+    """All instances in a balancer's balancer.json."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -105,7 +106,7 @@ class Agent:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def follow(self) -> None:
-        """Take over every change of the file."""
+        """Apply every change of the file."""
         while True:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 found = os.stat(self.path)
@@ -117,7 +118,7 @@ class Agent:
             await asyncio.sleep(POLL_SECONDS)
 
     def take(self, config: dict[str, Any]) -> None:
-        """Watch what the configuration has; what was known of servers that stay as they are is kept."""
+        """Watch the servers of the configuration; keep the state of unchanged ones."""
         wanted = {
             f"{backend['name']}/{server['name']}": (
                 server["address"],
@@ -137,7 +138,7 @@ class Agent:
                 self.tasks[name] = asyncio.get_running_loop().create_task(self.instances[name].watch())
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one question of HAProxy."""
+        """Answer one query of HAProxy."""
         with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
             line = await asyncio.wait_for(reader.readline(), CONNECT_SECONDS)
             known = self.instances.get(line.decode("ascii", "replace").strip())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside an image, and prints one line of JSON: which vLLM, PyTorch, Python and ROCm are in it.
+"""Print one line of JSON with the vLLM, PyTorch, Python and ROCm versions of the image in which it runs.
 
-Its text is sent into the container; the standard library of Python 3.8 is all there is, and no GPU. Neither
-vLLM nor PyTorch is imported: that takes long, and fails where their driver is missing. What they are is read
-from the metadata of their packages and from the files that their builds write.
+Its text is sent into the container; only the standard library of Python 3.8 is available, and no GPU. It imports
+neither vLLM nor PyTorch: that takes long, and fails without their driver. It reads the metadata of their packages and
+the files that their builds write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..common.container_answers import MARK, assigned, kind
 
 
 def version(package: str) -> str:
-    """The version of an installed package, "" for none."""
+    """Return the version of an installed package, "" for none."""
     try:
         return importlib.metadata.version(package) or ""
     except importlib.metadata.PackageNotFoundError:
@@ -30,7 +30,7 @@ def version(package: str) -> str:
 
 
 def file_text(package: str, name: str) -> str:
-    """A file of a package, "" when it is not there."""
+    """Return the text of a package's file, "" if it does not exist."""
     try:
         found = importlib.util.find_spec(package)
         places = found.submodule_search_locations if found else None
@@ -41,7 +41,7 @@ def file_text(package: str, name: str) -> str:
 
 
 def vllm_version() -> str:
-    """As its package says it, else as its build noted it, else as the command does, which loads all of it."""
+    """Return vLLM's version: from its package, from its build, or from its command, which loads all of vLLM."""
     known = version("vllm") or assigned(file_text("vllm", "_version.py"), "__version__")
     if known:
         return known
@@ -56,7 +56,7 @@ def vllm_version() -> str:
 
 
 def rocm(torch: str) -> str | None:
-    """ROCm's release: as its packages note it, as its wheels do, else the one that PyTorch was built for.
+    """Return ROCm's release: from its packages, from its wheels, or the one for which PyTorch was built.
 
     Since 7.14 packages install into /opt/rocm/core-<release>, and wheels leave /opt/rocm out (ROCm/TheRock#5475).
     """
@@ -71,7 +71,7 @@ def rocm(torch: str) -> str | None:
 
 
 def software() -> dict[str, Any]:
-    """All of it."""
+    """Return all facts about the image's software."""
     torch_text = file_text("torch", "version.py")
     torch = version("torch") or assigned(torch_text, "__version__")
     vllm = vllm_version()

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keepalived's check: ends with 0 when this host's HAProxy works, else with 1.
+"""Keepalived's check: exits with 0 if this host's HAProxy works, else with 1.
 
-It asks the admin socket: that is answered by the loop that serves clients, and also when all connections are taken,
-where the other balancer would not do better. One file without imports of the toolkit: it runs on the balancer's host.
+It queries the admin socket. The loop that serves clients answers there, even if all connections are in use; in that
+case the other balancer would do no better. One file without imports of the toolkit: it runs on the balancer's host.
+
     alive.py ADMIN.SOCK
 """
 
@@ -16,7 +17,7 @@ SECONDS = 2.0
 
 
 def works(path: str) -> bool:
-    """HAProxy answers at this socket, and is not about to end."""
+    """Return whether HAProxy answers at this socket and is not stopping."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(SECONDS)

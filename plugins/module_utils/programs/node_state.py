@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read everything the planner needs to know of a node.
+"""Read all facts that the planner needs about a node.
 
 This is sent to every host in every run, so it is one script that imports next to nothing: Ansible puts the arguments
 into ARGUMENTS below and pipes the text into Python, without unpacking its module framework. Data are plain dictionaries
-here, as importing dataclasses costs more than all the reading.
+here, because importing dataclasses costs more than all the reading.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ module: node_state
 short_description: Read the state of an AMD Instinct node
 version_added: "0.1.0"
 description:
-  - Reads in one call what the planner needs to know of a node - operating system, NUMA, driver, ROCm, GPUs
-    with their partitions, Docker engine, images, weights, running instances and free disk space.
-  - Starts no program and changes nothing. A source that cannot be read gives null for its field and an entry
-    in RV(node_state.problems); what the node does not have is null or an empty list, never a guess.
+  - Reads in one call the facts that the planner needs about a node - operating system, NUMA, driver, ROCm, GPUs with
+    their partitions, Docker engine, images, weights, running instances and free disk space.
+  - Starts no program and changes nothing. A source that cannot be read gives null for its field and an entry in
+    RV(node_state.problems); facts that the node lacks are null or an empty list, never a guess.
   - A script without Ansible's module framework, because it runs on every host in every run. It costs about a
     fifth of what M(ansible.builtin.ping) costs on the node.
 options:
@@ -29,7 +29,7 @@ options:
     type: path
     default: /var/lib/instinct-fleet
   cache_dirs:
-    description: Hugging Face caches (C(HF_HOME)) to look for weights in. Default is C(hf) in O(data_dir).
+    description: Hugging Face caches (C(HF_HOME)) to search for weights. Default is C(hf) in O(data_dir).
     type: list
     elements: path
   sysfs_root:
@@ -41,7 +41,7 @@ extends_documentation_fragment:
   - instinct.fleet.docker
 requirements:
   - Python 3.9 on the node, standard library only
-  - root, to see kernel and Docker state that other users do not see
+  - root, to read kernel and Docker state that other users cannot read
 author: instinct-fleet contributors (@instinct-fleet)
 """
 
@@ -61,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 node_state:
-  description: What was found. Sizes are bytes.
+  description: The state of the node. Sizes are bytes.
   returned: success
   type: dict
   contains:
@@ -77,9 +77,9 @@ node_state:
     cmdline: {description: Words of the kernel command line., type: list, elements: str, sample: [iommu=pt]}
     numa_balancing:
       description:
-        - Automatic NUMA balancing. C(runtime) is the kernel's value now, null when the kernel has no such setting.
-        - C(persisted) is the value that the next boot gives, and C(file) what decides it - the last sysctl file that
-          sets it, or C(/proc/cmdline); both null when nothing does.
+        - Automatic NUMA balancing. C(runtime) is the kernel's value now, null if the kernel has no such setting.
+        - C(persisted) is the value after the next boot, and C(file) its source - the last sysctl file that sets it, or
+          C(/proc/cmdline); both are null if there is no source.
       type: dict
       sample: {runtime: 0, persisted: 0, file: /etc/sysctl.d/60-instinct-fleet.conf}
     cpu: {description: Processor., type: dict, sample: {model: AMD EPYC 9654, sockets: 2, threads: 384}}
@@ -91,11 +91,11 @@ node_state:
     memory_bytes: {description: Memory of the host., type: int}
     virtual_machine: {description: Whether the CPU reports a hypervisor., type: bool}
     driver:
-      description: The amdgpu driver. Only AMD's DKMS driver has a version, the kernel's own has null.
+      description: The amdgpu driver. Only AMD's DKMS driver has a version; for the kernel's own driver it is null.
       type: dict
       sample: {loaded: true, version: 6.12.12}
     rocm:
-      description: ROCm release and its management tools; the version is null where ROCm is not installed.
+      description: ROCm release and its management tools; the version is null if ROCm is not installed.
       type: dict
       sample: {version: 7.0.0, tools: {amd-smi: /opt/rocm/bin/amd-smi, rocm-smi: /opt/rocm/bin/rocm-smi}}
     gpus:
@@ -123,7 +123,7 @@ node_state:
         link_speed: {description: Speed of the PCIe link., type: str, sample: 32.0 GT/s PCIe}
         link_width: {description: Lanes of the PCIe link., type: int, sample: 16}
         in_reset: {description: Whether the GPU is being reset now., type: bool}
-        ecc_uncorrectable: {description: Uncorrectable memory errors since the boot; null where not counted., type: int}
+        ecc_uncorrectable: {description: Uncorrectable memory errors since the boot; null if not counted., type: int}
         users: {description: Processes that KFD counts on it., type: list, elements: int}
         partitions:
           description: Logical GPUs (KFD nodes) of this GPU.
@@ -139,9 +139,9 @@ node_state:
             num_xcc: {description: Accelerator dies in the partition., type: int}
             memory_bytes: {description: Memory of the partition., type: int}
     kfd_processes: {description: Processes that have C(/dev/kfd) open., type: list, elements: int}
-    kfd_zombies: {description: Those of them that have ended and were not looked after., type: list, elements: int}
+    kfd_zombies: {description: Those of them that are zombies., type: list, elements: int}
     partition_change:
-      description: The step at which a change of partition modes was cut off, or is now; null when there is none.
+      description: The step of a partition change that is in progress or was interrupted; null if there is none.
       type: str
       sample: set
     device_gids:
@@ -151,7 +151,7 @@ node_state:
     interfaces:
       description:
         - Network interfaces with an address that other hosts may reach, neither loopback nor link-local. C(speed) is
-          in Mb/s, null where the driver does not tell.
+          in Mb/s, null if the driver does not report it.
       type: list
       elements: dict
       sample: [{name: eth0, addresses: [192.0.2.11], up: true, mtu: 1500, speed: 25000}]
@@ -162,44 +162,44 @@ node_state:
       type: list
       elements: dict
       sample: [{name: mlx5_0, port: 1, state: ACTIVE, layer: Ethernet, rate: 400, interface: rdma0, gid_index: 3}]
-    instance_key: {description: By what the key of its instances can be recognised; null without one., type: str}
-    verbs: {description: Whether C(/dev/infiniband) has devices for programs to use., type: bool}
+    instance_key: {description: Fingerprint of the key of its instances; null without one., type: str}
+    verbs: {description: Whether C(/dev/infiniband) has devices that programs can use., type: bool}
     docker:
       description:
-        - The Docker engine. C(installed) says whether its program is there, C(error) why it did not answer,
-          C(community) whether it is Docker's own package and not the distribution's, C(buildx) whether its client for
-          BuildKit is there.
+        - The Docker engine. C(installed) is whether its program exists, C(error) why it did not answer, C(community)
+          whether it is Docker's own package and not the distribution's, C(buildx) whether its client for BuildKit
+          exists.
       type: dict
       sample: {installed: true, available: true, version: 20.10.24, api_version: "1.41", community: false,
                buildx: false, root_dir: /var/lib/docker, error: null}
-    git: {description: Whether git is there., type: bool}
+    git: {description: Whether git is installed., type: bool}
     images:
       description:
-        - Images of the engine. C(software) is what an image answered when M(instinct.fleet.vllm_image) asked what is
-          in it, and null when it was not asked.
+        - Images of the Docker engine. C(software) is what M(instinct.fleet.vllm_image) found when it probed the image,
+          null if it has not been probed.
       type: list
       elements: dict
       sample: [{id: "sha256:11", tags: ["r:t"], digests: ["r@sha256:22"], bytes: 1,
                 software: {vllm: 0.11.2+rocm700, platform: rocm, rocm: 7.0.0, pytorch: 2.9.0, python: 3.12.11,
                            gfx: [gfx942]}}]
     models:
-      description: Weights with a marker of a finished fetch, and whether every file is there with its size.
+      description: Weights with the marker of a finished download, and whether every file exists with its size.
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
                 complete: true, bytes: 1, files: 5, exclude: [], include: []}]
     fetching:
-      description: Repositories in a cache without such a marker, and what they hold so far.
+      description: Repositories in a cache without such a marker, and their bytes so far.
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
     instances:
       description:
-        - Containers of instances. C(spec_hash) is what the container was made from, C(artefact_hash) what the
-          instance's files say now; null when one is missing. C(files) has the sha256 of each.
-        - C(supervisor) is what the program around vLLM says of itself, null when there is none - C(state) is one of
-          V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts ends of vLLM in a row that
-          nobody asked for, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
+        - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
+          C(artefact_hash) that of the instance's present files, null if one is missing. C(files) has their sha256.
+        - C(supervisor) is the report of the supervisor around vLLM, null if there is none - C(state) is one of
+          V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts consecutive unrequested ends
+          of vLLM, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, container: instinct-llama-0, container_id: "64 hex digits",
@@ -210,9 +210,9 @@ node_state:
                              first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
     generations:
       description:
-        - What the node keeps of each deployment. C(kept) are its generations from old to new, without their files;
-          C(held) and C(trial) say how it is bound, see M(instinct.fleet.serving_generation), C(lifted) and C(ended)
-          when it last ceased to be. C(broken) says why its record cannot be read.
+        - The node's records of each deployment. C(kept) are its generations from old to new, without their files;
+          C(held) and C(trial) are its hold and trial, see M(instinct.fleet.serving_generation), C(lifted) and C(ended)
+          when the last hold and trial ended. C(broken) is why its record cannot be read.
       type: list
       elements: dict
       sample: [{deployment: llama, held: null, trial: null, lifted: null, ended: null, broken: null,
@@ -224,14 +224,14 @@ node_state:
                         members: [{name: llama-0, spec_hash: 12ab, port: 8000, ports: [8000],
                                    render_nodes: [renderD128], share: 1.0, hosts: [], headless: false, limit: 256}]}]}]
     disk:
-      description: Space on the file systems of images, caches and data; equal C(device) is the same one.
+      description: Space on the file systems of images, caches and data; an equal C(device) is the same file system.
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
     balancer:
       description:
         - The load balancer on this host. C(files) are the hashes of the files in use, C(applied) that of the
-          configuration which HAProxy was last seen with, C(config) what it serves, C(out) which servers are out.
+          configuration last loaded by HAProxy, C(config) its configuration, C(out) the drained servers.
       type: dict
       sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
     problems:
@@ -259,7 +259,7 @@ def main() -> None:
             with open(sys.argv[1], encoding="utf-8") as file:
                 text = file.read()
         result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
-    except Exception as error:  # a module's only channel is its result
+    except Exception as error:  # a module can report only through its result
         result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
     print(json.dumps(result))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the recorded partition modes again when a node boots, before Docker starts the containers that need them.
+"""Restore the recorded partition modes when a node boots, before Docker starts the containers that need them.
 
-Compute modes do not outlive a reboot, and Docker does not try again when a container's devices are missing. Runs from
-an archive (see partition/boot_unit.py): systemd writes what it prints into the journal.
+Compute modes do not survive a reboot, and Docker does not retry if a container's devices are missing. Runs from an
+archive (see partition/boot_unit.py); systemd writes its output into the journal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ RETRIES = 4
 
 
 def requests(record: Record, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
-    """What to ask of the node. GPUs in several compute modes: the memory mode first, with all of them in one."""
+    """Return the changes to request.
+
+    For several compute modes, first set the memory mode with all GPUs in one of them.
+    """
     common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
     modes = list(dict.fromkeys(record.compute.values()))
     whole = Request(compute=modes[0], memory=record.memory, **common)
@@ -38,11 +41,11 @@ def requests(record: Record, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
 
 
 def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
-    """Set the modes: (whether all is as recorded, what to tell). Never raises."""
+    """Set the modes; return (whether all are as recorded, lines to print). Never raise."""
     try:
         if node.load_journal() is not None:
             return False, [
-                "A change of partition modes was cut off here; playbooks/partition.yml finishes it. Nothing was done."
+                "A partition change was interrupted here; playbooks/partition.yml finishes it. Nothing was done."
             ]
         missing = _wait(node, record)
         if missing:
@@ -55,7 +58,7 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
                 return False, [*told, outcome.error]
     except (NodeError, PartitionError) as error:
         return False, [str(error)]
-    except Exception as error:  # systemd is to read a sentence
+    except Exception as error:  # systemd's journal should show a sentence
         return False, [internal_error(error)]
     modes = ", ".join(dict.fromkeys(record.compute.values()))
     memory = f", memory {record.memory}" if record.memory else ""
@@ -63,7 +66,7 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
 
 
 def _wait(node: Machine, record: Record) -> list[str]:
-    """Until the driver shows every GPU; those that are still missing."""
+    """Wait until the driver shows every GPU; return those that are still missing."""
     end = node.now() + DRIVER_SECONDS
     while True:
         there = {gpu.bdf for gpu in node.gpus()}
@@ -74,7 +77,7 @@ def _wait(node: Machine, record: Record) -> list[str]:
 
 
 def main() -> int:
-    """The program; its exit code says whether the modes are as recorded."""
+    """Run the program; the exit code tells whether the modes are as recorded."""
     text = read_text(PARTITION_RECORD)
     if text is None:
         print("No partition modes are recorded.")

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a vllm-router for every deployment that is routed by prefix, beside HAProxy on the balancer's host.
+"""Run a vllm-router for every deployment that is routed by prefix, next to HAProxy on the balancer's host.
 
-A router chooses among URLs of HAProxy on loopback, one per instance; HAProxy has the last word, so that an instance
-that is out gets nothing whatever a router thinks. While a router is down, HAProxy does without it. A change of
-balancer.json is told to the running routers, as a restart would end the requests that are on their way.
-One file without imports of the toolkit: it runs on the balancer's host.
+A router chooses among HAProxy's loopback URLs, one per instance. HAProxy has the last word, so a drained instance gets
+no requests whatever a router chooses. While a router is down, HAProxy works without it. Changes of balancer.json are
+sent to the running routers, because a restart would end the requests in flight. One file without imports of the
+toolkit: it runs on the balancer's host.
+
     router.py BALANCER.JSON PIDFILE VLLM-ROUTER
 """
 
@@ -28,11 +29,11 @@ POLL_SECONDS = 1.0
 ASK_SECONDS = 5.0
 STOP_SECONDS = 5.0
 LEAVE_SECONDS = 20.0
-"""How long HAProxy may take to reload, and with it to know nothing of a router that is no longer wanted."""
+"""Seconds that HAProxy may take to reload, and so to forget a router that is no longer needed."""
 
 
 def command(program: str, port: int, workers: list[str], timeout: int) -> list[str]:
-    """The command line of a router. Nothing is sent twice, and it breaks no circuit: both are HAProxy's to decide."""
+    """Return the command line of a router, without retries and circuit breaker: both are HAProxy's decisions."""
     return [
         program, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "cache_aware",
         "--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + METRICS),
@@ -43,7 +44,7 @@ def command(program: str, port: int, workers: list[str], timeout: int) -> list[s
 
 
 def wanted_routers(config: dict[str, Any]) -> dict[str, tuple[int, list[str]]]:
-    """Port and workers of each router that balancer.json wants, by deployment."""
+    """Return port and workers of each router in balancer.json, by deployment."""
     base = f"http://127.0.0.1:{config['router_port']}"
     return {
         backend["name"]: (
@@ -56,7 +57,7 @@ def wanted_routers(config: dict[str, Any]) -> dict[str, tuple[int, list[str]]]:
 
 
 class Router:
-    """A vllm-router that runs."""
+    """A running vllm-router."""
 
     def __init__(self, program: str, port: int, workers: list[str], timeout: int) -> None:
         self.port = port
@@ -65,15 +66,15 @@ class Router:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether its process runs."""
         return self.process.poll() is None
 
     def idle(self) -> bool:
-        """Whether it can end: it has no requests, and gets none."""
+        """Return whether it can end: it has no requests, and gets none."""
         return not self.alive or (time.monotonic() > self.unwanted + LEAVE_SECONDS and not busy(self.port))
 
     def tell(self, workers: list[str]) -> None:
-        """Make these its workers. What it does not take now is told again at the next look."""
+        """Set its workers. A change that fails now is repeated at the next check."""
         with contextlib.suppress(OSError, ValueError, KeyError, http.client.HTTPException):
             there = set(json.loads(self.ask("GET", "/list_workers"))["urls"])
             for url in sorted(set(workers) - there):
@@ -82,7 +83,7 @@ class Router:
                 self.ask("POST", f"/remove_worker?url={urllib.parse.quote(url, safe='')}")
 
     def ask(self, method: str, path: str) -> str:
-        """One request to it. Raises OSError, HTTPException."""
+        """Send one request to it. Raise OSError or HTTPException."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ASK_SECONDS)
         try:
             connection.request(method, path)
@@ -91,7 +92,7 @@ class Router:
             connection.close()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
@@ -110,7 +111,7 @@ class Routers:
         self.leaving: list[Router] = []
 
     def look(self) -> None:
-        """Bring the routers to what balancer.json says now."""
+        """Bring the routers in line with balancer.json."""
         with contextlib.suppress(OSError, ValueError), open(self.path, encoding="utf-8") as file:
             self.config = json.load(file)
         wanted = wanted_routers(self.config) if self.config.get("routers") else {}
@@ -128,7 +129,7 @@ class Routers:
                 self.running[name] = Router(self.program, port, workers, int(self.config["timeout"]) * 24)
 
     def stop(self) -> None:
-        """End all of them."""
+        """Stop all of them."""
         for router in (*self.running.values(), *self.leaving):
             router.stop()
 

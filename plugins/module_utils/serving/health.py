@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a vLLM server whether it serves. Health proves nothing: an engine can die of its first request."""
+"""Check whether a vLLM server serves. A healthy answer proves nothing: an engine can die on its first request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKENS = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server answers, and for which model. `api_key` is a secret."""
+    """A server's address and model. `api_key` is a secret."""
 
     host: str
     port: int
@@ -27,7 +27,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe brought: `tokens` generated; otherwise `status` (0: no HTTP answer) and what was said."""
+    """The result of a probe: `tokens` generated; otherwise `status` (0: no HTTP answer) and the server's text."""
 
     tokens: int = 0
     status: int = 0
@@ -35,17 +35,17 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """The server understood, and says no: asking again will not help."""
+        """Return whether the server understood the request and rejected it: a retry will not help."""
         return 400 <= self.status < 500 and self.status not in (408, 425, 429)
 
 
 def healthy(endpoint: Endpoint, timeout: float = 5.0) -> Answer:
-    """GET /health; `status` is 200 when the engine says it is alive."""
+    """Send GET /health; `status` is 200 if the engine reports that it is alive."""
     return ask(endpoint, "GET", "/health", None, timeout)
 
 
 def generate(endpoint: Endpoint, timeout: float) -> Answer:
-    """Ask for a few tokens. `timeout` in seconds: the first request may have to compile kernels."""
+    """Request a few tokens. `timeout` in seconds: the first request may have to compile kernels."""
     body = {"model": endpoint.model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
     answer = ask(endpoint, "POST", "/v1/completions", body, timeout)
     if answer.status != 200:
@@ -58,7 +58,7 @@ def generate(endpoint: Endpoint, timeout: float) -> Answer:
 
 
 def ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -> Answer:
-    """One request, with JSON unless `body` is None; its status, and the text of its answer (64 KiB at most)."""
+    """Send one request, with JSON unless `body` is None; return its status and the answer's text (64 KiB at most)."""
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
     headers = {"Content-Type": "application/json"} if body is not None else {}
     if endpoint.api_key:
@@ -76,7 +76,7 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -
 
 
 def port_holder(host: str, port: int) -> str | None:
-    """Who listens at host:port, as "pid 123 (name)"; None when nobody accepts a connection there."""
+    """Return the process that listens at host:port, as "pid 123 (name)"; None if connections are refused."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -85,7 +85,7 @@ def port_holder(host: str, port: int) -> str | None:
     for pid in (name for name in os.listdir("/proc") if name.isdigit()):
         try:
             links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-        except OSError:  # ended meanwhile, or not ours to look at
+        except OSError:  # it ended in the meantime, or may not be inspected
             continue
         if any(link == f"socket:[{inode}]" for link in links for inode in inodes):
             return f"pid {pid} ({_command(pid)})"
@@ -93,7 +93,7 @@ def port_holder(host: str, port: int) -> str | None:
 
 
 def _listening(table: str, port: int) -> list[str]:
-    """Socket inodes that listen on a port, from /proc/net/tcp or tcp6."""
+    """Return the socket inodes that listen on a port, from /proc/net/tcp or tcp6."""
     try:
         with open(f"/proc/net/{table}", encoding="ascii") as stream:
             rows = [line.split() for line in stream.readlines()[1:]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module serving_generation does: records generations, binds deployments, forgets what is too old."""
+"""The work of the module serving_generation: record generations, hold deployments, remove old generations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def change(
     keep: int,
     check: bool,
 ) -> dict[str, Any]:
-    """Record generations, bind deployments, and note lines. What is there already is not written again."""
+    """Record generations, update holds and trials, and add journal lines. Existing records are not written again."""
     now, actions, diff, lines = now_text(), [], [], []
     described = {str(item.get("name")): item for item in instances}
     for wanted in record:
@@ -79,7 +79,7 @@ def _named(data: Mapping[str, Any]) -> str:
 
 
 def _joined(wanted: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]], now: str) -> Json:
-    """The generation as it is stored: its members with their servers and descriptions."""
+    """Return the generation in the form of the store: its members with their servers and descriptions."""
     members = []
     for member in wanted["members"]:
         instance = described.get(member["name"])
@@ -96,7 +96,7 @@ def _joined(wanted: Mapping[str, Any], described: Mapping[str, Mapping[str, Any]
 
 
 def _same(there: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> None:
-    """Raise when a number stands for something else: two runs at once, or a store from elsewhere."""
+    """Raise NodeError if the number is already taken by another generation: two concurrent runs, or a foreign store."""
     specs = [{item["name"]: item["spec_hash"] for item in each["members"]} for each in (there, wanted)]
     if canonical(specs[0]) != canonical(specs[1]):
         raise NodeError(
@@ -112,7 +112,8 @@ def _bound(before: Mapping[str, Any], wanted: Mapping[str, Any], now: str) -> Js
             continue
         value = wanted[key]
         if value is None:
-            # When: a host that was away meanwhile still has it, and must not bind the others again.
+            # The time of an end is kept: a host that was unreachable still has the hold, and must not impose it on the
+            # others.
             after.update({key: None, gone: now} if before.get(key) else {})
             continue
         try:
@@ -145,7 +146,7 @@ def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str,
 def _too_old(
     store: Store, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
 ) -> list[int]:
-    """Numbers to forget: all but the newest, and those that something still stands on."""
+    """Return the generations to remove: all but the newest, and except those still in use."""
     numbers = sorted({*store.numbers(deployment), *more})
     state = store.state(deployment)
     bound = [item["generation"] for item in (state["held"], state["trial"]) if item]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches instances for a while: whether they go on running, without a restart of container or engine."""
+"""Watch instances for a while: check that they keep running, without a restart of container or engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_SECONDS = 1.0
 def watch(
     engine: Engine, names: Sequence[str], seconds: float, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Look at the instances until the time is over. Raises NodeError as soon as one does not run, or was restarted."""
+    """Watch the instances for `seconds`. Raise NodeError as soon as one does not run, or was restarted."""
     first = {name: _seen(engine, name) for name in names}
     end = time.monotonic() + seconds
     while True:
@@ -34,7 +34,7 @@ def watch(
 
 
 def _seen(engine: Engine, name: str) -> Json:
-    """What tells one run of an instance from the next."""
+    """Return the facts that distinguish one run of an instance from the next."""
     container = engine.container(paths.container_name(name))
     if container is None:
         return {"status": "absent"}
@@ -50,7 +50,7 @@ def _seen(engine: Engine, name: str) -> Json:
 
 
 def supervised(name: str) -> Json:
-    """What the instance's supervisor noted; {} when there is none."""
+    """Return the record of the instance's supervisor; {} if there is none."""
     return supervisor_file(paths.cache_dir(name)) or {}
 
 
@@ -66,7 +66,7 @@ def _wrong(name: str, first: Json, now: Json) -> str:
 
 
 def _why(now: Json) -> str:
-    """The last failure that the supervisor noted."""
+    """Return the last failure recorded by the supervisor."""
     failures = now.get("failures") or []
     if not failures:
         return ""

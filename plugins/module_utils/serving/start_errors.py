@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the Docker engine does not create or start an instance's container, and what to do about it. Pure."""
+"""Explain why Docker cannot create or start an instance's container, and what to do about it. Pure."""
 
 from __future__ import annotations
 
 from .instance import Server
 
 NO_DEVICE = (
-    "A device of the instance cannot be had. Check that the amdgpu driver is loaded; after a change of the "
+    "A device of the instance is not available. Check that the amdgpu driver is loaded; after a change of the "
     "partition mode, run playbooks/plan.yml and deploy again."
 )
 
 
 def explain_refusal(message: str, server: Server) -> tuple[str, str]:
-    """(kind, next step) of a container that the engine does not create or start."""
+    """Return (kind, next step) for a container that Docker cannot create or start."""
     image = server.body.get("Image")
     known = (
-        ("No such image", "image_missing", f"Bring the image {image} first: run the vllm_image role."),
+        ("No such image", "image_missing", f"Pull the image {image} first: run the vllm_image role."),
         ("/dev/", "no_gpu_access", NO_DEVICE),
         (
             "bind source path does not exist",
@@ -30,8 +30,8 @@ def explain_refusal(message: str, server: Server) -> tuple[str, str]:
         (
             "rlimit",
             "ulimits",
-            "The engine may not raise a limit as the deployment asks (runtime.ulimits). Lower it there, or "
-            "raise the engine's own (LimitMEMLOCK=infinity in its systemd unit).",
+            "Docker may not raise a limit as runtime.ulimits requests. Lower it there, or "
+            "raise Docker's own (LimitMEMLOCK=infinity in its systemd unit).",
         ),
         ("no space left on device", "disk_full", "Docker's disk is full: remove what nothing uses."),
         (

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generations that a node keeps: files of root's, each whole on disk before anything that it describes changes.
+"""The generations kept on a node, in files that only root can read.
+
+Each file is completely on disk before anything that it describes changes.
 
 generations/<deployment>/<number>.json   a generation with every member's server and description (may hold an API key)
-generations/<deployment>/summary.json    all that are kept, without these two: what node_state reads
+generations/<deployment>/summary.json    all generations without these two: what node_state reads
 generations/<deployment>/state.json      whether the deployment is held, or on trial
 journal.log                              a line for every event
 """
@@ -41,11 +43,11 @@ class Store:
     # ---- reading -------------------------------------------------------------------------------------
 
     def path(self, deployment: str, name: str) -> str:
-        """A file of a deployment."""
+        """Return the path of a deployment's file."""
         return os.path.join(self.root, deployment, name)
 
     def numbers(self, deployment: str) -> list[int]:
-        """The numbers that are kept, rising."""
+        """Return the numbers of the stored generations in ascending order."""
         try:
             names = os.listdir(os.path.join(self.root, deployment))
         except (FileNotFoundError, NotADirectoryError):
@@ -53,7 +55,7 @@ class Store:
         return sorted(int(match[1]) for match in map(NUMBERED.fullmatch, names) if match)
 
     def generation(self, deployment: str, number: int) -> Json:
-        """A whole generation."""
+        """Return a complete generation."""
         found = self._load(self.path(deployment, f"{number}.json"))
         if found is None:
             kept = ", ".join(map(str, self.numbers(deployment))) or "none"
@@ -64,18 +66,18 @@ class Store:
         return found
 
     def state(self, deployment: str) -> Json:
-        """Whether the deployment is held, or on trial."""
+        """Return whether the deployment is held, or on trial."""
         found = self._load(self.path(deployment, STATE)) or {}
         keys = ("held", "trial", "lifted", "ended")
         return {"schema": SCHEMA, **{key: found.get(key) for key in keys}}
 
     def history(self, deployment: str) -> History:
-        """What is kept of a deployment, without files."""
+        """Return the records of a deployment, without files."""
         kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
         return History.from_json({"deployment": deployment, "kept": kept, **self.state(deployment)})
 
     def member(self, data: Mapping[str, Any]) -> Json:
-        """The stored member that {"name", "deployment", "generation", "spec_hash"} stands for."""
+        """Return the stored member that {"name", "deployment", "generation", "spec_hash"} refers to."""
         name, deployment, number = data.get("name"), str(data.get("deployment") or ""), data["generation"]
         if not NAME.fullmatch(deployment):
             raise NodeError(f"servers[{name}]: {deployment!r} is not the name of a deployment.")
@@ -91,11 +93,11 @@ class Store:
         return dict(member)
 
     def server(self, data: Mapping[str, Any]) -> Json:
-        """SERVER of a stored member, as the plan had it when the generation was recorded."""
+        """Return a stored member's SERVER, as it was in the plan when the generation was recorded."""
         return dict(self.member(data)["server"])
 
     def instance(self, data: Mapping[str, Any]) -> Json:
-        """INSTANCE of a stored member, as the plan had it."""
+        """Return a stored member's INSTANCE, as it was in the plan."""
         member = self.member(data)
         return {**member["described"], "server": member["server"], "generation": int(data["generation"])}
 
@@ -110,14 +112,14 @@ class Store:
             return dict(found)
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(
-                f"{path} cannot be read ({type(error).__name__}: {error}). Remove it, and what it holds is "
-                "forgotten; what runs is not touched by that."
+                f"{path} cannot be read ({type(error).__name__}: {error}). Delete it: "
+                "only this record is lost; running instances are not affected."
             ) from None
 
     # ---- writing -------------------------------------------------------------------------------------
 
     def put(self, deployment: str, name: str, data: Mapping[str, Any]) -> None:
-        """Write a file of a deployment; it is on disk, and under its name, when this returns."""
+        """Write a deployment's file; it is on disk under its name when this returns."""
         directory = os.path.join(self.root, deployment)
         make_private(self.root)
         make_private(directory)
@@ -125,13 +127,13 @@ class Store:
         _sync(directory)
 
     def drop(self, deployment: str, number: int) -> None:
-        """Forget a generation."""
+        """Remove a generation."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(deployment, f"{number}.json"))
         _sync(os.path.join(self.root, deployment))
 
     def summarise(self, deployment: str) -> None:
-        """Write summary.json anew from the generations."""
+        """Rewrite summary.json from the generations."""
         kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
         self.put(deployment, SUMMARY, {"schema": SCHEMA, "kept": kept})
 
@@ -151,7 +153,7 @@ class Store:
 
 
 def light(generation: Mapping[str, Any]) -> Json:
-    """A generation without its members' files and descriptions."""
+    """Return a generation without its members' files and descriptions."""
     members = [
         {key: value for key, value in member.items() if key not in HEAVY} for member in generation["members"]
     ]
@@ -159,12 +161,12 @@ def light(generation: Mapping[str, Any]) -> Json:
 
 
 def now_text() -> str:
-    """The time as records have it."""
+    """Return the present time in the format of the records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _sync(directory: str) -> None:
-    """A new name, or that a name is gone, is on disk when its directory is."""
+    """Flush a directory to disk, so that new and removed names are on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -176,9 +178,9 @@ def _sync(directory: str) -> None:
 
 
 def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> list[Json]:
-    """Servers, of which those that name a generation are as the node's store has them.
+    """Return the servers; those that name a generation are read from the node's store.
 
-    Raises NodeError for one that is not there.
+    Raise NodeError for a generation that is not stored.
     """
     source = store or Store()
     return [
@@ -192,7 +194,7 @@ def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> 
 def note_servers(
     servers: Iterable[Any], result: Mapping[str, Any], removed: Iterable[str], store: Store | None = None
 ) -> None:
-    """Lines in the journal for what vllm_server did; `servers` are of server.Server, `result` the module's."""
+    """Add journal lines for vllm_server's changes; `servers`: server.Server objects, `result`: the module's."""
     target = store or Store()
     known = {server.name: server for server in servers}
     found: dict[tuple[str, str, str], list[str]] = {}
@@ -214,7 +216,7 @@ VERBS = {"ready": ("serves", "serve"), "started": ("starts", "start"), "stopped"
 
 
 def _owner(store: Store, server: Any) -> str:
-    """The deployment and, where it is known, the generation of a server, as the beginning of a line."""
+    """Return the start of a journal line: a server's deployment and, if known, its generation."""
     made = None
     if NAME.fullmatch(server.deployment):
         with contextlib.suppress(NodeError):

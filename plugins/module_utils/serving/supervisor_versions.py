@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program around vLLM on a node: a directory per version, kept as long as anything may start with it.
+"""The versions of the supervisor on a node: a directory for each, kept while anything may start with it.
 
-A container mounts the version that it was made with. Generations of a deployment that are kept for a way back
-name theirs, so these stay too.
+A container mounts the version with which it was created. Stored generations of a deployment name theirs, so that a
+rollback is possible; these versions are kept too.
 
-In each directory is also a file of failure signatures, which is not part of the version: the program reads it when
-vLLM has ended. It is written anew where it is not the present one, and nothing has to be started again for it.
+Each directory also contains a file of failure signatures, which is not part of the version: the supervisor reads it
+when vLLM has ended. An outdated file is rewritten, which needs no restart.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Program = Mapping[str, str]
 
 
 def version_of(program: Program) -> str:
-    """The name of its directory; plugin_utils/bundle.py names it so in the plan."""
+    """Return the name of the version's directory; plugin_utils/bundle.py uses the same name in the plan."""
     return spec_hash(program)[:12]
 
 
 def lib_of(body: Mapping[str, Any]) -> str:
-    """The version that a container mounts, from its create body or its inspection; "" for none."""
+    """Return the version that a container mounts, from its create body or its inspection; "" for none."""
     for bind in (body.get("HostConfig") or {}).get("Binds") or ():
         source, _, rest = str(bind).partition(":")
         if rest.partition(":")[0] == paths.LIB_MOUNT:
@@ -45,7 +45,7 @@ def lib_of(body: Mapping[str, Any]) -> str:
 
 
 def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
-    """What is told of writing, for versions that containers will mount."""
+    """Return the actions that write() takes, for versions that containers will mount."""
     return [
         *(
             f"write {paths.lib_dir(version)} ({len(program)} files)"
@@ -56,12 +56,12 @@ def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
 
 
 def missing(program: Program, version: str) -> bool:
-    """Whether a version is neither on the node nor the one that can be written."""
+    """Return whether a version is neither on the node nor the one that can be written."""
     return version not in ("", version_of(program)) and not os.path.isdir(paths.lib_dir(version))
 
 
 def write(program: Program, versions: Iterable[str]) -> None:
-    """Write the present version, if it is among these, and read it back; and the signatures of all. Raises OSError."""
+    """Write the present version, if it is among these, and read it back; write the signatures of all. Raise OSError."""
     for version in _lacking(program, versions):
         directory = paths.lib_dir(version)
         os.makedirs(paths.STATE_DIR, mode=0o700, exist_ok=True)
@@ -75,7 +75,7 @@ def write(program: Program, versions: Iterable[str]) -> None:
 
 
 def _put(path: str, text: str) -> None:
-    """Replace a file at once. What a run that was killed left of it, the next one writes over."""
+    """Replace a file atomically. The next run overwrites a leftover of a killed one."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8", newline="") as stream:
@@ -87,9 +87,9 @@ def _put(path: str, text: str) -> None:
 
 
 def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
-    """Versions on the node that nothing starts with: no container but those in `gone`, and no generation.
+    """Return the versions on the node that no container except those in `gone`, and no generation, starts with.
 
-    `versions`: those of the containers that are wanted.
+    `versions`: those of the desired containers.
     """
     try:
         there = {name for name in os.listdir(paths.lib_dir()) if _VERSION.fullmatch(name)}
@@ -109,7 +109,7 @@ def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iter
 
 
 def remove(versions: Iterable[str]) -> None:
-    """Remove versions. What cannot be removed now is found again by the next run."""
+    """Remove versions. The next run retries those that cannot be removed now."""
     for version in versions:
         with contextlib.suppress(OSError):
             shutil.rmtree(paths.lib_dir(version))
@@ -125,7 +125,7 @@ def _lacking(program: Program, versions: Iterable[str]) -> list[str]:
 
 
 def _outdated(program: Program, versions: Iterable[str]) -> list[str]:
-    """The files of signatures, of versions that are or will be on the node, that are not as they are now."""
+    """Return the outdated signature files of versions that are, or will be, on the node."""
     there = {version for version in versions if version and not missing(program, version)}
     files = [os.path.join(paths.lib_dir(version), SIGNATURES_FILE) for version in sorted(there)]
     return [path for path in files if read_text(path) != to_text(SIGNATURES)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face cache of a node: a snapshot's files, which are missing, and the marker of a whole one."""
+"""The Hugging Face cache of a node: a snapshot's files, which of them are missing, and the marker of a complete one."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class Snapshot:
 
     @property
     def repo_dir(self) -> str:
-        """hub/models--org--name."""
+        """Return hub/models--org--name in the cache."""
         return os.path.join(self.cache_dir, "hub", "models--" + self.repo.replace("/", "--"))
 
     @property
     def path(self) -> str:
-        """The snapshot's directory, whose files are links into blobs/."""
+        """Return the snapshot's directory, whose files are links into blobs/."""
         return os.path.join(self.repo_dir, "snapshots", self.commit)
 
     @property
     def marker_path(self) -> str:
-        """The file that says: this snapshot was fetched whole, and consists of these files."""
+        """Return the path of the marker, which lists the files of a completely downloaded snapshot."""
         return os.path.join(self.repo_dir, ".instinct-fleet", f"{self.commit}.json")
 
     @property
     def ref_path(self) -> str:
-        """The hub's own note of which commit a branch or tag stands for; "" when the revision is a commit."""
+        """Return the hub client's file that maps a branch or tag to a commit; "" if the revision is a commit."""
         return "" if self.revision == self.commit else os.path.join(self.repo_dir, "refs", self.revision)
 
     @property
     def bytes(self) -> int:
-        """Sum of all sizes."""
+        """Return the sum of all sizes."""
         return sum(self.files.values())
 
     @property
     def marker(self) -> dict[str, Any]:
-        """The marker's content."""
+        """Return the marker's content."""
         return {
             "repo": self.repo,
             "commit": self.commit,
@@ -72,7 +72,7 @@ class Snapshot:
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
-    """Refuse what would lead outside the cache, or to nothing. Raises NodeError."""
+    """Raise NodeError for names that lead outside the cache, and for a snapshot without files."""
     if not _REPO.fullmatch(snapshot.repo) or ".." in snapshot.repo:
         raise NodeError(f"repo: {snapshot.repo!r} is neither a repository (org/name) nor an absolute path.")
     if not _COMMIT.fullmatch(snapshot.commit):
@@ -91,7 +91,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 
 def sizes(snapshot: Snapshot) -> dict[str, int | None]:
-    """The size of every wanted file as it is on disk; None when it is missing."""
+    """Return the size on disk of every required file; None if it is missing."""
     found: dict[str, int | None] = {}
     for name in snapshot.files:
         try:
@@ -102,17 +102,17 @@ def sizes(snapshot: Snapshot) -> dict[str, int | None]:
 
 
 def wrong(snapshot: Snapshot, found: Mapping[str, int | None]) -> list[str]:
-    """Files that are there with another size: cut off or corrupt, and never repaired by the hub's client."""
+    """Return existing files of a wrong size: truncated or corrupt, and never repaired by the hub's client."""
     return [name for name, size in sorted(found.items()) if size is not None and size != snapshot.files[name]]
 
 
 def missing(snapshot: Snapshot, found: Mapping[str, int | None]) -> list[str]:
-    """Files that are not there, or not with their size."""
+    """Return files that are missing or have a wrong size."""
     return [name for name, size in sorted(snapshot.files.items()) if found[name] != size]
 
 
 def remove_file(snapshot: Snapshot, name: str) -> None:
-    """Remove a file of the snapshot with the blob that it links to, so that it is fetched anew."""
+    """Remove a file of the snapshot and the blob behind it, so that it is downloaded again."""
     path = os.path.join(snapshot.path, name)
     blob = os.path.realpath(path)
     if blob != path and os.path.dirname(blob) == os.path.realpath(os.path.join(snapshot.repo_dir, "blobs")):
@@ -122,15 +122,15 @@ def remove_file(snapshot: Snapshot, name: str) -> None:
 
 
 def partial_bytes(snapshot: Snapshot) -> int:
-    """What interrupted downloads left to go on from."""
+    """Return the bytes of interrupted downloads that the next one can continue."""
     return sum(size for name, size in _unfinished(snapshot).items() if not _UNIQUE.search(name))
 
 
 def abandoned(snapshot: Snapshot) -> dict[str, int]:
-    """Paths and sizes of unfinished files that nothing goes on from.
+    """Return paths and sizes of unfinished files that no download will continue.
 
     huggingface_hub since 2.x writes to <etag>.<random>.incomplete, which a killed download leaves behind
-    (huggingface/huggingface_hub#4228); earlier ones to <etag>.incomplete, which the next one continues.
+    (huggingface/huggingface_hub#4228); earlier versions write to <etag>.incomplete, which the next download continues.
     """
     blobs = os.path.join(snapshot.repo_dir, "blobs")
     found = _unfinished(snapshot)
@@ -147,7 +147,7 @@ def _unfinished(snapshot: Snapshot) -> dict[str, int]:
 
 
 def has_marker(snapshot: Snapshot) -> bool:
-    """Whether the marker stands and says what it should."""
+    """Return whether the marker exists with the right content."""
     text = read_text(snapshot.marker_path)
     try:
         return text is not None and json.loads(text) == snapshot.marker
@@ -156,18 +156,18 @@ def has_marker(snapshot: Snapshot) -> bool:
 
 
 def write_marker(snapshot: Snapshot) -> None:
-    """Note that the snapshot is whole."""
+    """Record that the snapshot is complete."""
     os.makedirs(os.path.dirname(snapshot.marker_path), mode=0o755, exist_ok=True)
     write_atomic(snapshot.marker_path, json.dumps(snapshot.marker, indent=1, sort_keys=True) + "\n", 0o644)
 
 
 def has_ref(snapshot: Snapshot) -> bool:
-    """Whether the cache knows the revision's name as this commit."""
+    """Return whether the cache maps the revision's name to this commit."""
     return not snapshot.ref_path or (read_text(snapshot.ref_path) or "").strip() == snapshot.commit
 
 
 def write_ref(snapshot: Snapshot) -> None:
-    """Note the commit of the revision's name: a download by commit does not, and look-ups by name need it."""
+    """Record the commit of the revision's name: a download by commit does not, and look-ups by name need it."""
     os.makedirs(os.path.dirname(snapshot.ref_path), mode=0o755, exist_ok=True)
     write_atomic(snapshot.ref_path, snapshot.commit, 0o644)
 
@@ -187,7 +187,7 @@ def make_readable(snapshot: Snapshot) -> None:
 
 
 def local_model(path: str, names: Sequence[str] = ("config.json", "params.json")) -> None:
-    """Check that a directory holds a model. Raises NodeError."""
+    """Check that a directory contains a model. Raise NodeError if it does not."""
     if not os.path.isdir(path):
         raise NodeError(
             f"The model {path} is not a directory of this node. A model given by path is not fetched: put "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a model to a node: one download container per model and commit, which outlives the controller."""
+"""Download a model to a node: one container per model and commit, which outlives the controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .download_errors import Asked, explain, explain_start, parse_report
 SECRETS_DIR = "/run/instinct-fleet"
 LABEL = "instinct-fleet.fetch"
 RUNNING, LEFT = "running", "left"
-DISK_MARGIN = 16 * 2**20  # bytes that must stay free beside the download
+DISK_MARGIN = 16 * 2**20  # bytes that must stay free after the download
 
 _CACHE = "/hf"  # the cache inside the container
 _TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
@@ -34,7 +34,7 @@ _WAIT_SLICE = 5.0  # seconds of one wait request
 
 @dataclass(frozen=True)
 class Fetch:
-    """What to bring and how. `token` is a secret and is in no other field; `timeout` in seconds.
+    """The download to make. `token` is a secret and is in no other field; `timeout`: seconds.
 
     program: the text of programs/download.py, which runs in the container.
     """
@@ -49,25 +49,25 @@ class Fetch:
 
     @property
     def container(self) -> str:
-        """The same for every run, so that a second run finds a download that the first one started."""
+        """Return the container's name, the same in every run, so that a second run finds the first one's download."""
         return f"instinct-fetch-{text_hash(f'{self.snapshot.repo}@{self.snapshot.commit}')[:12]}"
 
     @property
     def spec(self) -> str:
-        """What makes a running download ours: the same files into the same cache from the same hub."""
+        """Return a hash that identifies a download: the same files into the same cache from the same hub."""
         snapshot = self.snapshot
         parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
         return text_hash(canonical(parts))[:16]
 
     @property
     def asked(self) -> Asked:
-        """What messages may tell of this."""
+        """Return the facts about the download that messages may contain."""
         snapshot, hub = self.snapshot, self.endpoint or "https://huggingface.co"
         return Asked(snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token))
 
 
 def fetch_of(params: Mapping[str, Any]) -> Fetch:
-    """A fetch from the module's parameters. Raises NodeError."""
+    """Build a download from the module's parameters. Raise NodeError if they are invalid."""
     for name in ("commit", "image"):
         if not params[name]:
             raise NodeError(f"{name} is needed to fetch {params['repo']} from the hub.")
@@ -96,7 +96,7 @@ def fetch_of(params: Mapping[str, Any]) -> Fetch:
 
 
 def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
-    """Bring the snapshot unless it is there; verify every file; mark it as whole."""
+    """Download the snapshot if it is incomplete, verify every file, and mark it as complete."""
     with contextlib.nullcontext() if check else alone("hf_model", fetch.timeout):
         return _converge(engine, fetch, check)
 
@@ -106,7 +106,7 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     container = _container(engine, fetch)
     found = cache.sizes(snapshot)
     absent = cache.missing(snapshot, found)
-    # Another download may be writing beside us, to blobs of the same repository.
+    # Another download may be writing blobs of the same repository at the same time.
     rubbish = {} if engine.running_labelled(LABEL) else cache.abandoned(snapshot)
     actions = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
     before = {"files": len(snapshot.files) - len(absent), "marked": cache.has_marker(snapshot)}
@@ -141,7 +141,7 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
 
 
 def planned_actions(fetch: Fetch, found: Mapping[str, int | None], container: str) -> list[str]:
-    """What has to be done, in order; the same texts in check mode. `container`: what _container() says."""
+    """Return the required actions in order, the same in check mode. `container`: the result of _container()."""
     snapshot = fetch.snapshot
     absent = cache.missing(snapshot, found)
     actions: list[str] = []
@@ -177,7 +177,7 @@ def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
 
 
 def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
-    """Raise NodeError when the disk has no room for what is missing; `freed` bytes are removed first."""
+    """Raise NodeError if the disk lacks space for the missing files; `freed`: bytes that are removed first."""
     snapshot = fetch.snapshot
     left = sum(snapshot.files[name] for name in absent) - cache.partial_bytes(snapshot)
     need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir) + freed
@@ -194,7 +194,7 @@ def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
 
 
 def container_body(fetch: Fetch, token_path: str) -> Json:
-    """The container that downloads: it has the network and the cache; no GPU, few capabilities."""
+    """Return the download container's spec: it has the network and the cache, no GPU, and few capabilities."""
     snapshot = fetch.snapshot
     config = {
         "repo": snapshot.repo,
@@ -238,7 +238,7 @@ def container_body(fetch: Fetch, token_path: str) -> Json:
 
 
 def _container(engine: Engine, fetch: Fetch) -> str:
-    """RUNNING when this very download is under way, LEFT for any other container of its name, "" for none."""
+    """Return RUNNING if this very download is in progress, LEFT for any other container of its name, "" for none."""
     container = engine.container(fetch.container)
     if container is None:
         return ""
@@ -247,7 +247,7 @@ def _container(engine: Engine, fetch: Fetch) -> str:
 
 
 def _wait(engine: Engine, fetch: Fetch) -> None:
-    """Wait for the download's end; NodeError says why it failed."""
+    """Wait for the end of the download. Raise NodeError with the reason if it failed."""
     deadline = time.monotonic() + fetch.timeout
     code = None
     while code is None:
@@ -255,7 +255,7 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise NodeError(
-                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It goes on in "
+                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It continues in "
                 f"container {fetch.container} (docker logs {fetch.container}): run again to wait for it, or "
                 "raise hf_model_timeout.",
                 changed=True,
@@ -278,7 +278,7 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
 
 def _start(engine: Engine, fetch: Fetch, found: Mapping[str, int | None]) -> None:
     snapshot = fetch.snapshot
-    # What an earlier run left: an ended download, or one of other files, which gets time to close its own.
+    # An ended download of an earlier run, or one of other files, which gets time to close its own.
     engine_stop_and_remove(engine, fetch.container)
     for name in cache.wrong(snapshot, found):
         cache.remove_file(snapshot, name)
@@ -291,12 +291,12 @@ def _start(engine: Engine, fetch: Fetch, found: Mapping[str, int | None]) -> Non
         engine.remove(fetch.container)
         raise NodeError(explain_start(fetch.asked, str(error))) from error
     finally:
-        # The container has the file mounted by now, and keeps it without its name.
+        # By now the container has mounted the file, and keeps it after its name is removed.
         _remove_token()
 
 
 def engine_stop_and_remove(engine: Engine, name: str, seconds: int = 10) -> None:
-    """Stop a container if there is one, and remove it."""
+    """Stop a container and remove it; do nothing if it does not exist."""
     try:
         engine.stop(name, seconds)
     except NotFound:
@@ -305,7 +305,7 @@ def engine_stop_and_remove(engine: Engine, name: str, seconds: int = 10) -> None
 
 
 def _write_token(token: str) -> str:
-    """Put the token where only root reads it; its path, or "" without a token."""
+    """Write the token to a file that only root can read and return its path, or "" without a token."""
     _remove_token()
     if not token:
         return ""
@@ -324,7 +324,7 @@ def _remove_token() -> None:
 
 
 def verify(fetch: Fetch) -> None:
-    """Raise NodeError unless every file is there with its size."""
+    """Raise NodeError unless every file exists with its size."""
     snapshot = fetch.snapshot
     found = cache.sizes(snapshot)
     absent = cache.missing(snapshot, found)
@@ -335,7 +335,7 @@ def verify(fetch: Fetch) -> None:
     raise NodeError(
         f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
         f"{len(snapshot.files)} files are not as the hub listed them: {first} {have}, expected "
-        f"{snapshot.files[first]} bytes. Run again to fetch them anew; if it stays, run playbooks/plan.yml "
+        f"{snapshot.files[first]} bytes. Run again to repeat their download; if that fails, run playbooks/plan.yml "
         "-e refresh=true, and check the exclude patterns.",
         changed=True,
     )

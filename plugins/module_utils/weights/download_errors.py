@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a download failed, in plain words, with the next step. Pure."""
+"""Explain why a download failed, with the next step. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..common.failures import tail
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of the hub, as far as messages tell it; with_token says whether there was a token."""
+    """A request to the hub, as far as messages describe it; with_token: whether it had a token."""
 
     repo: str
     commit: str
@@ -26,7 +26,7 @@ class Asked:
 
 
 def parse_report(log: str) -> dict[str, Any] | None:
-    """The report that the program printed; None when it did not come to that."""
+    """Return the report that the program printed; None if it printed none."""
     for line in reversed(log.splitlines()):
         if line.startswith(REPORT):
             try:
@@ -38,13 +38,11 @@ def parse_report(log: str) -> dict[str, Any] | None:
 
 
 def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str) -> str:
-    """Why a download failed, in plain words, with the next step."""
+    """Explain why a download failed, with the next step."""
     repo = asked.repo
     if report is None or not report.get("causes"):
         if code in (137, 143):
-            return (
-                f"The download of {repo} was stopped from outside (exit code {code}). Run again: it goes on."
-            )
+            return f"The download of {repo} was stopped from outside (exit code {code}). Run again to resume."
         last = " | ".join(tail(log, 2)) or "it wrote no log"
         return f"The download of {repo} broke off (exit code {code}): {last}"
     chain = report["causes"]
@@ -62,7 +60,7 @@ def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str)
 def _explanations(
     asked: Asked, names: set[str], status: int | None, errno: int | None, text: str
 ) -> Sequence[tuple[bool, str]]:
-    """(whether it is this, what to tell), the more specific first."""
+    """Return (whether it applies, explanation) pairs, the more specific first."""
     hub, page = asked.hub, f"{asked.hub}/{asked.repo}"
     token = asked.with_token
     no_repo = "RepositoryNotFoundError" in names
@@ -70,7 +68,7 @@ def _explanations(
     return (
         (
             "GatedRepoError" in names and not token,
-            f"the model is gated, and no token was given. Accept its terms at {page}, make a read token "
+            f"the model is gated, and no token was given. Accept its terms at {page}, create a read token "
             "there, and set hf_model_token (or hf_model_token_file).",
         ),
         (
@@ -91,7 +89,7 @@ def _explanations(
         ),
         (
             status == 401 or (no_repo and status != 404),
-            f"{hub} does not accept the token. It is wrong or expired: make a new one, and set "
+            f"{hub} does not accept the token. It is wrong or expired: create a new one, and set "
             "hf_model_token (or hf_model_token_file).",
         ),
         (
@@ -129,7 +127,7 @@ def _explanations(
         (
             bool(network) or "LocalEntryNotFoundError" in names,
             f"{hub} cannot be reached from this node. Check name resolution, firewall and proxy, or set "
-            "hf_model_endpoint to a mirror; run again to go on (what is on disk is kept).",
+            "hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
         ),
     )
 
@@ -140,7 +138,7 @@ def _short(text: str) -> str:
 
 
 def explain_start(asked: Asked, message: str) -> str:
-    """Why the download container could not be started."""
+    """Explain why the download container could not be started."""
     if "No such image" in message:
         return (
             f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. Run "
