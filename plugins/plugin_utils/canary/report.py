@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..text import wrap
 from .evidence import Baseline, Verdict
 from .statistics import LEVEL
 from .verdict import INSTEAD, METRICS, Metric, Rules
@@ -144,6 +144,4 @@ def _one_line(said: str) -> str:
 
 
 def _wrapped(head: str, what: str) -> list[str]:
-    return textwrap.wrap(
-        head + " ".join(what.split()), _WIDTH, subsequent_indent=" " * len(head), break_long_words=False
-    )
+    return wrap(" ".join(what.split()), _WIDTH, head, " " * len(head), whole=True)
