@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks an instance the prompts of smoke.py, on its own node."""
+"""Asks an instance the prompts of common/smoke_prompts.py, on its own node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: what a deployment ran, and runs, on a host. Pure; genstore.py keeps them on the node.
+"""Generations: what a deployment ran, and runs, on a host. Pure; serving/store.py keeps them on the node.
 
 A generation is a numbered record of all instances that a deployment has on a host. It is recorded before anything
 changes, so that the way back is always there. Numbers are of the deployment, the same on all hosts; a host records

@@ -22,9 +22,9 @@ CUDA = "cuda"
 class ImageFacts:
     """An image's software; None where it is not known.
 
-    basis: tag, family, repository or unknown: how the reference was found (software.py adds declared and
-    image). platform: rocm, cpu, cuda, "" for not known. v1: the image
-    has the V1 engine on although its vLLM has not (AMD's 0.9.1).
+    basis: tag, family, repository or unknown: how the reference was found (tuning/image_software.py adds declared and
+    image). platform: rocm, cpu, cuda, "" for not known. v1: the image has the V1 engine on although its vLLM has not
+    (AMD's 0.9.1).
     """
 
     ref: str
