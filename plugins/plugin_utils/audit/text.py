@@ -33,7 +33,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole fleet; differences as audit.differences has them, bios as catalog/host_items.yml."""
+    """The whole fleet; differences as judge.differences has them, bios as catalog/host_items.yml."""
 
     hosts: tuple[Audited, ...]
     differences: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
@@ -81,6 +81,15 @@ def _summary(hosts: Sequence[Audited]) -> str:
     counts = {name: sum(host.result == name for host in hosts) for name in RESULTS}
     parts = [f"{count} {words[name]}" for name, count in counts.items() if count]
     return f"Audit: {plural(len(hosts), 'host')}: {', '.join(parts)}."
+
+
+def verdict_text(hosts: Sequence[Audited]) -> str:
+    """Return what is wrong, in one line; empty when no required item is."""
+    failing = {host.name: [item.item.id for item in counted(host.findings, REQUIRED)] for host in hosts}
+    failing = {name: ids for name, ids in failing.items() if ids}
+    if len(failing) > 1:
+        return f"Required items are wrong on {len(failing)} of {len(hosts)} hosts: {listed(list(failing))}."
+    return "".join(f"Wrong on {name}: {', '.join(ids)}." for name, ids in failing.items())
 
 
 def _alike(hosts: Iterable[Audited]) -> list[list[Audited]]:

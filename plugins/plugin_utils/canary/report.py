@@ -14,6 +14,7 @@ from .verdict import INSTEAD, METRICS, Metric, Rules
 
 SCHEMA = 1
 _WIDTH = 110
+_IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
 _ANSWER = 88  # characters of an answer in the text; canary.json has all of it
 
 
@@ -29,6 +30,12 @@ class Case:
     before: Baseline
     verdict: Verdict
     rules: Rules
+
+
+def new_identity(smoke: Mapping[str, Any], instance: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the new release is: as its answers to prompts say, else as it was planned (`instance`)."""
+    found: Mapping[str, Any] = smoke.get("instance") or {}
+    return found or {key: str(instance.get(key) or "") for key in _IDENTITY}
 
 
 def to_json(case: Case) -> dict[str, Any]:
