@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.action import host_audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit import auditor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endpoint_settings, host_settings
 
 from tests.playbook_variables import ROOT, Tree, load
@@ -20,7 +20,7 @@ Everything that you may set, in the inventory or behind `-e`, by the role that d
 `roles/<role>/meta/argument_specs.yml`. What only a plan gives to a role is not listed. A name that is none of these and
 much like one is a warning, and behind `-e` an error. This page is made from the roles: `make docs`.
 """
-READ = {*host_settings.VARIABLES, *endpoint_settings.VARIABLES, *host_audit.VARIABLES}
+READ = {*host_settings.VARIABLES, *endpoint_settings.VARIABLES, *auditor.VARIABLES}
 """What the planner reads of hosts; playbooks give some of it to roles as the plan has it, under the same name."""
 
 

@@ -6,17 +6,16 @@ Documentation: plugins/modules/bench_report.py (`ansible-doc -t module instinct.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
-from ansible.errors import AnsibleError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MIN_LENGTH, Redactor
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader, plain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.masks import mask_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
@@ -27,16 +26,18 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     raw_names,
     write_run,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import (
+    VARIABLES,
+    inventory_secrets,
+    last_plan,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
-    REGISTERED,
-    STATES,
     Measured,
     build_summary,
     collect,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
     "results_dir": {"type": "path", "default": "results"},
@@ -50,15 +51,17 @@ class ActionModule(ControllerAction):
     """bench_report."""
 
     BYPASS_HOST_LOOP = True
-    expected: ClassVar = (ResultsError, OSError)
+    expected: ClassVar = (FleetError, ResultsError, OSError)
     options: ClassVar = OPTIONS
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return run, directory, failures and text; or fail when the results cannot be written."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
-        own = {host: _variables(facts["hostvars"][host]) for host in _hosts(options["hosts"], facts)}
-        redact = Redactor(_secrets(own.values()))
+        reader = Reader(facts)
+        hosts = reader.hosts(options["hosts"] or None)
+        own = {host: reader.values(host, VARIABLES, lenient=True) for host in hosts}
+        redact = Redactor(inventory_secrets(own.values()))
         try:
             written = _write(options, own, redact)
         except self.expected as error:
@@ -72,14 +75,15 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     now = datetime.now(UTC)
     results_dir = Path(options["results_dir"]).expanduser().absolute()
     run = free_run(results_dir, check_run(options["run"] or now.strftime("%Y%m%dT%H%M%SZ")))
-    measured = collect(list(own), own, redact, _gpu_models())
+    models = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}
+    measured = collect(list(own), own, redact, models)
     if not measured.rows and not measured.failures:
         return {"changed": False, "msg": "No instance was to be measured."}
     summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
     files = _files(summary, measured)
-    plan = options["plan"] or _plan(own.values())
+    plan = options["plan"] or last_plan(own.values())
     if plan:
-        files["plan.json"] = json_text(redact.data(mask_data(_plain(plan))))
+        files["plan.json"] = json_text(redact.data(mask_data(plain(plan, templates=True))))
     if options["report"]:
         from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 
@@ -102,57 +106,3 @@ def _files(summary: Mapping[str, Any], measured: Measured) -> dict[str, str]:
     for name, raw in zip(raw_names(measured.rows), measured.raw, strict=True):
         files[f"raw/{name}"] = json_text(raw)
     return files
-
-
-def _hosts(given: list[str] | None, facts: Mapping[str, Any]) -> list[str]:
-    if given:
-        return [str(host) for host in given]
-    members = [str(host) for host in facts["groups"].get("instinct", [])]
-    # Those that --limit leaves, with those that failed earlier.
-    play = {str(host) for host in facts.get("ansible_play_hosts_all", [])}
-    return [host for host in members if host in play] or members
-
-
-def _variables(hostvars: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a host that matter here, as plain data; one that cannot be rendered is not set."""
-    names = (*REGISTERED, *STATES, "fleet_plan_result", "hf_model_token", "vllm_image_registries")
-    found = {}
-    for name in (*names, "hf_model_token_file"):
-        try:
-            if name in hostvars:
-                found[name] = _plain(hostvars[name])
-        except AnsibleError:
-            continue
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _plan(hosts: Iterable[Mapping[str, Any]]) -> Any:
-    """The last plan that fleet_plan registered: hosts that were not planned again have the first, a partial one."""
-    plans = (own["fleet_plan_result"].get("plan") for own in hosts if own.get("fleet_plan_result"))
-    return min(
-        (plan for plan in plans if plan), key=lambda plan: len(plan.get("partial") or ()), default=None
-    )
-
-
-def _secrets(hosts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Secrets of the inventory by value, so that no result can carry one wherever it turns up."""
-    found: set[str] = set()
-    for own in hosts:
-        found.add(str(own.get("hf_model_token") or ""))
-        registries = own.get("vllm_image_registries") or {}
-        found |= {str(item.get("password") or "") for item in registries.values()}
-        if own.get("hf_model_token_file"):
-            try:
-                found.add(Path(str(own["hf_model_token_file"])).expanduser().read_text("utf-8"))
-            except OSError:
-                continue  # then nobody could use it either
-    return {secret.strip() for secret in found if len(secret.strip()) >= MIN_LENGTH}
-
-
-def _gpu_models() -> dict[str, str]:
-    data = yaml.safe_load((ROOT / "catalog" / "gpus.yml").read_text("utf-8"))
-    return {pci_id: model.name for model in parse_gpus(data).models for pci_id in model.pci_ids}

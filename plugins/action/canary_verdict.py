@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary import report
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
     BROKEN,
     Baseline,
@@ -22,8 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     client,
     conclude,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.report import Case, text, to_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK, Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK, CanaryError, Rules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -31,12 +31,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     json_text,
     write_run,
 )
-
-IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
-
-
-class CanaryError(Exception):
-    """The settings of the canary make no sense."""
 
 
 class ActionModule(ControllerAction):
@@ -66,7 +60,8 @@ class ActionModule(ControllerAction):
         """Return the baseline; or the verdict, or how many more runs it takes."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "more": 0, "msg": "Nothing is measured in check mode."}
-        rules = rules_of(options)
+        rules = Rules(*(options[name] for name in ("tolerance", "latency_tolerance", "runs", "max_runs")))
+        rules.check()
         if options["phase"] == "before":
             found = baseline(options["smoke"], (options["benchmarks"] or [{}])[0], options["reference"])
             for note in found.notes:
@@ -92,22 +87,20 @@ class ActionModule(ControllerAction):
     ) -> dict[str, Any]:
         """Write the report and print it."""
         now = datetime.now(UTC)
-        new = options["smoke"].get("instance") or {
-            key: str(options["instance"].get(key) or "") for key in IDENTITY
-        }
+        new = report.new_identity(options["smoke"], options["instance"])
         results_dir = Path(options["results_dir"]).expanduser().absolute()
         named = f"canary-{new.get('deployment') or 'deployment'}-{now.strftime('%Y%m%dT%H%M%SZ')}"
         run = free_run(results_dir, check_run(options["run"] or named))
         made = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        case = Case(run, made, options["host"], options["change"], new, before, verdict, rules)
+        case = report.Case(run, made, options["host"], options["change"], new, before, verdict, rules)
         redact = Redactor()  # modules masked what they know; this is for what looks like a secret
-        told = redact(text(case))
-        files = {"canary.json": json_text(redact.data(to_json(case))), "canary.txt": told}
+        told = redact(report.text(case))
+        files = {"canary.json": json_text(redact.data(report.to_json(case))), "canary.txt": told}
         if options["log"]:
             files["startup.log"] = redact(options["log"])
         directory = write_run(results_dir, run, files, newest=False)
-        report = directory / "canary.txt"
-        self._display.display(f"\n{told}{report}")
+        page = directory / "canary.txt"
+        self._display.display(f"\n{told}{page}")
         for warning in verdict.warnings:
             self._display.warning(f"canary: {warning}")
         summary = redact(re.sub(r"\s+", " ", verdict.summary))
@@ -119,15 +112,7 @@ class ActionModule(ControllerAction):
             "warnings_told": list(verdict.warnings),
             "directory": str(directory),
             "text": told,
-            "msg": f"{summary} Report: {report}",
+            "msg": f"{summary} Report: {page}",
         }
         stops = verdict.kind != OK and options["phase"] != "failed"
         return {**result, "failed": True} if stops else result
-
-
-def rules_of(options: Mapping[str, Any]) -> Rules:
-    """Raises CanaryError."""
-    rules = Rules(options["tolerance"], options["latency_tolerance"], options["runs"], options["max_runs"])
-    for name, what in rules.wrong():
-        raise CanaryError(f"{name} {what}")
-    return rules

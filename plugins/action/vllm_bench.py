@@ -7,16 +7,13 @@ Documentation: plugins/modules/vllm_bench.py (`ansible-doc -t module instinct.fl
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # noqa: F401  before all others
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class ActionModule(ProgramAction):
@@ -37,7 +34,7 @@ class ActionModule(ProgramAction):
             # Each run has another one, so that no prompt is in the prefix cache.
             seed = args.pop("seed", None)
             given["seed"] = int(time.time()) if seed is None else seed
-        knowledge = Knowledge(ROOT / "catalog")
+        knowledge = Knowledge(CATALOG)
         commands: dict[str, list[str]] = {}
         for target in given.get("targets") or ():
             made = bench_command(knowledge, given.get("kind", "serve"), target, args)

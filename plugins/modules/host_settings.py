@@ -77,18 +77,17 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
+from ansible_collections.instinct.fleet.plugins.module_utils.host.sysctl_settings import resolved_settings
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import chosen
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import (
     FILE,
     Edit,
-    Setting,
     SysctlError,
     keep,
     runtime_path,
     same,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl_files import sysctl_settings
 
 ROOT = "/"
 
@@ -117,11 +116,6 @@ def argument_spec() -> dict[str, Any]:
 def local(path: str) -> str:
     """Return the path at which this process sees a path of the node."""
     return ROOT.rstrip("/") + path
-
-
-def real(path: str) -> str:
-    """Return a path of the node with its links resolved."""
-    return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
 
 
 def text_of(path: str) -> str:
@@ -167,9 +161,7 @@ def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
     source = Source(ROOT)
     found: dict[str, Edit] = {}
     for key, value in sysctl.items():
-        settings = [
-            Setting(file, real(file), line, said) for file, line, said in sysctl_settings(source, key)
-        ]
+        settings = resolved_settings(source, key)
         if settings and same(settings[-1].value, value):
             continue
         files = {path: text_of(path) for path in {FILE, *(setting.real for setting in settings)}}

@@ -94,12 +94,12 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
+from ansible_collections.instinct.fleet.plugins.module_utils.host.sysctl_settings import resolved_settings
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import Setting, SysctlError
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import SysctlError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl_files import (
     SYSCTL_DIRS,
     read_numa_balancing,
-    sysctl_settings,
 )
 
 ROOT = "/"
@@ -119,11 +119,6 @@ def local(path: str) -> str:
     return ROOT.rstrip("/") + path
 
 
-def real(path: str) -> str:
-    """Return a path of the node with its links resolved."""
-    return "/" + os.path.relpath(os.path.realpath(local(path)), os.path.realpath(ROOT))
-
-
 def read(source: Source) -> dict[str, Any]:
     """Return the setting now and after the next boot."""
     return read_numa_balancing(source, (source.text("/proc/cmdline") or "").split())
@@ -137,9 +132,7 @@ def make_change(params: dict[str, Any], source: Source) -> numa.Change:
             f"sysctl_file: {path} is not read at boot. It must end in .conf and be in one of "
             f"{', '.join(SYSCTL_DIRS)}."
         )
-    settings = [
-        Setting(file, real(file), line, value) for file, line, value in sysctl_settings(source, numa.KEY)
-    ]
+    settings = resolved_settings(source, numa.KEY)
     files = {}
     for file in {path, *(setting.real for setting in settings)}:
         if os.path.exists(local(file)):

@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
 from . import bytecode  # noqa: F401  before all others
+
+# isort: split
+from ..module_utils.common.errors import FleetError, Problem
 from .desired.public_variables import public_variables
 from .desired.unknown_variables import mistaken
 
@@ -26,7 +32,7 @@ class ControllerAction(ActionBase):
     _supports_async = False
 
     options: ClassVar[dict[str, dict[str, Any]]] = {}
-    expected: ClassVar[tuple[type[Exception], ...]] = ()
+    expected: ClassVar[tuple[type[Exception], ...]] = (FleetError,)
     """Exceptions of work() whose messages are for users; any other is a bug, and Ansible reports it."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -55,3 +61,19 @@ class ControllerAction(ActionBase):
         """Return the message of an expected exception."""
         del facts
         return str(error)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all. Raises FleetError."""
+    text = json.dumps(data, indent=2, sort_keys=True) + "\n"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or /dev/stdout stays what it is
+            return
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        what = f"{path} cannot be written: {error.strerror}."
+        raise FleetError([Problem((), what, "Make its directory, or choose another place.")]) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import last_plan
 
 from .bench_samples import entry, small_fleet, variables
 
@@ -39,7 +40,7 @@ def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         printed: list[str] = []
         plugin._display = SimpleNamespace(display=printed.append)
         facts = {
-            "hostvars": fleet,
+            "hostvars": SimpleNamespace(raw_get=fleet.__getitem__),
             "groups": {"instinct": list(fleet)},
             "ansible_play_hosts_all": play or list(fleet),
         }
@@ -216,7 +217,5 @@ def test_the_last_plan_is_kept() -> None:
     first, last = {"partial": ["r:1"], "hosts": {}}, {"partial": [], "hosts": {"n1": {}}}
     results = [{"plan": first}, None, {"plan": last}, {"plan": first}]
     hosts = [{"fleet_plan_result": result} for result in results]
-    from ansible_collections.instinct.fleet.plugins.action.bench_report import _plan
-
-    assert _plan(hosts) == last
-    assert _plan([{}]) is None
+    assert last_plan(hosts) == last
+    assert last_plan([{}]) is None

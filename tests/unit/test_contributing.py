@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 ADR = ROOT / "docs/adr"
+AUDIT = "plugins/plugin_utils/audit"
 DECISIONS = sorted(path.name for path in ADR.glob("*.md") if path.name != "README.md")
+NAME = re.compile(r"`([A-Za-z_]\w*)`(?!\])")
+PLACED = re.compile(r"((?:`\w+`(?:, | and | or )?)+) (?:in|of) \[[^]]*\]\(([^)#\s]+)\)")
 LINK = re.compile(r"\[[^]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 # What a stranger asks; the section that answers; the files that it must name, each with what has to stand in it.
@@ -76,6 +80,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
         "add-a-variable",
         {
             "roles/host_prep/meta/argument_specs.yml": "argument_specs:",
+            "roles/fleet/meta/argument_specs.yml": "refresh:",
             "tests/unit/test_roles.py": "argument_specs.yml",
         },
     ),
@@ -187,6 +192,49 @@ def test_every_make_target_and_path_exists() -> None:
     for path in some(re.findall(rf"`((?:{folders})/[^`]*)`", PAGE)):
         known = re.sub(r"(NAME|ROLE).*", "", path)
         assert list(ROOT.glob(known.rstrip("/"))), path
+
+
+def has(file: str, name: str) -> bool:
+    """Whether a file has this word."""
+    return bool(re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8")))
+
+
+def missing_names(page: str) -> Iterator[tuple[str, str]]:
+    """Names in backticks that are not in the files that their sentence links.
+
+    "`NAME` in [file](path)" has to be in that file, any other name in one of the sentence's files.
+    """
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=\d+\. |\* |\|)", text):
+        for sentence in re.split(r"(?<=\.)\s+", " ".join(block.split())):
+            files = [path for path, _ in LINK.findall(sentence) if path and (ROOT / path).is_file()]
+            placed = {
+                name: [file] for names, file in PLACED.findall(sentence) for name in NAME.findall(names)
+            }
+            for name in NAME.findall(sentence) if files else ():
+                if not any(has(file, name) for file in placed.get(name, files)):
+                    yield name, sentence
+
+
+def test_names_are_in_the_files_that_are_linked_beside_them() -> None:
+    assert list(missing_names(PAGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        # As it was: the variable had moved, and the page had not.
+        ("`PLAYBOOKS` in [`u.py`](plugins/plugin_utils/desired/unknown_variables.py), so that a typo is an error.",
+         ["PLAYBOOKS"]),
+        ("1. [`m.py`](lab/gpusim/machine/models.py): an entry in `MODELLS`, so that a fleet\n   can have it.",
+         ["MODELLS"]),
+        ("`VARIABLES` and `HostSetings` in [`h.py`](plugins/plugin_utils/desired/host_settings.py).", ["HostSetings"]),
+        (f"`CHECKS` of [`k.py`]({AUDIT}/kernel_checks.py), see [`j.py`]({AUDIT}/judge.py).", ["CHECKS"]),
+        (f"`CHECKS`, see [`j.py`]({AUDIT}/judge.py). `ELSE` is of another sentence.", []),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_elsewhere_is_found(page: str, names: list[str]) -> None:
+    assert [name for name, _ in missing_names(page)] == names
 
 
 @pytest.mark.parametrize("name", DECISIONS)

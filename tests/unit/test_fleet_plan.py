@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, check_request
 
 from lab.hub import make, server
 
@@ -379,8 +380,6 @@ def test_other_problems(fleet: Fleet, variables: dict[str, Any], lock: str | Non
 
 
 def test_the_documentation_is_the_argument_spec() -> None:
-    from ansible_collections.instinct.fleet.plugins.action.fleet_plan import OPTIONS
-
     source = (ROOT / "library/fleet_plan.py").read_text(encoding="utf-8")
     documented = yaml.safe_load(source.split('DOCUMENTATION = r"""')[1].split('"""')[0])["options"]
     keys = ("type", "default", "elements", "choices")
@@ -410,10 +409,11 @@ def test_the_documentation_is_the_argument_spec() -> None:
 )
 def test_terms_of_upgrades_are_judged_before_anything_else(given: dict[str, Any], names: list[str]) -> None:
     """A canary with a tolerance that makes no sense would be turned back, and its deployment held."""
-    from ansible_collections.instinct.fleet.plugins.action.fleet_plan import bad_terms
+    from ansible_collections.instinct.fleet.plugins.action.fleet_plan import canary_rules
 
     nothing = {"serial": None, "min_in": None, "soak": None, "canary_terms": {}}
-    assert [problem.path[0] for problem in bad_terms({**nothing, **given})] == names
+    request = {**nothing, **given}
+    assert [problem.path[0] for problem in check_request(request, canary_rules(request).wrong())] == names
 
 
 def test_hub_library_is_not_loaded_without_need() -> None:

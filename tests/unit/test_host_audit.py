@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.action.host_audit import spans, stops
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import (
+    spanning_instances,
+    stopped_servers,
+)
 
 from tests.unit.host_world import facts, spoiled, state
 
@@ -35,12 +38,15 @@ OWNS = {"n1": {"vllm_deployments": [{"name": "wide", "nodes": 2}, {"name": "own"
 def test_instances_over_several_hosts_stop_as_a_whole(
     reboot: list[str], expected: dict[str, list[str]]
 ) -> None:
-    assert spans(RUNNING, OWNS, reboot) == expected
-    assert stops(["wide-0"])[0]["container_name"] == "instinct-wide-0"
+    assert spanning_instances(RUNNING, OWNS, reboot) == expected
+    assert stopped_servers(["wide-0"])[0]["container_name"] == "instinct-wide-0"
 
 
 def test_instances_of_one_host_do_not_stop_elsewhere() -> None:
-    assert spans({"n1": {"own-0": "own"}, "n2": {"own-0": "own"}}, OWNS, ["n1"]) == {"n1": [], "n2": []}
+    assert spanning_instances({"n1": {"own-0": "own"}, "n2": {"own-0": "own"}}, OWNS, ["n1"]) == {
+        "n1": [],
+        "n2": [],
+    }
 
 
 def play(

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.action import fleet_plan, host_audit
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit import auditor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endpoint_settings, host_settings
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
 
 from tests import variables_table
 from tests.playbook_variables import ROOT, Tree, load
@@ -160,10 +161,10 @@ def test_what_the_planner_reads_is_declared() -> None:
     read = {
         *host_settings.VARIABLES,
         *endpoint_settings.VARIABLES,
-        *host_audit.VARIABLES,
+        *auditor.VARIABLES,
         "hf_model_token_file",
     }
-    read |= {*fleet_plan.VARIABLES.values(), *fleet_plan.CANARY_TERMS}
+    read |= {*request.VARIABLES.values(), *request.CANARY_TERMS}
     assert read - {"ansible_host"} <= public_variables().keys()
 
 

@@ -34,6 +34,15 @@ def write_atomic(path: str, text: str, mode: int) -> None:
         raise
 
 
+def sync_directory(directory: str) -> None:
+    """Bring a directory's names to disk: a file that is new or gone there is so after a crash too."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_private(directory: str) -> None:
     """Create a directory, and any missing parents, accessible to their owner only."""
     missing = []

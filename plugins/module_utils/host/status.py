@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what runs on a node: containers, what their supervisors say, /metrics twice, and the load balancer's servers.
 
-Judges nothing: status.py does, on the control node.
+Judges nothing: plugin_utils/status does, on the control node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMEOUT = 5.0
 LOG_LINES = 2000
 
 # Sums over the engines of an instance, but the cache's use, of which the fullest counts. Two names for that: up to
-# 0.10.2, and since 0.9.2 (research/vllm-bench.md).
+# 0.10.2, and since 0.9.2.
 SUMS = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.files import read_text, write_atomic
+from ..common.files import read_text, sync_directory, write_atomic
 from .gpus import PartitionError
 from .holders import Service
 
@@ -111,20 +111,11 @@ def save(path: str, journal: Journal) -> None:
     directory = os.path.dirname(path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
     write_atomic(path, json.dumps(journal.to_json(), indent=2) + "\n", 0o644)
-    _sync(directory)
+    sync_directory(directory)
 
 
 def drop(path: str) -> None:
     """Remove the journal: the node is consistent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-        _sync(os.path.dirname(path))
-
-
-def _sync(directory: str) -> None:
-    """Flush a directory to disk, so that new and removed names are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(os.path.dirname(path))

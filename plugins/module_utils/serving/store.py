@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common import paths
-from ..common.files import make_private, read_text, write_atomic
+from ..common.files import make_private, read_text, sync_directory, write_atomic
 from ..common.generations import SCHEMA, History
 from ..common.module_main import NodeError
 from ..common.names import NAME
@@ -124,13 +124,13 @@ class Store:
         make_private(self.root)
         make_private(directory)
         write_atomic(os.path.join(directory, name), json.dumps(data, indent=1) + "\n", 0o600)
-        _sync(directory)
+        sync_directory(directory)
 
     def drop(self, deployment: str, number: int) -> None:
         """Remove a generation."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(deployment, f"{number}.json"))
-        _sync(os.path.join(self.root, deployment))
+        sync_directory(os.path.join(self.root, deployment))
 
     def summarise(self, deployment: str) -> None:
         """Rewrite summary.json from the generations."""
@@ -163,15 +163,6 @@ def light(generation: Mapping[str, Any]) -> Json:
 def now_text() -> str:
     """Return the present time in the format of the records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _sync(directory: str) -> None:
-    """Flush a directory to disk, so that new and removed names are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- for the module vllm_server ---------------------------------------------------------------

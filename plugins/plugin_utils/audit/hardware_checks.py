@@ -230,8 +230,8 @@ def _problem(view: View, what: str) -> str:
 
 
 def _names(names: Iterable[str], limit: int = 3) -> str:
-    """Return names as "a, b, c" or "8: a, b, c, …"."""
-    listed = [name.removeprefix("0000:") for name in names]
-    if len(listed) <= limit:
-        return ", ".join(listed)
-    return f"{len(listed)} ({', '.join(listed[:limit])}, …)"
+    """Return "a, b, c", or of more than `limit` "8 (a, b, c, …)"."""
+    short = [name.removeprefix("0000:") for name in names]
+    if len(short) <= limit:
+        return ", ".join(short)
+    return f"{len(short)} ({', '.join(short[:limit])}, …)"

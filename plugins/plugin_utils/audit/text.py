@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..text import MANY, listed, plural, wrap
 from .items import ADVISORY, ELSEWHERE, OK, RECOMMENDED, REQUIRED, SKIPPED, WRONG, Finding
 from .judge import FAILS, FINE, IMPROVABLE, RESULTS, UNREACHED, by_prepare, counted, result, todo, unknown
 
 WIDTH = 100
 COLUMNS = (("LEVEL", 11), ("ITEM", 33), ("FOUND", 30), ("FIX", 20))
-MANY = 6
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,16 @@ def _summary(hosts: Sequence[Audited]) -> str:
     }
     counts = {name: sum(host.result == name for host in hosts) for name in RESULTS}
     parts = [f"{count} {words[name]}" for name, count in counts.items() if count]
-    return f"Audit: {_many(len(hosts), 'host')}: {', '.join(parts)}."
+    return f"Audit: {plural(len(hosts), 'host')}: {', '.join(parts)}."
+
+
+def verdict_text(hosts: Sequence[Audited]) -> str:
+    """Return what is wrong, in one line; empty when no required item is."""
+    failing = {host.name: [item.item.id for item in counted(host.findings, REQUIRED)] for host in hosts}
+    failing = {name: ids for name, ids in failing.items() if ids}
+    if len(failing) > 1:
+        return f"Required items are wrong on {len(failing)} of {len(hosts)} hosts: {listed(list(failing))}."
+    return "".join(f"Wrong on {name}: {', '.join(ids)}." for name, ids in failing.items())
 
 
 def _alike(hosts: Iterable[Audited]) -> list[list[Audited]]:
@@ -102,7 +110,7 @@ def _told(findings: Iterable[Finding]) -> list[Finding]:
 
 def _group(group: Sequence[Audited], full: bool) -> list[str]:
     host = group[0]
-    lines = _wrapped(f"{listed([item.name for item in group])}: {host.why or host.what}")
+    lines = wrap(f"{listed([item.name for item in group])}: {host.why or host.what}", WIDTH, rest="  ")
     if host.why:
         return [f"{lines[0]}", *lines[1:]]
     told = _told(host.findings)
@@ -126,7 +134,7 @@ def _finding(finding: Finding) -> list[str]:
     if wrong and not by_prepare(finding):
         notes.append(f"→ {next(iter(finding.fix.values()))}")
     for note in notes:
-        rows += _wrap(note, WIDTH, " " * 14, " " * 16)
+        rows += wrap(note, WIDTH, " " * 14, " " * 16)
     return rows
 
 
@@ -144,7 +152,7 @@ def fix_word(finding: Finding) -> str:
 
 def _row(cells: Sequence[str]) -> list[str]:
     """Return a row of the table; long cells continue on the next lines."""
-    wrapped = [_wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
+    wrapped = [wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
     rows = []
     for index in range(max(len(cell) for cell in wrapped)):
         parts = (cell[index] if index < len(cell) else "" for cell in wrapped)
@@ -158,12 +166,12 @@ def _explained(findings: Iterable[Finding]) -> list[str]:
     for finding in findings:
         head = f"{finding.item.title} ({finding.item.id}, {finding.item.level}): {finding.status}"
         head += f", {finding.verdict.found}" if finding.verdict.found and finding.status != SKIPPED else ""
-        lines += _wrap(head, WIDTH, "    ", "      ")
+        lines += wrap(head, WIDTH, "    ", "      ")
         if finding.status in (ELSEWHERE, SKIPPED):
             continue
         kept = f"; kept by {finding.item.kept}" if finding.item.kept else ""
         said = f"{finding.item.why}{kept}; see: {finding.item.see}; source: {finding.item.source}"
-        lines += _wrap(said, WIDTH, "      ", "      ")
+        lines += wrap(said, WIDTH, "      ", "      ")
     return lines
 
 
@@ -175,7 +183,7 @@ def _differences(report: Report) -> list[str]:
             for value, names in versions.items()
         }
         told = "; ".join(f"{value} ({names})" for value, names in shown.items())
-        lines += _wrap(f"{what}: {told}", WIDTH, "  ", "    ")
+        lines += wrap(f"{what}: {told}", WIDTH, "  ", "    ")
     return ["", "Not the same on all hosts", *lines] if lines else []
 
 
@@ -187,18 +195,22 @@ def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
         finding for host in reached for finding in counted(host.findings, ADVISORY) if by_prepare(finding)
     )
     if choices:
-        lines += _wrapped(f"Advisory and off, to be named in host_prep_also if wanted: {', '.join(choices)}.")
+        lines += wrap(
+            f"Advisory and off, to be named in host_prep_also if wanted: {', '.join(choices)}.",
+            WIDTH,
+            rest="  ",
+        )
     skipped = _ids(finding for host in reached for finding in host.findings if finding.status == SKIPPED)
     if skipped:
-        lines += _wrapped(f"Not judged, as host_prep_skip says: {', '.join(skipped)}.")
+        lines += wrap(f"Not judged, as host_prep_skip says: {', '.join(skipped)}.", WIDTH, rest="  ")
     if full:
         lines += ["", "To be set in the BIOS; Linux does not show them"]
         for item in report.bios:
             told = f"{item['setting']}: {item['value']} (see: {item['see']})"
-            lines += _wrap(told, WIDTH, "  ", "    ")
+            lines += wrap(told, WIDTH, "  ", "    ")
     elif report.bios and reached:
         told = f"{len(report.bios)} BIOS settings are not visible from Linux; -e explain=true lists them"
-        lines += _wrapped(f"{told}, and the reason and source of every item.")
+        lines += wrap(f"{told}, and the reason and source of every item.", WIDTH, rest="  ")
     lines += _next(reached)
     return ["", *lines] if lines else []
 
@@ -219,29 +231,9 @@ def _next(hosts: Sequence[Audited]) -> list[str]:
     lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
         told = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
-        lines += _wrap(told, WIDTH, "      ", "      ")
+        lines += wrap(told, WIDTH, "      ", "      ")
     return lines
 
 
 def _ids(findings: Iterable[Finding]) -> list[str]:
     return list(dict.fromkeys(finding.item.id for finding in findings))
-
-
-def _wrapped(line: str) -> list[str]:
-    return _wrap(line, WIDTH, "", "  ")
-
-
-def _wrap(line: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Return lines of at most `width`; names with hyphens are not broken."""
-    return textwrap.wrap(line, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as "n1, n2, n3"; if there are more than MANY, the first ones and the number."""
-    if len(names) <= MANY:
-        return ", ".join(names)
-    return f"{', '.join(names[:MANY])}, … ({len(names)} hosts)"

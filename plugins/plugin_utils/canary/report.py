@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..text import wrap
 from .evidence import Baseline, Verdict
 from .statistics import LEVEL
 from .verdict import INSTEAD, METRICS, Metric, Rules
 
 SCHEMA = 1
 _WIDTH = 110
+_IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
 _ANSWER = 88  # maximum characters of an answer in the text; canary.json has all of it
 
 
@@ -29,6 +30,12 @@ class Case:
     before: Baseline
     verdict: Verdict
     rules: Rules
+
+
+def new_identity(smoke: Mapping[str, Any], instance: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the new release is: as its answers to prompts say, else as it was planned (`instance`)."""
+    found: Mapping[str, Any] = smoke.get("instance") or {}
+    return found or {key: str(instance.get(key) or "") for key in _IDENTITY}
 
 
 def to_json(case: Case) -> dict[str, Any]:
@@ -144,6 +151,4 @@ def _one_line(said: str) -> str:
 
 
 def _wrapped(head: str, what: str) -> list[str]:
-    return textwrap.wrap(
-        head + " ".join(what.split()), _WIDTH, subsequent_indent=" " * len(head), break_long_words=False
-    )
+    return wrap(" ".join(what.split()), _WIDTH, head, " " * len(head), whole=True)

@@ -47,6 +47,10 @@ INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True,
 """The deciding metric of models that generate nothing: they embed or classify."""
 
 
+class CanaryError(Exception):
+    """The settings of the canary make no sense."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """The accepted changes, in percent: of throughput, and of the medians of TTFT and TPOT."""
@@ -76,6 +80,11 @@ class Rules:
             if not 0 < value < most:
                 found.append((name, f"is {value:g}, no percentage that makes sense."))
         return tuple(found)
+
+    def check(self) -> None:
+        """Raise CanaryError where a value makes no sense."""
+        for name, what in self.wrong():
+            raise CanaryError(f"{name} {what}")
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,12 @@ from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
 from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
+from .gpus import GpuCatalog, parse_gpus
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
+
+CATALOG = Path(__file__).resolve().parents[3] / "catalog"
 
 
 def read_yaml(path: Path) -> Any:
@@ -33,6 +36,11 @@ def read_yaml(path: Path) -> Any:
 def read_json(path: Path) -> Any:
     """Read a JSON file of the catalogue."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def load_gpus() -> GpuCatalog:
+    """Return the GPU models of catalog/gpus.yml."""
+    return parse_gpus(read_yaml(CATALOG / "gpus.yml"))
 
 
 class Knowledge:

@@ -81,8 +81,28 @@ class Reader:
         observed = raw.get("node_state_result") or {}
         if "node_state" in observed:
             return HostInput(variables, plain(observed["node_state"], templates=True))
-        why = str(observed.get("msg") or "it could not be reached")
-        return HostInput(variables, None, why.strip().partition("\n")[0])
+        return HostInput(variables, None, why_unreached(observed))
+
+    def registered(self, name: str, key: str) -> dict[str, Any]:
+        """Return what a task registered for a host; nothing where no task did."""
+        found: dict[str, Any] = plain(self.hostvars.raw_get(name).get(key) or {}, templates=True)
+        return found
+
+    def values(self, name: str, keys: Iterable[str], lenient: bool = False) -> dict[str, Any]:
+        """Return a host's variables that are set.
+
+        Raises FleetError for one that cannot be evaluated; `lenient`: such a one counts as not set.
+        """
+        raw = self.hostvars.raw_get(name)
+        found = {}
+        for key in keys:
+            if raw.get(key) is not None:
+                try:
+                    found[key] = self.value(name, key, raw)
+                except FleetError:
+                    if not lenient:
+                        raise
+        return found
 
     def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
         """Return one variable of a host, templated; None if it is not defined."""
@@ -168,6 +188,11 @@ class Reader:
         except (KeyError, IndexError, TypeError, StopIteration):
             pass
         return _place(found)
+
+
+def why_unreached(registered: Mapping[str, Any]) -> str:
+    """Return the first line of what a host's task failed with."""
+    return str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0]
 
 
 def _place(tag: Any) -> str:

@@ -13,6 +13,7 @@ from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import BalancerHost, BalancerSettings, SeenBalancer
+from ..text import plural
 from .backends import (
     ANY,
     LOOPBACK,
@@ -268,8 +269,14 @@ def _actions(
     actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
     change = _difference(host, backends, wanted)
     if change:
-        before = _counted(_names(seen)) if seen and seen.running else "absent" if seen else "unknown"
-        after = _counted(names_of(backends))
+        before = (
+            plural(len(_names(seen)), "instance")
+            if seen and seen.running
+            else "absent"
+            if seen
+            else "unknown"
+        )
+        after = plural(len(names_of(backends)), "instance")
         actions.append(Action("balancer", ROLE, url_of(host), before, after, change, "vllm_deployments"))
     reason = "a run that did not end took it out"
     actions += [
@@ -288,10 +295,6 @@ def _missing(host: BalancerHost) -> list[tuple[str, str]]:
     if host.settings.virtual and not seen.keepalived:
         found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
     return found
-
-
-def _counted(names: Collection[str]) -> str:
-    return f"{len(names)} instance{'' if len(names) == 1 else 's'}"
 
 
 def names_of(backends: Iterable[Backend]) -> set[str]:

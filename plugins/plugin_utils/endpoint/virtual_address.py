@@ -14,6 +14,7 @@ from typing import Any, Callable
 from ...module_utils.common.endpoint import ADDRESS_FILE
 from ...module_utils.common.errors import Problem
 from ..desired.endpoint_settings import VIRTUAL, BalancerHost, VirtualAddress
+from ..text import interfaces_text
 from .backends import ANY
 
 CHECK_FILE = "alive.py"
@@ -73,9 +74,7 @@ def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
     for name, addresses in host.interfaces.items():
         if own in map(_ip, addresses):
             return name, []
-    listed = (
-        ", ".join(f"{name} {' '.join(some)}" for name, some in host.interfaces.items()) or "none is known"
-    )
+    listed = interfaces_text(host.interfaces.items()) or "none is known"
     what = f"its address {host.address} is on none of its interfaces ({listed})."
     return "", [Problem((VIRTUAL,), what, FIX, (host.name,))]
 

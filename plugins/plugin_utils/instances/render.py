@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Callable
 
 from ...module_utils.common.hashing import canonical
 from .compose import Instance, container, supervise_args
 
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 FILES = ("serve.sh", "env", "container.json")
 Render = Callable[[Instance], dict[str, str]]
 
@@ -56,6 +58,16 @@ def renderer(templates: Mapping[str, str]) -> Render:
         return {name: template.render(context) for name, template in compiled.items()}
 
     return render
+
+
+def template_text(name: str) -> str:
+    """Return the text of a file of templates/."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def load_renderer() -> Render:
+    """Return a renderer of instances with the templates of templates/."""
+    return renderer({f"{name}.j2": template_text(f"{name}.j2") for name in FILES})
 
 
 def _context(instance: Instance) -> dict[str, Any]:

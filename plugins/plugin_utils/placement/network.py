@@ -15,6 +15,7 @@ from ...module_utils.common.errors import Problem
 from ..desired.fleet import Host
 from ..desired.node_state import Hca, Interface
 from ..desired.reasons import VLLM_ENV, Reason
+from ..text import interfaces_text
 
 NCCL = "nccl-env"
 GLOO = "vllm-recipes"
@@ -97,7 +98,7 @@ def _only_place(host: Host, interfaces: Sequence[Interface]) -> tuple[Place | No
 
 
 def _listed(interfaces: Sequence[Interface]) -> str:
-    return ", ".join(f"{item.name} {' '.join(item.addresses)}" for item in interfaces)
+    return interfaces_text((item.name, item.addresses) for item in interfaces)
 
 
 def network_of(host: Host, place: Place) -> Network:

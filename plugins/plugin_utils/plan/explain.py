@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from ..desired.actions import Action
 from ..endpoint.plan import BalancerPlan
+from ..text import listed, plural
 from .explain_deployments import deployments, told_once
 from .explain_generations import kept_lines, stored_lines
 from .plan import FleetPlan, HostPlan
-from .text import gpus_text, listed, numbered, wrapped
+from .text import gpus_text, numbered, wrapped
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -70,24 +71,20 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
 
 
 def _summary(plan: FleetPlan, busy: int) -> str:
-    total = len(plan.hosts)
-    hosts = f"{total} host{'s' if total != 1 else ''}"
+    hosts = plural(len(plan.hosts), "host")
     if plan.hosts and not any(host.host.state for host in plan.hosts):
         hosts += (
             ", planned from the inventory alone and taken to be bare, with device names by the driver's rule"
         )
     running = sum(len(host.instances) for host in plan.hosts)
     count = sum(len(host.actions) for host in plan.hosts)
-    extra = [f"{_actions_text(len(item.actions))} on load balancer {item.host.name}"
+    extra = [f"{plural(len(item.actions), 'action')} on load balancer {item.host.name}"
              for item in plan.balancers if item.actions]  # fmt: skip
-    rest = f"{running} instance{'s' if running != 1 else ''} as wanted"
+    rest = f"{plural(running, 'instance')} as wanted"
     if not busy:
         return f"Plan: {hosts}, nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
-    return f"Plan: {hosts}, {'; '.join([f'{_actions_text(count)} on {busy} of them', *extra])}."
-
-
-def _actions_text(count: int) -> str:
-    return f"{count} action{'s' if count != 1 else ''}"
+    work = f"{plural(count, 'action')} on {busy} of them"
+    return f"Plan: {hosts}, {'; '.join([work, *extra])}."
 
 
 def _balancer(plan: BalancerPlan, full: bool) -> list[str]:

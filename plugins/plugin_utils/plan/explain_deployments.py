@@ -15,8 +15,9 @@ from ..desired.reasons import Reason
 from ..instances.compose import Instance
 from ..instances.planned import Planned
 from ..sizing.fit import Fit
+from ..text import listed
 from .plan import HostPlan
-from .text import COUNTS, gpus_text, listed, numbered, wrapped
+from .text import COUNTS, gpus_text, numbered, wrapped
 
 ADDRESS = "--host"
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from ..generations.restore import kept_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
+from ..text import listed
 from .plan import FleetPlan
-from .text import listed, wrapped
+from .text import wrapped
 
 MEANING = {
     "held": "held",

@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
 from ..placement.layout import ranges
+from ..text import wrap
 
 WIDTH = 110
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 """Numbers as words, up to the maximum of instances on a GPU."""
-
-
-def listed(names: Sequence[str], limit: int = 6) -> str:
-    """Return names of hosts; the first ones and the last one if there are many."""
-    if len(names) <= limit:
-        return ", ".join(names)
-    return f"{', '.join(names[: limit - 1])}, … {names[-1]} ({len(names)} hosts)"
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:
@@ -40,6 +33,4 @@ def gpus_text(gpus: Sequence[int]) -> str:
 def wrapped(title: str, text: str) -> list[str]:
     """Return a titled paragraph of a block."""
     head = f"  {title:8} "
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    )
+    return wrap(text, WIDTH, head, " " * len(head))

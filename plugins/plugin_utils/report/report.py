@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..text import plural
 from .hosts import host_names, hosts_view, reproduction
 from .outliers import SLOW, NodeSpeed, node_speeds, sequential_hosts, speeds
-from .sections import Pairs, counted, deployment_section, nodes_section, offline_sections
-from .tables import count, ms, rate, signed
+from .sections import Pairs, deployment_section, nodes_section, offline_sections
+from .tables import count, ms, rate, signed, total_of
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 Row = Mapping[str, Any]
@@ -97,11 +98,11 @@ def _cards(
     served: Sequence[Row], nodes: Sequence[NodeSpeed], hosts: int, expected: int
 ) -> list[dict[str, str]]:
     """Return the headline: every number with its unit and what it counts."""
-    total = f"sum of {counted(len(served), 'instance')}"
-    failed, asked = _sum(served, "failed"), _sum(served, "num_prompts")
+    total = f"sum of {plural(len(served), 'instance')}"
+    failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
     cards = [
-        _card("Output tok/s", rate(_sum(served, "output_throughput")), total),
-        _card("Requests/s", rate(_sum(served, "request_throughput")), total),
+        _card("Output tok/s", rate(total_of(served, "output_throughput")), total),
+        _card("Requests/s", rate(total_of(served, "request_throughput")), total),
         _card("Failed requests", count(failed), f"of {count(asked)}", "bad" if failed else ""),
         _card("Nodes measured", str(hosts), f"of {expected}", "bad" if hosts < expected else ""),
     ]
@@ -124,11 +125,6 @@ def _card(label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "note": note, "tone": tone}
 
 
-def _sum(rows: Sequence[Row], key: str) -> float | None:
-    known = [row[key] for row in rows if row[key] is not None]
-    return sum(known) if known else None
-
-
 def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
     """Return slow nodes with the most specific reasons: the node's own, else those of its instances."""
     found: dict[str, list[str]] = {node.host: list(node.slow) for node in nodes if node.slow}
@@ -142,7 +138,7 @@ def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
         whole = [reason for reason in reasons if "of the node" in reason]
         if whole:
             slow = len({row["instance"] for row, speed in pairs if row["host"] == host and speed.slow})
-            whole.append(f"{counted(slow, 'instance')} of it slow")
+            whole.append(f"{plural(slow, 'instance')} of it slow")
         told = whole or reasons
         shown.append({"host": host, "reasons": told[:4], "more": max(0, len(told) - 4)})
     return shown

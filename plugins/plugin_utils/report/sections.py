@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..text import plural
 from . import plots
 from .outliers import SLOW, NodeSpeed, Speed
 from .tables import rate, signed, table
@@ -24,11 +25,6 @@ SHOWN = ("p50", "p90", "p99")
 
 Row = Mapping[str, Any]
 Pairs = Sequence[tuple[Row, Speed]]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 instance", "1,024 instances"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def nodes_section(nodes: Sequence[NodeSpeed]) -> dict[str, Any] | None:
@@ -101,7 +97,7 @@ def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
 
 def _scale(rows: Sequence[Row], hosts: Sequence[str]) -> str:
     gpus = sorted({len(row["gpus"]) for row in rows if row["gpus"]})
-    text = f"{counted(len(rows), 'instance')} on "
+    text = f"{plural(len(rows), 'instance')} on "
     text += hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes"
     if gpus:
         text += f", {' or '.join(map(str, gpus))} {'GPU' if gpus == [1] else 'GPUs'} each"

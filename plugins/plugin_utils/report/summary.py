@@ -79,7 +79,7 @@ def collect(
         states = [own[name] for name in STATES if isinstance(own.get(name), Mapping)]
         seen = [state["node_state"] for state in states if isinstance(state.get("node_state"), Mapping)]
         if seen:
-            facts[host] = redact.data(host_facts(_plain(seen[0]), gpu_models or {}))
+            facts[host] = redact.data(host_facts(seen[0], gpu_models or {}))
         tasks, entries = _registered(own)
         failed = [failure for name, task in tasks if (failure := _task_failure(host, name, task))]
         if not tasks:
@@ -89,7 +89,7 @@ def collect(
             if isinstance(outcome, Failure):
                 failed.append(outcome)
                 continue
-            rows.append((outcome, finite(redact.data(_plain(entry["result"])))))
+            rows.append((outcome, finite(redact.data(entry["result"]))))
             if outcome["deployment"] not in deployments:
                 deployments[outcome["deployment"]] = _deployment(entry, outcome, redact)
             failed += _partial_failure(outcome, _entry_error(entry))
@@ -255,7 +255,7 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
         "spec_hash": plan.get("spec_hash"),
     }
     other: dict[str, Scalar] = other_scalars(entry["result"])
-    row: Row = redact.data(_plain({**identity, **metrics, **reproduction, "other": other}))
+    row: Row = redact.data({**identity, **metrics, **reproduction, "other": other})
     return row
 
 
@@ -286,7 +286,7 @@ def _deployment(entry: Mapping[str, Any], row: Row, redact: Redactor) -> dict[st
         "reasons_of": row["instance"],
         "reasons": [_reason(item) for item in plan.get("reasons") or []],
     }
-    masked: dict[str, Any] = redact.data(_plain(shared))
+    masked: dict[str, Any] = redact.data(shared)
     return masked
 
 
@@ -316,12 +316,3 @@ def _joined(values: Iterable[str | None]) -> str | None:
     """Return the partition mode of a node: "SPX", or "CPX, SPX" if its GPUs differ; None if there is none."""
     found = sorted({re.sub(r"\s+", " ", str(value)) for value in values if value})
     return ", ".join(found) or None
-
-
-def _plain(value: Any) -> Any:
-    """Return plain dicts, lists and scalars, as Ansible's variables are lazy, tagged containers."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

@@ -27,6 +27,12 @@ def ms(value: float | None) -> str:
     return rate(value)
 
 
+def total_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Return the sum of a column over the rows that have a value; None when none has."""
+    known = [row[key] for row in rows if row[key] is not None]
+    return sum(known) if known else None
+
+
 def signed(speed: float | None) -> str:
     """Return a speed (1.0 at the median) as a signed percentage; a dash if there was nothing to compare with."""
     if speed is None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..text import plural
 from .outliers import Speed, node_speeds, sequential_hosts, speeds
-from .tables import count, ms, rate, signed
+from .tables import count, ms, rate, signed, total_of
 
 LINES = 24
 """Maximum number of rows; if there are more, the slowest are shown."""
@@ -42,13 +43,13 @@ def text_summary(summary: Mapping[str, Any]) -> str:
 
 def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
     nodes = len({row["host"] for row in rows})
-    parts = [f"Run {run}: {len(rows)} benchmark{'' if len(rows) == 1 else 's'}"]
-    parts[0] += f" on {nodes} node{'' if nodes == 1 else 's'}"
+    parts = [f"Run {run}: {plural(len(rows), 'benchmark')}"]
+    parts[0] += f" on {plural(nodes, 'node')}"
     if served:
-        parts.append(f"{rate(_sum(served, 'output_throughput'))} output tok/s")
-        parts.append(f"{rate(_sum(served, 'request_throughput'))} requests/s")
+        parts.append(f"{rate(total_of(served, 'output_throughput'))} output tok/s")
+        parts.append(f"{rate(total_of(served, 'request_throughput'))} requests/s")
         parts.append(
-            f"{count(_sum(served, 'failed'))} of {count(_sum(served, 'num_prompts'))} requests failed"
+            f"{count(total_of(served, 'failed'))} of {count(total_of(served, 'num_prompts'))} requests failed"
         )
     return ", ".join(parts)
 
@@ -92,8 +93,3 @@ def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> 
         ).rstrip()
         for line in (heads, *rows)
     ]
-
-
-def _sum(rows: Sequence[Row], key: str) -> float | None:
-    known = [row[key] for row in rows if row[key] is not None]
-    return sum(known) if known else None

@@ -16,6 +16,7 @@ from typing import Any, Union
 
 from ...module_utils.common.errors import Problem, natural
 from ..desired.public_variables import public_variables
+from ..text import plural
 
 Count = Union[int, str]
 """A number, or a share of something ("20%")."""
@@ -425,7 +426,7 @@ def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterabl
             if left >= room.keep or name in told:
                 continue
             told.add(name)
-            kept = f"upgrade_min_in keeps {room.keep} of {_engines(room.there)} of {name} in"
+            kept = f"upgrade_min_in keeps {room.keep} of {plural(room.there, 'engine')} of {name} in"
             if count > 1:
                 what = (
                     f"{unit.name} can only change together, as one gets GPUs or ports of the other; that leaves "
@@ -433,7 +434,7 @@ def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterabl
                 )
                 fix = "Keep their GPUs and ports, or accept the gap: -e upgrade_min_in=" + str(max(left, 0))
             elif room.serving <= room.keep and room.serving < room.there:
-                what = f"only {room.serving} of {_engines(room.there)} of {name} serve, and {kept}."
+                what = f"only {room.serving} of {plural(room.there, 'engine')} of {name} serve, and {kept}."
                 fix = "Mend the others first (status.yml, undrain.yml), or accept less: -e upgrade_min_in="
                 fix += str(max(left, 0))
             else:
@@ -452,7 +453,7 @@ def _too_many(batches: Sequence[Batch], terms: Terms, capacity: Mapping[str, Cap
                     serial = ", ".join(map(str, terms.serial or SERIAL))
                     what = (
                         f"[{serial}] lets {len(batch.units)} units change at a time, which leaves "
-                        f"{room.serving - count} of {_engines(room.there)} of {name} in; upgrade_min_in keeps "
+                        f"{room.serving - count} of {plural(room.there, 'engine')} of {name} in; upgrade_min_in keeps "
                         f"{room.keep}."
                     )
                     fix = f"At most {room.serving - room.keep} fit: -e upgrade_serial={room.serving - room.keep}."
@@ -467,10 +468,6 @@ def _gaps(batches: Iterable[Batch], capacity: Mapping[str, Capacity]) -> Iterabl
             if room.serving and room.serving - count <= 0:
                 who = "its only engine" if room.there == 1 else "all its engines"
                 yield f"deployment {name}: nobody serves it while {who} changes: clients get 503 meanwhile"
-
-
-def _engines(count: int) -> str:
-    return f"{count} engine{'' if count == 1 else 's'}"
 
 
 def sorted_members(members: Iterable[Member]) -> tuple[Member, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
 from ..plan.text import wrapped
+from ..text import plural
 from .batches import KEEP, Batch
 from .plan import RolloutPlan
 
@@ -28,7 +29,7 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
         data = [item for item in planned.batches if item["deployment"] == name]
         units = sum(len(batch.units) for batch in batches)
         verb = VERBS.get(planned.operation, UPGRADE)
-        lines += ["", f"{verb} of {name}: {_count(units, 'unit')} in {_count(len(batches), 'batch', 'es')}"]
+        lines += ["", f"{verb} of {name}: {plural(units, 'unit')} in {plural(len(batches), 'batch', 'es')}"]
         if data[0]["why"] and planned.operation in (UPGRADE, ROLLBACK):
             lines += wrapped("changes", f"generation {data[0]['generation']}: {data[0]['why']}")
         lines += _kept(planned, name)
@@ -42,10 +43,6 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
             lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
         lines += wrapped("waits", _waits(planned, len(batches), waits))
     return lines
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
 
 
 def _kept(planned: RolloutPlan, name: str) -> list[str]:
@@ -144,7 +141,7 @@ def report(
     ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed.
     """
     done = [item for item in batches if ended is None or item["number"] < ended]
-    lines = [f"{VERBS.get(operation, operation)}: {_count(_units(done), 'unit')} of {_units(batches)} done."]
+    lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'unit')} of {_units(batches)} done."]
     if ended is None:
         return lines[0]
     batch = next(item for item in batches if item["number"] == ended)
@@ -176,7 +173,7 @@ def _next(batch: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
     text = f"{name} is held there until upgrade.yml finds another definition, or runs with -e again=true."
     if mine:
         text += (
-            f" {_count(mine, 'unit')} of earlier batches still run{'s' if mine == 1 else ''} generation "
+            f" {plural(mine, 'unit')} of earlier batches still run{'s' if mine == 1 else ''} generation "
             f"{batch['generation']}: rollback.yml -e deployment={name} takes back those too."
         )
     return text

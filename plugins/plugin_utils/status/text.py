@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.errors import natural
+from ..text import plural, wrap
 from .fleet import Status, Sums
 from .rows import DOWN, IN, NONE, NOT_REACHED, OUT, Row
 
@@ -44,21 +44,24 @@ def text(status: Status, full: bool = False) -> str:
     """Return the table; `full` gives every instance its own line."""
     lines = [_summary(status)]
     for host, why in status.unreached.items():
-        lines += _wrap(f"{host}: not reached: {why}", "  ", "    ")
+        lines += _paragraph(f"{host}: not reached: {why}", "  ", "    ")
     for host, texts in status.problems.items():
-        lines += [line for told in texts for line in _wrap(f"{host}: {told}", "  ", "    ")]
+        lines += [line for told in texts for line in _paragraph(f"{host}: {told}", "  ", "    ")]
     groups = {item.name: _lines(status, item, full) for item in status.deployments}
     widths = _widths([line.cells for found in groups.values() for line in found])
     for item in status.deployments:
-        lines += ["", *_wrap(_head(item), "", "  ")]
-        lines += [line for note in item.notes for line in _wrap(note, "  ", "    ")]
+        lines += ["", *_paragraph(_head(item), "", "  ")]
+        lines += [line for note in item.notes for line in _paragraph(note, "  ", "    ")]
         lines.append(_row(COLUMNS, widths))
         for found in groups[item.name]:
             lines.append(_row(found.cells, widths))
             for told in found.told:
-                lines += _wrap(told, " " * 6, " " * 8)
+                lines += _paragraph(told, " " * 6, " " * 8)
     balancers = [
-        line for host, error in status.balancers.items() if error for line in _wrap(_trouble(host, error))
+        line
+        for host, error in status.balancers.items()
+        if error
+        for line in _paragraph(_trouble(host, error))
     ]
     return "\n".join([*lines, *([""] if balancers else []), *balancers])
 
@@ -71,14 +74,14 @@ def _summary(status: Status) -> str:
     rows = status.rows
     well = sum(row.well for row in rows)
     hosts = len({row.host for row in rows} | set(status.unreached))
-    told = f"Status: {_many(len(rows), 'instance')} of {_many(len(status.deployments), 'deployment')}"
-    told += f" on {_many(hosts, 'host')}: "
+    told = f"Status: {plural(len(rows), 'instance')} of {plural(len(status.deployments), 'deployment')}"
+    told += f" on {plural(hosts, 'host')}: "
     counts = [f"{well} serve" if well == len(rows) - 1 or well != 1 else "1 serves"]
     for state in dict.fromkeys(row.state for row in sorted(rows, key=lambda row: row.trouble, reverse=True)):
         count = sum(row.state == state for row in rows if not row.well)
         counts += [f"{count} {state}"] if count else []
     if status.unreached:
-        counts.append(f"{_many(len(status.unreached), 'host')} not reached")
+        counts.append(f"{plural(len(status.unreached), 'host')} not reached")
     return told + ", ".join(counts) + "." if rows or status.unreached else "Status: nothing runs."
 
 
@@ -217,16 +220,5 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"  {between.join(parts)}".rstrip()
 
 
-def _wrap(line: str, first: str = "", rest: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        line,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def _paragraph(text: str, first: str = "", rest: str = "  ") -> list[str]:
+    return wrap(text, WIDTH, first, rest, whole=True)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of a playbook asks for, from the options of fleet_plan: checked, as batches, and as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.generations import DEPLOY, OPERATIONS, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
+from ..desired.public_variables import public_variables
+from ..endpoint.plan import Endpoint
+from ..plan.plan import FleetPlan
+from .batches import parse_terms
+from .plan import RolloutPlan, Wanted, plan_steps, replaced
+from .text import explain_rollout
+
+Options = Mapping[str, Any]
+
+CANARY_TERMS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
+VARIABLES = {
+    **{name: name for name in ("offline", "explain", "refresh", "plan_file")},
+    **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
+    "retry": "again",
+    "serial": "upgrade_serial",
+    "min_in": "upgrade_min_in",
+    "soak": "upgrade_soak",
+    "drain_timeout": "load_balancer_drain_timeout",
+}
+"""Options that are given a variable of the operator, which says their type and default."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hosts": {"type": "list", "elements": "str"},
+    "again": {"type": "list", "elements": "str"},
+    "lock_file": {"type": "path"},
+    "operation": {"type": "str", "choices": list(OPERATIONS), "default": DEPLOY},
+    "canary_terms": {
+        "type": "dict",
+        "default": {},
+        "options": {name: public_variables()[name].option for name in CANARY_TERMS},
+    },
+    **{option: public_variables()[name].option for option, name in VARIABLES.items()},
+}
+
+
+def parse_request(options: Options) -> Wishes:
+    """Return what the run is about."""
+    deployment = options["deployment"]
+    return Wishes(
+        operation=options["operation"],
+        deployments=frozenset([deployment]) if deployment else None,
+        generation=options["generation"],
+        retry=options["retry"],
+        why=options["why"] or "",
+    )
+
+
+def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[Problem, ...]:
+    """Return what makes no sense in a request.
+
+    canary: variables of canaries that are wrong, and why.
+    """
+    _, problems = parse_terms(_terms(options))
+    found = list(problems)
+    operation = options.get("operation")
+    if options.get("instance") and operation in (UPGRADE, ROLLBACK):
+        what = f"an {UPGRADE} or {ROLLBACK} is of whole deployments."
+        found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
+    if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
+        what = "only rollback.yml goes to a generation."
+        found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
+    if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
+        what = f"{operation}.yml begins with what runs, which only the hosts know."
+        found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
+    return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
+
+
+def requested_rollout(options: Options, plan: FleetPlan, endpoint: Endpoint | None) -> RolloutPlan | None:
+    """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError."""
+    if options["operation"] == DEPLOY or options["offline"] or plan.partial:
+        return None
+    planned, problems = _rollout(options, plan, endpoint, options["operation"])
+    if problems:
+        raise FleetError(problems)
+    return planned
+
+
+def explain_request(
+    options: Options, plan: FleetPlan, data: Mapping[str, Any], rollout: RolloutPlan | None
+) -> list[str]:
+    """Return the lines about the batches; of a deploy that replaces what serves, about those of an upgrade."""
+    if rollout:
+        return explain_rollout(rollout, timeouts(options, data))
+    count = 0 if options["offline"] else replaced(plan)
+    if not count:
+        return []
+    rollout, problems = _rollout(options, plan, None, UPGRADE)
+    if problems:
+        return []
+    text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"
+    return ["", text, *explain_rollout(rollout, timeouts(options, data))]
+
+
+def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
+    """Return the seconds that a unit's requests, its stop and its start may take at most."""
+    servers = [item["server"] for host in data["hosts"].values() for item in host["instances"]]
+    longest = {
+        key: max((int(server.get(f"{key}_timeout") or 0) for server in servers), default=0)
+        for key in ("stop", "ready")
+    }
+    return {
+        "drain": options["drain_timeout"],
+        "stop": longest["stop"] or 120,
+        "start": longest["ready"] or 1800,
+    }
+
+
+def _rollout(
+    options: Options, plan: FleetPlan, endpoint: Endpoint | None, operation: str
+) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+    absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
+    wanted = Wanted(
+        operation=operation,
+        values=_terms(options),
+        deployment=options["deployment"],
+        instance=options["instance"],
+        canary=options["canary"],
+        absent=tuple(absent),
+    )
+    return plan_steps(plan, wanted)
+
+
+def _terms(options: Options) -> dict[str, Any]:
+    return {f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")}

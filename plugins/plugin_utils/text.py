@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines for people: counts with their nouns, lists that stay short, paragraphs of a width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+MANY = 6
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun: "1 host", "1,024 hosts"."""
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def listed(hosts: Sequence[str], limit: int = MANY) -> str:
+    """Return names of hosts; the first and the last when there are more than `limit`."""
+    if len(hosts) <= limit:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[: limit - 1])}, … {hosts[-1]} ({len(hosts)} hosts)"
+
+
+def interfaces_text(interfaces: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return network interfaces with their addresses: "eno1 10.0.0.1 fe80::1, lo 127.0.0.1"."""
+    return ", ".join(f"{name} {' '.join(addresses)}" for name, addresses in interfaces)
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "", whole: bool = False) -> list[str]:
+    """Return the lines of a paragraph, indented with `first` and `rest`; names with hyphens are not split.
+
+    `whole`: words that are longer than a line are not split either.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=not whole,
+    )

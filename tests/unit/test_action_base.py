@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What action plugins share: files of JSON, and what is taken of hosts' variables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import write_json
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader, why_unreached
+
+
+def test_json_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("older, and longer than what follows")
+    write_json(path, {"b": 1, "a": [2]})
+    assert path.read_text() == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("missing/plan.json", "No such file or directory"), (".", "Is a directory")]
+)
+def test_json_that_cannot_be_written(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(FleetError) as caught:
+        write_json(tmp_path / name, {})
+    assert str(caught.value) == (
+        f"{tmp_path / name} cannot be written: {why}. Make its directory, or choose another place."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    link = tmp_path / "stdout"
+    link.symlink_to("/dev/null")
+    write_json(link, {"a": 1})
+    assert (link.is_symlink(), link.is_char_device()) == (True, True)
+
+
+class HostVars(dict[str, dict[str, Any]]):
+    """Variables of hosts as Ansible has them; one with a template in it cannot be evaluated here."""
+
+    def raw_get(self, name: str) -> dict[str, Any]:
+        return super().__getitem__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        raise AnsibleError("'nowhere' is undefined")
+
+
+READER = Reader({
+    "hostvars": HostVars(
+        n1={"a": 1, "empty": None, "bad": "{{ nowhere }}", "result": {"text": "{{ kept }}", "rows": (1, 2)}}
+    )
+})  # fmt: skip
+
+
+def test_variables_that_are_set() -> None:
+    assert READER.values("n1", ["a", "empty", "absent"]) == {"a": 1}
+    assert READER.values("n1", ["a", "bad"], lenient=True) == {"a": 1}
+    with pytest.raises(FleetError, match=r"^bad \(host n1\): cannot be evaluated: 'nowhere' is undefined$"):
+        READER.values("n1", ["a", "bad"])
+
+
+def test_registered_results_are_plain_and_not_templated() -> None:
+    found = READER.registered("n1", "result")
+    assert json.dumps(found) == '{"text": "{{ kept }}", "rows": [1, 2]}'
+    assert READER.registered("n1", "absent") == {}
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [({}, "it could not be reached"), ({"msg": " Connection refused\nmore"}, "Connection refused")],
+)
+def test_why_a_host_was_not_reached(result: dict[str, str], why: str) -> None:
+    assert why_unreached(result) == why
