@@ -88,6 +88,11 @@ options:
           for a few seconds and its log tells of no failure; that the whole engine generates tokens is for the
           other server to show.
         type: bool
+      attention:
+        description:
+          - The attention backend that the server is expected to take (C(planned)), and by backend the texts of a
+            starting server's log that prove it (C(lines)). Without it, no log is checked for that.
+        type: dict
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.
         type: int
@@ -237,6 +242,7 @@ def argument_spec():
                 "host": {"type": "str"},
                 "served_model": {"type": "str"},
                 "headless": {"type": "bool"},
+                "attention": {"type": "dict"},
                 "ready_timeout": {"type": "int"},
                 "stop_timeout": {"type": "int"},
             },

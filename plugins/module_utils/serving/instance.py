@@ -26,7 +26,7 @@ READY_FILE = "ready"  # the id of the container that generated tokens; node_stat
 
 _KEYS = (
     "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
-    "image", "port", "host", "served_model", "headless", "ready_timeout", "stop_timeout",
+    "image", "port", "host", "served_model", "headless", "attention", "ready_timeout", "stop_timeout",
 )  # fmt: skip
 
 

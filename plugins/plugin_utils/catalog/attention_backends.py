@@ -15,7 +15,8 @@ from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, Finding
 from .flag_values import Value
 
-MLA = "mla"
+DENSE, MLA = "dense", "mla"
+"""Kinds of attention, as backends.yml has them."""
 _SWITCHES = (
     ("aiter", "VLLM_ROCM_USE_AITER", False),
     ("aiter_mha", "VLLM_ROCM_USE_AITER_MHA", True),
@@ -25,7 +26,21 @@ _SWITCHES = (
     ("v1", "VLLM_USE_V1", False),
 )
 """Conditions of backends.yml, the variables that decide them, and vllm.envs' defaults."""
+_ALSO_DECIDE = ("--attention-config", "VLLM_ATTENTION_BACKEND", "VLLM_USE_AITER_UNIFIED_ATTENTION")
+"""What decides in some releases too, in part against the switches above, which backends.yml does not describe."""
 _SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The backend that a server is expected to take, and the log lines that prove each backend of its release."""
+
+    planned: str
+    lines: Mapping[str, tuple[str, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the node gets it."""
+        return {"planned": self.planned, "lines": {name: list(texts) for name, texts in self.lines.items()}}
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,25 @@ class Backends:
         found = {name: _on(env[text]) if text in env else default for name, text, default in _SWITCHES}
         block_1 = args.get("--block-size") == 1
         return self.expected(attention, {**found, "block_1": block_1, **facts})
+
+    def claim(
+        self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, Any]
+    ) -> Claim | None:
+        """The backend that a log can be held against; None where that is not certain, or no log line is known.
+
+        facts: those of in_effect() and of misfits(). A backend that does not fit the model is not taken, and which
+        one is then taken is not described.
+        """
+        if any(name.partition(".")[0] in _ALSO_DECIDE for name in (*args, *env)):
+            return None
+        given = str(args.get(self.named_by() or "", "auto")).upper()
+        if given not in ("AUTO", *self.names()):
+            return None
+        planned = self.in_effect(attention, args, env, facts)
+        lines = {name: texts for name in self.data["backends"] if (texts := self.log_lines(name))}
+        if planned not in lines or self.misfits(planned, facts):
+            return None
+        return Claim(planned, lines)
 
     def named_by(self) -> str | None:
         """The flag or variable that names a backend; None where none does."""

@@ -414,6 +414,7 @@ def container(instance: Instance) -> dict[str, Any]:
 
 def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict[str, Any]:
     """SERVER of the plan: what the module vllm_server converges."""
+    claim = instance.verdict.attention
     runtime = instance.deployment.runtime
     modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
     return {
@@ -430,6 +431,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "host": instance.probe_host,
         "served_model": instance.deployment.served_model_name,
         "headless": instance.headless,
+        "attention": claim.to_json() if claim else None,
         "ready_timeout": runtime.ready_timeout,
         "stop_timeout": stop_seconds(instance),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ..catalog.attention_backends import MLA, Backends
+from ..catalog.attention_backends import DENSE, MLA, Backends, Claim
 from ..catalog.flag_values import Value, size
 from ..catalog.images import ImageFacts, check_driver, check_image
 from ..catalog.load import Knowledge
@@ -26,6 +26,8 @@ GIB = 1 << 30
 FEW_REQUESTS = 4.0
 """Fewer requests of the full length at once than this is a KV cache that starves the GPU; a judgement."""
 AUTO = ("auto", -1)
+ROCM = "rocm"
+"""The platform of images for Instinct GPUs, where it is known."""
 CPU_BLOCK = 128
 """The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
 
@@ -34,7 +36,8 @@ CPU_BLOCK = 128
 class Verdict:
     """What is to be said before anything is pulled. fit None: the model's config.json is not known.
 
-    quotes: statements of the documents that apply, for whoever reads the plan explained.
+    quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
+    backend that the server's log is to prove; None: nothing is claimed.
     """
 
     fit: Fit | None = None
@@ -43,6 +46,7 @@ class Verdict:
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     quotes: tuple[Advice, ...] = ()
+    attention: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,15 @@ def judge(
     found = fit(shape, engine, origin)
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
-        return Verdict(found, more, (*warnings, *doubts))
+        claim = _claim(software, tuned, model, engine, knowledge)
+        return Verdict(found, more, (*warnings, *doubts), attention=claim)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(draft))
     said = quotes(knowledge.recipes, Decided(deployment, machine, tuned, model, shape, engine, found))
-    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said)
+    claim = _claim(software, tuned, model, engine, knowledge)
+    return Verdict(
+        found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said, claim
+    )
 
 
 def _drafting(draft: Draft | None) -> tuple[str, ...]:
@@ -197,21 +205,51 @@ def _backend(
     """An attention backend that the operator named, or latent attention's, that cannot run this model."""
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
-    latent = model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
-    if latent and engine.platform == "rocm":  # vLLM's own choice may stop it too
+    if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
+    return tuple(
+        Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
+        for misfit in backends.misfits(name, _shape_facts(tuned, model, engine))
+    )
+
+
+def _latent(tuned: Tuned, model: ModelFacts) -> bool:
+    """Whether vLLM runs the model's attention as latent attention."""
+    return model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
+
+
+def _shape_facts(tuned: Tuned, model: ModelFacts, engine: Engine) -> dict[str, Any]:
+    """What an attention backend may refuse, as far as it is known."""
     facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
     facts |= {"heads": model.heads, "tp": engine.tp}
     if "--block-size" in tuned.args:
         facts["block_size"] = engine.block_size
     if model.head_size:
         facts["head_size"] = model.head_size
-    return tuple(
-        Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
-        for misfit in backends.misfits(name, facts)
-    )
+    return facts
+
+
+def _claim(
+    software: ImageFacts, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+) -> Claim | None:
+    """The attention backend that the server's log is to prove.
+
+    None where the platform, the release or the shape is not known: what is only assumed is not claimed.
+    """
+    latent = _latent(tuned, model)
+    undescribed = model.mla and not latent  # config.json has the shape of latent attention only
+    if software.platform != ROCM or not tuned.release.exact or not model.heads or undescribed:
+        return None
+    facts = {
+        **_shape_facts(tuned, model, engine),
+        "sparse": model.sparse,
+        "kv_connector": "--kv-transfer-config" in tuned.args,
+        "v1": engine.v1,
+    }
+    backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    return backends.claim(MLA if latent else DENSE, tuned.args, tuned.env, facts)
 
 
 def _too_large(
