@@ -181,6 +181,10 @@ servers:
     ready_seconds:
       description: How long it took until then.
       type: float
+    attention_backend:
+      description: Of a server with O(servers[].attention), the attention backends that its log proves, with commas
+        between them; null where the log has no such line. Another one than the planned is warned about.
+      type: str
     class:
       description: Of a failure, such as V(out_of_memory), V(unknown_flag), V(missing_weights),
         V(port_in_use).

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
     DENSE,
     MLA,
@@ -100,7 +101,9 @@ def test_choice(version: str, attention: str, conditions: dict[str, bool], backe
     ],
 )  # fmt: skip
 def test_log_lines(version: str, line: str, backend: str) -> None:
-    assert backends(version).in_log(["Starting", line, "Application startup complete."]) == (backend,)
+    found = backends(version)
+    lines = {name: found.log_lines(name) for name in knowledge().backends["backends"]}
+    assert proven(lines, ["Starting", line, "Application startup complete."]) == {backend: line}
 
 
 @pytest.mark.parametrize(

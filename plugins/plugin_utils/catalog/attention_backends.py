@@ -6,7 +6,6 @@ The data is catalog/vllm/backends.yml; nothing here reads a file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,19 +132,6 @@ class Backends:
             return tuple(lines[backend])
         name = self.vllm_name(backend)
         return tuple(text.replace("{name}", name) for text in lines.get("any", ())) if name else ()
-
-    def in_log(self, log: Iterable[str]) -> tuple[str, ...]:
-        """The backends that a log proves, in the order of their first lines."""
-        patterns = {
-            backend: [re.compile(re.escape(text)) for text in self.log_lines(backend)]
-            for backend in self.data["backends"]
-        }
-        found: dict[str, None] = {}
-        for text in log:
-            for backend, compiled in patterns.items():
-                if any(pattern.search(text) for pattern in compiled):
-                    found.setdefault(backend)
-        return tuple(found)
 
     def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Why a model's shape or the configuration keeps a backend from being used; empty for nothing.
