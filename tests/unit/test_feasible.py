@@ -11,6 +11,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
+    KnownModel,
     Verdict,
     engine_of,
     judge,
@@ -51,7 +52,7 @@ def verdict(
     wanted = deployment(**keys)
     model = model_facts(wanted.model, config)
     tuned = tune(wanted, machine, software, model, knowledge())
-    return judge(wanted, machine, software, tuned, model, config, "a test", None, knowledge())
+    return judge(wanted, machine, software, tuned, KnownModel(model, config, "a test"), knowledge())
 
 
 def texts(problems: tuple[Problem, ...]) -> str:
