@@ -178,7 +178,9 @@ def standin(config: Config) -> list[Path]:
             content_key(STANDIN_REQUIREMENTS),
             lambda root: _install_hub_client(config, root),
         ),
-        cached(config, "standin", content_key(ROOT / "lab/standin", STANDIN_METADATA), _install_standin),
+        cached(
+            config, "standin", content_key(ROOT / "lab/standin", *STANDIN_SOFTWARE.values()), _install_standin
+        ),
     ]
 
 
@@ -187,14 +189,18 @@ def _install_hub_client(config: Config, root: Path) -> None:
     shutil.rmtree(root / DIST_PACKAGES / "bin", ignore_errors=True)
 
 
-# The probe of an image's vLLM version reads this.
-STANDIN_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {Knobs.version}\n"
+# The probe of an image's vLLM version and platform reads these; version.py has a line of PyTorch's ROCm build.
+STANDIN_SOFTWARE = {
+    f"vllm-{Knobs.version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {Knobs.version}\n",
+    "torch/version.py": "hip: Optional[str] = '6.4.43482'\n",
+}
 
 
 def _install_standin(root: Path) -> None:
-    metadata = root / DIST_PACKAGES / f"vllm-{Knobs.version}.dist-info/METADATA"
-    metadata.parent.mkdir(parents=True)
-    metadata.write_text(STANDIN_METADATA)
+    for name, text in STANDIN_SOFTWARE.items():
+        file = root / DIST_PACKAGES / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
     shutil.copytree(ROOT / "lab/standin", root / "opt/standin", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "opt/standin/vllm").chmod(0o755)
     link = root / "usr/local/bin/vllm"

@@ -19,7 +19,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment 
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import compose
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import (
+    Pins,
+    Surroundings,
+    compose,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Slot
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import (
     HostGroup,
@@ -98,7 +102,7 @@ def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: s
         for index in range(servers_per_host(wanted)):
             slot = Slot(wanted, index, gpus, rank=rank_of(wanted, index, group, host))
             pinned = with_pins(tuned, wanted, lambda _: "c" * 40)
-            made = compose(slot, "127.0.0.1", "/hf", (), None, None, pinned, Verdict())
+            made = compose(slot, Surroundings("127.0.0.1", "/hf"), Pins(), pinned, Verdict())
             words = tuple(word for part in made.argv for word in part)
             if words[:2] == ("vllm", "serve"):  # a Ray worker runs something else
                 yield words[2:]

@@ -48,6 +48,7 @@ def serve_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
+    parser.add_argument("--attention-backend")
     parser.add_argument("--disable-uvicorn-access-log", action="store_true")
     parser.add_argument("--headless", action="store_true")
     parser.add_argument("--nnodes", "-n", type=int, default=1)
@@ -89,7 +90,14 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
     if unknown:
         shown["others"] = unknown
     wanted = startup.Server(
-        model, known.revision, known.host, known.port, known.max_model_len, known.tensor_parallel_size, shown
+        model=model,
+        revision=known.revision,
+        host=known.host,
+        port=known.port,
+        max_model_len=known.max_model_len,
+        tensor_parallel_size=known.tensor_parallel_size,
+        attention_backend=known.attention_backend,
+        others=shown,
     )
     try:
         others = ranks.meet(place) if place.nnodes > 1 else []

@@ -45,6 +45,7 @@ class Knobs:
     crash_after: int = 0  # requests; 0: never
     truncate_after: int = 0  # tokens of a stream; 0: never
     garbage: bool = False
+    attention: str = ""  # vLLM's name of the backend that is taken whatever was asked for
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Knobs:

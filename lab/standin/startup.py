@@ -66,6 +66,7 @@ class Server:
     port: int
     max_model_len: int | None
     tensor_parallel_size: int
+    attention_backend: str | None
     others: Mapping[str, Any]  # non-default arguments, as the log shows them
 
 
@@ -155,6 +156,7 @@ def start(server: Server, knobs: Knobs, environ: Mapping[str, str]) -> tuple[Mod
     log(worker, "gpu_model_runner.py:5031", f"Starting to load model {server.model}...")
     if knobs.fail in ("oom", "missing_weights"):
         fail_if_asked(knobs, worker, max_len)
+    log(worker, "rocm.py", _attention(server, knobs))
     weights = model.weight_bytes / GIB
     log(worker, "default_loader.py:501", f"Loading weights took {0.3 * knobs.startup_seconds:.2f} seconds")
     log(
@@ -179,6 +181,18 @@ def start(server: Server, knobs: Knobs, environ: Mapping[str, str]) -> tuple[Mod
         f"Starting vLLM server on http://{server.host or '0.0.0.0'}:{server.port}",
     )
     return model, max_len, listener
+
+
+def _attention(server: Server, knobs: Knobs) -> str:
+    """Which attention backend is taken, in the words of vllm/platforms/rocm.py since 0.19.0."""
+    if knobs.attention:
+        return f"Using {knobs.attention} backend out of potential backends: ['{knobs.attention}']."
+    if server.attention_backend and server.attention_backend.upper() != "AUTO":
+        return f"Using {server.attention_backend.upper()} backend (selected via --attention-backend)."
+    return (
+        "Found incompatible backend(s) [TURBOQUANT] with AttentionType.DECODER. Overriding with ROCM_ATTN out of"
+        " potential backends: ['ROCM_ATTN', 'ROCM_AITER_FA', 'ROCM_AITER_UNIFIED_ATTN', 'TRITON_ATTN']."
+    )
 
 
 def _banner(server: Server, knobs: Knobs) -> None:

@@ -41,12 +41,15 @@ instance_status:
       description:
         - One entry per container of an instance. C(health) is the HTTP status of C(/health), 0 without an answer and
           null if it was not queried; C(metrics) is null if there are none; C(failure) is the cause in the log of a
-          container that exited by itself and has no supervisor.
+          container that exited by itself and has no supervisor. C(attention) has the planned attention
+          backend and those that this container's log proved at its start; null if none was planned, or the log was
+          not read yet.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, status: running, exit_code: 0, oom_killed: false, started: 1.0,
                 finished: null, restarts: 0, spec_hash: 12ab, image: "r@sha256:22", vllm: 0.11.2,
-                endpoint: {host: 127.0.0.1, port: 8000}, ready: true, supervisor: null, health: 200,
+                endpoint: {host: 127.0.0.1, port: 8000}, ready: true,
+                attention: {planned: aiter_fa, running: [aiter_fa]}, supervisor: null, health: 200,
                 metrics: {running: 3, waiting: 0, kv: 0.12, tokens_per_second: 210.5, prompt_tokens_per_second: 90.0,
                           generated: 1000}, failure: null}]
     balancer:

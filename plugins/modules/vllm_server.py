@@ -85,6 +85,11 @@ options:
           for a few seconds without a failure in its log; the other server shows whether the whole engine
           generates tokens.
         type: bool
+      attention:
+        description:
+          - The attention backend that the server is expected to take (C(planned)), and by backend the texts of a
+            starting server's log that prove it (C(lines)). Without it, no log is checked for that.
+        type: dict
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.
         type: int
@@ -172,6 +177,10 @@ servers:
     ready_seconds:
       description: How long it took until the first tokens.
       type: float
+    attention_backend:
+      description: Of a server with O(servers[].attention), the attention backends that its log proves, with commas
+        between them; null where the log has no such line. Another one than the planned is warned about.
+      type: str
     class:
       description: The class of a failure, such as V(out_of_memory), V(unknown_flag), V(missing_weights),
         V(port_in_use).
@@ -233,6 +242,7 @@ def argument_spec():
                 "host": {"type": "str"},
                 "served_model": {"type": "str"},
                 "headless": {"type": "bool"},
+                "attention": {"type": "dict"},
                 "ready_timeout": {"type": "int"},
                 "stop_timeout": {"type": "int"},
             },

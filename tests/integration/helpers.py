@@ -72,8 +72,8 @@ def assert_agrees(node: str, version: str, *image: str) -> None:
 # Where a thing is not there, its line is empty; but without Docker's answer this fails.
 STATE = r"""
 set -o pipefail
-cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name ready ! -path './generations/*' \
-    ! -name journal.log -exec sha256sum {} + | sort -k2
+cd /etc/instinct-fleet 2>/dev/null && find . -type f ! -name startup.log ! -name ready ! -name attention.json \
+    ! -path './generations/*' ! -name journal.log -exec sha256sum {} + | sort -k2
 cd /etc/instinct-fleet/generations 2>/dev/null && find . -type f ! -name state.json | sort   # they hold times
 cd /var/lib/instinct-fleet 2>/dev/null && find . -path '*/.instinct-fleet/*.json' -exec sha256sum {} + | sort -k2
 find /var/lib/instinct-fleet -name '*.incomplete' -printf 'incomplete %p\n' 2>/dev/null | sort

@@ -79,6 +79,8 @@ def test_what_runs_is_told(fleet: Lab) -> None:
     assert {(row["state"], row["version"], row["generation"]) for row in data["instances"]} == {
         ("serving", "0.32.0", 1)
     }
+    # As planned for it: without a word in the table.
+    assert {row["backend"] for row in data["instances"]} == {"rocm_attn"}
     lines = table(run)
     assert max(map(len, lines)) <= 100
     assert re.match(r"  lab-n1,lab-n2  2 each    serving  0.32.0     1 ", lines[-1]), lines
@@ -132,8 +134,12 @@ def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
         name="bad", gpus=[7], port=8100, served_model_name="bad", hosts=[OTHER], endpoint=False,
         env={"STANDIN_FAIL": "oom"},
     )  # fmt: skip
+    other = deployment(
+        name="other", gpus=[6], port=8200, served_model_name="other", hosts=[OTHER], endpoint=False,
+        env={"STANDIN_ATTENTION": "TRITON_ATTN"},
+    )  # fmt: skip
     good = deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})
-    fleet.write_vars(vllm_deployments=[good, bad])
+    fleet.write_vars(vllm_deployments=[good, bad, other])
     assert fleet.play("site", "--skip-tags", "benchmark").rc == 2
     state = "/var/lib/instinct-fleet/cache/bad-0/supervise/state.json"
     # It may have given up already while the run above looked on, which its file would go on saying until it starts.
@@ -148,6 +154,9 @@ def test_an_instance_that_gave_up_shows_its_first_error(fleet: Lab) -> None:
     )
     below = list(itertools.takewhile(lambda line: line.startswith(" " * 6), lines[place + 1 :]))
     assert any(line.strip().startswith("→ ") for line in below), lines
+    # It serves, and its log names another attention backend than the plan.
+    place = next(number for number, line in enumerate(lines) if " serving " in line and "other-0" in line)
+    assert lines[place + 1] == "      runs attention backend triton, not the planned rocm_attn"
 
 
 # ---- as somebody finds it who should not see anything ------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref im
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import SCRIPT, parse_answer
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import inspect_image
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+
+from lab import layers
+from lab.standin.knobs import Knobs
 
 VERSIONS = f"{sys.version_info.major}.{sys.version_info.minor}."
 
@@ -80,6 +84,17 @@ def test_the_metadata_of_packages(image: FakeImage) -> None:
     assert found.gfx == ("gfx90a", "gfx942", "gfx950")
     assert found.python is not None
     assert found.python.startswith(VERSIONS)
+
+
+def test_the_labs_stand_in_is_built_for_rocm(image: FakeImage) -> None:
+    """As what is planned for Instinct GPUs alone is to be tried with it."""
+    image.python("usr")
+    layers._install_standin(image.root / "layer")
+    shutil.copytree(
+        image.root / "layer" / layers.DIST_PACKAGES, image.root / "usr/packages", dirs_exist_ok=True
+    )
+    found = image.ask("usr")
+    assert (found.vllm, found.platform, found.rocm, found.pytorch) == (Knobs.version, "rocm", None, None)
 
 
 def test_the_python_that_runs_vllm_is_asked(image: FakeImage) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
+    DENSE,
     MLA,
     Backends,
     check_named,
@@ -23,7 +25,6 @@ from tests.unit.catalogue import CATALOG, knowledge
 from tests.unit.some import some
 
 LINE = knowledge().line
-DENSE = "dense"
 AITER = {"aiter": True, "aiter_mha": True, "aiter_mla": True}
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
 
@@ -52,7 +53,8 @@ def test_whatever_is_chosen_has_a_log_line(release: str) -> None:
         backend = found.expected(attention, conditions)
         assert backend in knowledge().backends["backends"]
         if attention == MLA and LINE.order[release] < LINE.order["0.7.2"]:
-            continue  # no multi-head latent attention yet
+            assert not found.log_lines(backend)  # no multi-head latent attention yet
+            continue
         assert found.log_lines(backend), f"{release} {backend}"
 
 
@@ -71,6 +73,8 @@ def test_whatever_is_chosen_has_a_log_line(release: str) -> None:
         ("0.19.0", DENSE, AITER, "rocm_attn"),
         ("0.33.0", DENSE, {**AITER, "sinks": True}, "aiter_fa"),
         ("0.33.0", DENSE, {"sinks": True}, "aiter_unified"),
+        ("0.22.0", DENSE, {**AITER, "kv_connector": True}, "rocm_attn"),
+        ("0.23.0", DENSE, {**AITER, "kv_connector": True}, "aiter_fa"),
         ("0.33.0", MLA, {}, "triton_mla"),
         ("0.33.0", MLA, AITER, "aiter_mla"),
         ("0.33.0", MLA, {**AITER, "sparse": True}, "aiter_mla_sparse"),
@@ -97,7 +101,9 @@ def test_choice(version: str, attention: str, conditions: dict[str, bool], backe
     ],
 )  # fmt: skip
 def test_log_lines(version: str, line: str, backend: str) -> None:
-    assert backends(version).in_log(["Starting", line, "Application startup complete."]) == (backend,)
+    found = backends(version)
+    lines = {name: found.log_lines(name) for name in knowledge().backends["backends"]}
+    assert proven(lines, ["Starting", line, "Application startup complete."]) == {backend: line}
 
 
 @pytest.mark.parametrize(
@@ -263,6 +269,61 @@ def test_backend_in_effect(
     version: str, args: dict[str, Any], env: dict[str, str], facts: dict[str, bool], backend: str
 ) -> None:
     assert backends(version).in_effect(MLA, args, env, facts) == backend
+
+
+AITER_ON = {"VLLM_ROCM_USE_AITER": "1"}
+LLAMA = {"head_size": 128, "heads": 32, "tp": 1, "kv_cache_dtype": "auto", "sinks": False}
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "env", "facts", "planned"),
+    [
+        ("0.11.2", {}, AITER_ON, {}, "aiter_fa"),
+        ("0.11.2", {}, {}, {}, "triton"),
+        ("0.9.1", {}, {}, {"v1": True}, "triton"),
+        ("0.9.1", {}, {}, {"v1": False}, "rocm_flash_v0"),
+        ("0.32.0", {}, AITER_ON, {}, "rocm_attn"),
+        ("0.32.0", {"--attention-backend": "AUTO"}, AITER_ON, {}, "rocm_attn"),
+        ("0.32.0", {"--attention-backend": "ROCM_AITER_FA"}, AITER_ON, {}, "aiter_fa"),
+        ("0.32.0", {"--attention-backend": "ULTRAQUANT"}, {}, {}, None),  # not described
+        ("0.32.0", {"--attention-config": {"backend": "TRITON_ATTN"}}, {}, {}, None),
+        ("0.32.0", {"--attention-config.backend": "TRITON_ATTN"}, {}, {}, None),
+        (
+            "0.11.2",
+            {},
+            {**AITER_ON, "VLLM_ATTENTION_BACKEND": "TRITON_ATTN"},
+            {},
+            None,
+        ),  # AITER goes before it
+        ("0.32.0", {}, {}, {"head_size": 72}, None),  # whoever is next
+        ("0.22.0", {}, {}, {"kv_connector": True}, None),
+        ("0.23.0", {}, {}, {"kv_connector": True}, "aiter_unified"),
+    ],
+)
+def test_claim(
+    version: str, args: dict[str, Any], env: dict[str, str], facts: dict[str, Any], planned: str | None
+) -> None:
+    found = backends(version)
+    claim = found.claim(DENSE, args, env, {**LLAMA, **facts})
+    assert (claim.planned if claim else None) == planned
+    if claim:
+        assert claim.lines == {
+            name: found.log_lines(name) for name in knowledge().backends["backends"] if found.log_lines(name)
+        }
+
+
+def test_latent_attention_is_claimed_where_releases_have_it() -> None:
+    assert backends("0.7.1").claim(MLA, {}, {}, {"heads": 128, "tp": 8}) is None
+    claim = backends("0.7.2").claim(MLA, {}, {}, {"heads": 128, "tp": 8})
+    assert claim is not None
+    assert claim.to_json() == {
+        "planned": "triton_mla",
+        "lines": {
+            "rocm_flash_v0": ["Using ROCmFlashAttention backend."],
+            "rocm_v1_first": ["Using ROCm Attention backend on V1 engine."],
+            "triton_mla": ["Using Triton MLA backend."],
+        },
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
+    KnownModel,
     Verdict,
     engine_of,
     judge,
@@ -51,7 +52,7 @@ def verdict(
     wanted = deployment(**keys)
     model = model_facts(wanted.model, config)
     tuned = tune(wanted, machine, software, model, knowledge())
-    return judge(wanted, machine, software, tuned, model, config, "a test", None, knowledge())
+    return judge(wanted, machine, software, tuned, KnownModel(model, config, "a test"), knowledge())
 
 
 def texts(problems: tuple[Problem, ...]) -> str:
@@ -180,6 +181,61 @@ def test_heads_and_cache_of_latent_attention(version: str, keys: dict[str, Any],
     found = verdict(LITE, software=software, **keys)
     assert bool(found.problems) == bool(text), texts(found.problems)
     assert text in texts(found.problems)
+
+
+OTHER_NAMES = {**{key: value for key, value in LLAMA_8B.items() if "heads" not in key}, "n_head": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "software", "keys", "planned"),
+    [
+        (LLAMA_8B, {}, {}, "aiter_fa"),
+        (LLAMA_8B, {}, {"env": {"VLLM_ROCM_USE_AITER": "0"}}, "triton"),
+        (LLAMA_8B, {"vllm": "0.9.1", "v1": True}, {}, "triton"),
+        (LLAMA_8B, {"vllm": "0.9.1"}, {"env": {"VLLM_USE_V1": "0"}}, "rocm_flash_v0"),
+        (LLAMA_8B, {"vllm": "0.32.0"}, {"settings": {"attention_backend": "auto"}}, "rocm_attn"),
+        (
+            LLAMA_8B,
+            {"vllm": "0.32.0"},
+            {
+                "settings": {"attention_backend": "auto"},
+                "env": {"VLLM_ROCM_USE_AITER": "0"},
+                "engine_args": {"kv_transfer_config": {"kv_connector": "x", "kv_role": "kv_both"}},
+            },
+            "aiter_unified",
+        ),
+        (GPT_OSS_SINKS, {"vllm": "0.32.0"}, {"settings": {"attention_backend": "auto"}}, "aiter_fa"),
+        (LITE, {}, {}, "aiter_mla"),
+        (LITE, {"vllm": "0.13.0"}, {"env": {"VLLM_ROCM_USE_AITER": "0"}}, "triton_mla"),
+        (
+            {**LITE, "index_topk": 2048},
+            {"vllm": "0.13.0"},
+            {"settings": {"attention_backend": "auto"}},
+            "aiter_mla_sparse",
+        ),
+        (LITE, {}, {"env": {"VLLM_MLA_DISABLE": "1"}}, None),  # the shape without it is not known
+        (OTHER_NAMES, {}, {}, None),  # its number of heads is not read
+        (None, {}, {}, None),
+        (LLAMA_8B, {"platform": ""}, {}, None),
+        (LLAMA_8B, {"platform": "cpu"}, {}, None),
+        (LLAMA_8B, {"vllm": "0.11.1+rocm700"}, {}, "aiter_fa"),
+        (LLAMA_8B, {"vllm": "0.11.2.dev364+g1234567"}, {}, None),  # no release
+        (LLAMA_8B, {"vllm": "99.0"}, {}, None),
+    ],
+)  # fmt: skip
+def test_the_attention_backend_that_is_claimed(
+    config: dict[str, Any] | None, software: dict[str, Any], keys: dict[str, Any], planned: str | None
+) -> None:
+    more = {"engine_args": {"max_model_len": 8192, **keys.pop("engine_args", {})}, **keys}
+    found = verdict(config, software=replace(FACTS, **software), **more)
+    assert not found.problems, texts(found.problems)
+    assert (found.attention.planned if found.attention else None) == planned
+
+
+def test_a_model_that_may_not_fit_is_claimed_for_too() -> None:
+    found = verdict(LLAMA_8B, PARTITION, engine_args={"max_model_len": 40960})
+    assert (found.problems, found.fit and found.fit.fits) == ((), False)
+    assert found.attention is not None
 
 
 def test_an_image_for_other_gpus() -> None:

@@ -57,7 +57,10 @@ def digest(text: str) -> str:
 
 
 def recorded(make: Callable[[], FleetPlan]) -> dict[str, Any]:
-    """What is kept of a plan: hashes of plan.json and of both explanations, and the specification of each instance."""
+    """What is kept of a plan: hashes of plan.json, of both explanations and of each instance, and the specifications.
+
+    specs: a container is replaced when its own changes. That of `instances` is of all that the node is given.
+    """
     try:
         made = make()
     except FleetError as error:
@@ -69,6 +72,11 @@ def recorded(make: Callable[[], FleetPlan]) -> dict[str, Any]:
         "explained": digest(explain(made, full=True)),
         "instances": {
             f"{name}/{instance['name']}": digest(json.dumps(instance["server"], sort_keys=True))
+            for name, host in data["hosts"].items()
+            for instance in host["instances"]
+        },
+        "specs": {
+            f"{name}/{instance['name']}": instance["spec_hash"]
             for name, host in data["hosts"].items()
             for instance in host["instances"]
         },

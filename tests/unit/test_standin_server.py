@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import Backends
 
 from lab import models
+from lab.standin.knobs import Knobs
+from tests.unit.catalogue import knowledge
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
 
@@ -316,6 +320,25 @@ class TestStart:
         ]
         assert re.search("[^$]*".join(lines), standin.log), standin.log
         assert "secret-key" not in standin.log
+
+    @pytest.mark.parametrize(
+        ("arguments", "env", "backend"),
+        [
+            ([], {}, "rocm_attn"),
+            (["--attention-backend", "auto"], {}, "rocm_attn"),
+            (["--attention-backend", "ROCM_AITER_FA"], {}, "aiter_fa"),
+            (["--attention-backend", "ROCM_AITER_FA"], {"STANDIN_ATTENTION": "TRITON_ATTN"}, "triton"),
+        ],
+    )
+    def test_the_log_proves_an_attention_backend(
+        self, start: Start, arguments: list[str], env: dict[str, str], backend: str
+    ) -> None:
+        """In the words that the catalogue has for the release that it imitates."""
+        known = knowledge()
+        backends = Backends(known.release(Knobs.version), known.line, known.backends)
+        lines = {name: backends.log_lines(name) for name in known.backends["backends"]}
+        standin = start("some/model", *arguments, env=env)
+        assert list(proven(lines, standin.log.splitlines())) == [backend]
 
     def test_nothing_listens_before_it_is_ready(self, start: Start) -> None:
         begun = time.monotonic()

@@ -35,7 +35,7 @@ def instance(name: str = "llama-0", **keys: Any) -> dict[str, Any]:
         "started": NOW - 500, "finished": None, "restarts": 0, "spec_hash": "aa", "image": "r@sha256:1",
         "vllm": "0.11.2+rocm700", "endpoint": {"host": "127.0.0.1", "port": 8000}, "ready": True, "health": 200,
         "supervisor": {"state": "running", "since": NOW - 400, "why": "", "failures": []}, "metrics": LOAD,
-        "failure": None,
+        "failure": None, "attention": {"planned": "aiter_fa", "running": ["aiter_fa"]},
     }  # fmt: skip
     return {**found, **keys}
 
@@ -201,6 +201,50 @@ def fleet(hosts: int, instances: int) -> dict[str, Any]:
     seen = {name: host(*(instance(f"llama-{i}") for i in range(instances))) for name in names}
     seen["lb"] = host(servers=[server(name, f"llama-{i}") for name in names for i in range(instances)])
     return seen
+
+
+OTHER = {"attention": {"planned": "aiter_fa", "running": ["triton"]}}
+RUNS = "runs attention backend triton, not the planned aiter_fa"
+
+
+@pytest.mark.parametrize(
+    ("keys", "servers", "backend", "why"),
+    [
+        ({}, [], "aiter_fa", ""),
+        (OTHER, [], "triton", RUNS),
+        (
+            {"attention": {"planned": "aiter_fa", "running": ["triton", "aiter_fa"]}},
+            [],
+            "triton, aiter_fa",
+            "",
+        ),
+        ({"attention": {"planned": "aiter_fa", "running": []}}, [], "", ""),
+        ({"attention": None}, [], "", ""),
+        ({**OTHER, "endpoint": None, "health": None, "metrics": None}, [], "triton", RUNS),
+        (
+            OTHER,
+            [server("n1", state="drain", out={"by": "run", "since": "T"})],
+            "triton",
+            f"a run took it out, and did not end, T; the next run of site.yml takes it in; {RUNS}",
+        ),
+        ({**OTHER, **DOWN, "supervisor": says("waiting", "waits for n2")}, [], "triton", "waits for n2"),
+    ],
+)
+def test_another_attention_backend_is_told(
+    keys: dict[str, Any], servers: list[dict[str, Any]], backend: str, why: str
+) -> None:
+    made = status({"n1": host(instance(**keys), servers=servers or None)}, {})
+    assert (made.rows[0].backend, made.rows[0].why) == (backend, why)
+    assert made.verdict() == "" or made.rows[0].state == s.WAITING  # it serves
+    assert made.to_json()["instances"][0]["backend"] == backend
+
+
+def test_instances_with_another_backend_have_a_line_of_their_own() -> None:
+    seen = fleet(2, 2)
+    seen["mi300x-02"]["instances"][1].update(OTHER)
+    told = text(status(seen, {})).splitlines()[4:]
+    assert [line.split()[:2] for line in told[:2]] == [["mi300x-01,mi300x-02", "3"], ["mi300x-02", "llama-1"]]
+    assert told[2:] == [f"      {RUNS}"]
 
 
 def test_a_large_fleet_stays_readable() -> None:

@@ -19,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
     read_node,
     speed,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeDocker
@@ -154,6 +155,17 @@ def test_a_node(host: Host, port: int) -> None:
     assert KEY not in json.dumps(found)
     assert found["balancer"] is None
     assert found["problems"] == []
+
+
+def test_the_attention_backend_is_that_of_the_present_container(host: Host) -> None:
+    for name in ("llama-0", "llama-1", "llama-2"):
+        container = host.add(name)
+        if name != "llama-2":
+            of = container.id if name == "llama-0" else "another"
+            proof = Proof(of, "aiter_fa", ("triton",), "Using Triton Attention backend.")
+            (host.tmp / "etc/instances" / name / "attention.json").write_text(proof.to_text())
+    found = [item["attention"] for item in read_node(host.node)["instances"]]
+    assert found == [{"planned": "aiter_fa", "running": ["triton"]}, None, None]
 
 
 def test_instances_are_asked_at_once(host: Host, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failures imp
     from_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import Engine, EngineError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
     converge,
     readiness,
     supervisor_versions,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
@@ -952,6 +954,134 @@ def test_a_headless_server_that_fails(
     assert result["servers"][0]["class"] == kind
 
 
+# ---- the attention backend -----------------------------------------------------------------------
+
+EXPECTED = {
+    "planned": "aiter_fa",
+    "lines": {
+        "triton": ["Using Triton Attention backend."],
+        "aiter_fa": ["Using Aiter Flash Attention backend."],
+    },
+}
+AITER = "INFO 10-24 12:00:01 [rocm.py:2] Using Aiter Flash Attention backend.\n"
+TRITON = "INFO 10-24 12:00:01 [rocm.py:2] Using Triton Attention backend.\n"
+
+
+def logs(text: str, program: Any) -> Any:
+    """A program that begins with these lines in its log."""
+
+    def run(container: FakeContainer) -> int:
+        container.log += text
+        return int(program(container))
+
+    return run
+
+
+def noted(server: dict[str, Any]) -> dict[str, Any]:
+    """attention.json of a server."""
+    path = Path(server["directory"], "attention.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("log", "running", "warned"),
+    [
+        (AITER, ["aiter_fa"], False),
+        (TRITON, ["triton"], True),
+        (TRITON + AITER, ["triton", "aiter_fa"], False),  # as of a model with a draft
+        ("Using backend of a later release.\n", [], False),
+    ],
+)
+def test_the_attention_backend_is_proved_by_the_log(
+    docker: FakeDocker, run_module: Any, log: str, running: list[str], warned: bool
+) -> None:
+    server = spec(attention=EXPECTED)
+    docker.programs["instinct-"] = logs(log, vllm(server["port"]))
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert result["servers"][0]["state"] == "ready"
+    assert result["servers"][0]["attention_backend"] == (", ".join(running) or None)
+    text = (
+        "llama-0 runs attention backend triton, not the planned aiter_fa (log line: INFO 10-24 12:00:01 [rocm.py:2] "
+        "Using Triton Attention backend.)."
+    )
+    assert result.get("warnings", []) == ([text] if warned else [])
+    found = noted(server)
+    assert (found["container"], found["planned"]) == (docker.containers["instinct-llama-0"].id, "aiter_fa")
+    assert found["running"] == running
+
+
+def test_what_a_log_proved_holds_for_its_container(docker: FakeDocker, run_module: Any) -> None:
+    server = spec(attention=EXPECTED)
+    docker.programs["instinct-"] = logs(TRITON, vllm(server["port"]))
+    run_module(vllm_server.main, args(docker, server))
+    docker.containers["instinct-llama-0"].log = "what came later\n"
+    second, _ = run_module(vllm_server.main, args(docker, server))
+    assert not second["changed"]
+    assert second["servers"][0]["attention_backend"] == "triton"
+    assert len(second["warnings"]) == 1
+    # Another plan for the same container, as a newer catalogue may have it.
+    third, _ = run_module(
+        vllm_server.main, args(docker, {**server, "attention": {**EXPECTED, "planned": "triton"}})
+    )
+    assert ("warnings" in third, noted(server)["planned"]) == (False, "triton")
+    # Another container is another proof, also before it is ready.
+    docker.programs["instinct-"] = vllm(server["port"])
+    fourth, failed = run_module(vllm_server.main, args(docker, {**server, "spec_hash": "2" * 64}))
+    assert not failed, fourth["msg"]
+    assert (fourth["servers"][0]["attention_backend"], "warnings" in fourth) == (None, False)
+    assert noted(server)["running"] == []
+
+
+def test_what_was_proved_is_forgotten_at_a_start(docker: FakeDocker, run_module: Any) -> None:
+    server = spec(attention=EXPECTED)
+    docker.programs["instinct-"] = logs(TRITON, vllm(server["port"]))
+    run_module(vllm_server.main, args(docker, server))
+    run_module(vllm_server.main, args(docker, server, state="stopped"))
+    result, failed = run_module(vllm_server.main, args(docker, server, state="started", wait=False))
+    assert not failed, result["msg"]
+    assert not Path(server["directory"], "attention.json").exists()
+
+
+def test_backends_that_differ_are_warned_about_once(docker: FakeDocker, run_module: Any) -> None:
+    servers = [spec(f"llama-{number}", attention=EXPECTED) for number in range(2)]
+    for server in servers:
+        docker.programs[f"instinct-{server['name']}"] = logs(TRITON, vllm(server["port"]))
+    result, _ = run_module(vllm_server.main, args(docker, *servers))
+    (warning,) = result["warnings"]
+    assert warning.startswith(
+        "llama-0, llama-1 run attention backend triton, not the planned aiter_fa (log line: "
+    )
+
+
+def test_a_log_that_cannot_be_read_is_no_failure(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise EngineError("configured logging driver does not support reading", 501)
+
+    monkeypatch.setattr(Engine, "logs", refuse)
+    server = spec(attention=EXPECTED)
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert result["servers"][0]["state"] == "ready"
+    assert "attention_backend" not in result["servers"][0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no JSON", '{"container": "c", "planned": "x", "running": 1}'])
+def test_a_file_that_proves_nothing(text: str) -> None:
+    assert Proof.from_text(text, "c") is None
+
+
+def test_a_proof_is_of_one_container() -> None:
+    proof = Proof("c", "aiter_fa", ("triton",), "Using Triton Attention backend.")
+    assert Proof.from_text(proof.to_text(), "c") == proof
+    assert Proof.from_text(proof.to_text(), "d") is None
+
+
 # ---- input and secrets ---------------------------------------------------------------------------
 
 BAD_INPUT = [
@@ -960,6 +1090,13 @@ BAD_INPUT = [
     ({"served_model": None}, {}, "served_model is missing, and state present needs it"),
     ({"directory": "relative/llama-0"}, {}, "is not an absolute path"),
     ({"directory": "/etc"}, {}, "ends in llama-0"),
+    ({"attention": {"planned": "triton"}}, {}, "attention needs planned, and lines"),
+    ({"attention": {"planned": "x", "lines": {"x": 1}}}, {}, "attention needs planned, and lines"),
+    (
+        {"files": {"attention.json": {"text": "", "mode": "0600"}}},
+        {},
+        "is not the name of an artefact's file",
+    ),
     ({"files": {"../x": {"text": "", "mode": "0600"}}}, {}, "is not the name of an artefact's file"),
     ({"files": {"env": {"text": "x"}}}, {}, "needs text and mode"),
     ({"files": {"env": {"text": "x", "mode": "rw"}}}, {}, "needs text and mode"),

@@ -28,6 +28,7 @@ from ..endpoint.drain import Balancer
 from ..observe.generations import read_generations
 from ..observe.source import Source
 from ..observe.supervisor_file import supervisor_file
+from ..serving.attention import ATTENTION_FILE, Proof
 from ..serving.instance import LABELS, READY_FILE
 
 INTERVAL = 1.0
@@ -110,6 +111,7 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
     software = read_json(
         f"{node.data_dir}/{paths.software_file(container['Image'])[len(paths.DATA_DIR) + 1 :]}"
     )
+    proof = Proof.from_text(read_text(f"{directory}/{ATTENTION_FILE}") or "", container["Id"])
     found = {
         "name": name,
         "deployment": config["Labels"].get(LABELS[1]) or "",
@@ -124,6 +126,7 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
         "vllm": (software or {}).get("vllm"),
         "endpoint": endpoint_of(read_text(f"{directory}/serve.sh") or ""),
         "ready": (read_text(f"{directory}/{READY_FILE}") or "").strip() == container["Id"],
+        "attention": {"planned": proof.planned, "running": list(proof.running)} if proof else None,
         "supervisor": supervisor,
         "health": None,
         "metrics": None,

@@ -9,12 +9,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..common import paths as places
 from ..common.failures import Finding
-from ..common.files import make_private, write_atomic
+from ..common.files import make_private, read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import ControllerGone, alone
@@ -22,6 +22,7 @@ from ..docker.client import Engine, EngineError, Json
 from ..docker.stop import stop_gracefully
 from ..observe import supervisor
 from . import supervisor_versions
+from .attention import ATTENTION_FILE, Proof, proof_of, warnings
 from .health import port_holder
 from .instance import (
     LOG_FILE,
@@ -53,6 +54,7 @@ class Task:
     actions: Actions
     outcome: Json = field(default_factory=dict)
     failure: Finding | None = None
+    attention: Proof | None = None
 
     def fail(self, finding: Finding) -> None:
         """Note why it failed; the first reason stands."""
@@ -113,6 +115,9 @@ def _converge(
         supervisor_versions.remove(supervisor_versions.unused(fleet.program, engine, versions, ()))
         if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
+            result["warnings"] += warnings(
+                {task.server.name: task.attention for task in tasks if task.attention}
+            )
         result["seconds"] = round(time.monotonic() - started, 1)
     result["servers"] = [_outcome(task, state, check, fleet.wait) for task in tasks]
     failed = [task for task in tasks if task.failure]
@@ -302,7 +307,7 @@ def _start(engine: Engine, server: Server) -> None:
             f"port {server.endpoint.port} is taken by {holder}",
             "Stop that process, or give the deployment another port; then run again.",
         )
-    for name in (LOG_FILE, READY_FILE):
+    for name in (LOG_FILE, READY_FILE, ATTENTION_FILE):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(server.directory, name))
     supervisor.forget(cache_of(server))
@@ -327,7 +332,7 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         try:
             ready = wait_ready(engine, task.server, seconds, restarts, POLL_SECONDS)
             task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
-            _note_ready(engine, task.server)
+            _note_ready(engine, fleet, task)
         except ControllerGone as error:
             gone.append(error)  # what was started goes on starting, and the next run waits for it
             return
@@ -344,11 +349,32 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         raise gone[0]
 
 
-def _note_ready(engine: Engine, server: Server) -> None:
+def _note_ready(engine: Engine, fleet: Fleet, task: Task) -> None:
     """Leave a note for node_state, so that a run after a killed one knows whether tokens were seen."""
-    container = engine.container(server.container)
-    if container is not None:
-        write_atomic(os.path.join(server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
+    container = engine.container(task.server.container)
+    if container is None:
+        return
+    write_atomic(os.path.join(task.server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
+    with contextlib.suppress(NodeError, OSError):  # it serves, whatever its log proves
+        _note_attention(engine, fleet, task, str(container["Id"]))
+
+
+def _note_attention(engine: Engine, fleet: Fleet, task: Task, container: str) -> None:
+    """Note which attention backend the log of the start proves, for the result and for instance_status.
+
+    What was found once of a container holds: its log does not keep its beginning for ever.
+    """
+    server, expected = task.server, task.server.attention
+    if expected is None:
+        return
+    path = os.path.join(server.directory, ATTENTION_FILE)
+    proof = Proof.from_text(read_text(path) or "", container)
+    if proof is None or not proof.running:
+        proof = proof_of(expected, container, engine.logs(server.container))
+    proof = replace(proof, planned=expected.planned, line=fleet.redact(proof.line))
+    task.attention = proof
+    task.outcome["attention_backend"] = ", ".join(proof.running) or None
+    write_atomic(path, proof.to_text(), 0o600)
 
 
 def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:

@@ -17,6 +17,7 @@ from ..common.names import NAME
 from ..common.redact import env_assignments, mask_env
 from ..docker.client import ALIVE, Engine, Json
 from ..observe import supervisor
+from .attention import ATTENTION_FILE, Expected, parse_expected
 from .health import Endpoint
 
 LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-fleet.spec")
@@ -26,7 +27,7 @@ READY_FILE = "ready"  # the id of the container that generated tokens; node_stat
 
 _KEYS = (
     "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
-    "image", "port", "host", "served_model", "headless", "ready_timeout", "stop_timeout",
+    "image", "port", "host", "served_model", "headless", "attention", "ready_timeout", "stop_timeout",
 )  # fmt: skip
 
 
@@ -42,7 +43,8 @@ class TextFile:
 class Server:
     """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
 
-    headless: it works for a server on another host, and has no port.
+    headless: it works for a server on another host, and has no port. attention: the backend that its log is to
+    prove; None: nothing is expected.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Server:
     headless: bool
     ready_timeout: int
     stop_timeout: int
+    attention: Expected | None = None
 
     @property
     def container(self) -> str:
@@ -155,6 +158,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
         headless=bool(data.get("headless")),
         ready_timeout=_number(data, "ready_timeout", 1800),
         stop_timeout=_number(data, "stop_timeout", 120),
+        attention=parse_expected(name, data.get("attention")),
     )
 
 
@@ -173,7 +177,7 @@ def _number(data: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _text_file(server: str, name: str, item: Any) -> TextFile:
-    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE):
+    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE, ATTENTION_FILE):
         raise NodeError(f"servers[{server}]: {name!r} is not the name of an artefact's file.")
     try:
         return TextFile(str(item["text"]), int(str(item["mode"]), 8))

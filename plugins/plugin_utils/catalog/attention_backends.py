@@ -6,7 +6,6 @@ The data is catalog/vllm/backends.yml; nothing here reads a file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,8 @@ from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, Finding
 from .flag_values import Value
 
-MLA = "mla"
+DENSE, MLA = "dense", "mla"
+"""Kinds of attention, as backends.yml has them."""
 _SWITCHES = (
     ("aiter", "VLLM_ROCM_USE_AITER", False),
     ("aiter_mha", "VLLM_ROCM_USE_AITER_MHA", True),
@@ -25,7 +25,21 @@ _SWITCHES = (
     ("v1", "VLLM_USE_V1", False),
 )
 """Conditions of backends.yml, the variables that decide them, and their defaults in vllm.envs."""
+_ALSO_DECIDE = ("--attention-config", "VLLM_ATTENTION_BACKEND", "VLLM_USE_AITER_UNIFIED_ATTENTION")
+"""Settings that decide as well in some releases, partly against the switches above; backends.yml has none of them."""
 _SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The backend that a server is expected to take, and the log lines that prove each backend of its release."""
+
+    planned: str
+    lines: Mapping[str, tuple[str, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the node gets it."""
+        return {"planned": self.planned, "lines": {name: list(texts) for name, texts in self.lines.items()}}
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,25 @@ class Backends:
         block_1 = args.get("--block-size") == 1
         return self.expected(attention, {**found, "block_1": block_1, **facts})
 
+    def claim(
+        self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, Any]
+    ) -> Claim | None:
+        """The backend that a log can be held against; None where that is not certain, or no log line is known.
+
+        facts: those of in_effect() and of misfits(). A backend that does not fit the model is not taken, and which
+        one is then taken is not described.
+        """
+        if any(name.partition(".")[0] in _ALSO_DECIDE for name in (*args, *env)):
+            return None
+        given = str(args.get(self.named_by() or "", "auto")).upper()
+        if given not in ("AUTO", *self.names()):
+            return None
+        planned = self.in_effect(attention, args, env, facts)
+        lines = {name: texts for name in self.data["backends"] if (texts := self.log_lines(name))}
+        if planned not in lines or self.misfits(planned, facts):
+            return None
+        return Claim(planned, lines)
+
     def named_by(self) -> str | None:
         """Return the flag or variable that selects a backend by name, or None if the release has neither."""
         by: str | None = next(self._spans(self.data["named_by"]))["by"]
@@ -103,19 +136,6 @@ class Backends:
             return tuple(lines[backend])
         name = self.vllm_name(backend)
         return tuple(text.replace("{name}", name) for text in lines.get("any", ())) if name else ()
-
-    def in_log(self, log: Iterable[str]) -> tuple[str, ...]:
-        """Return the backends that a log proves, in the order of their first lines."""
-        patterns = {
-            backend: [re.compile(re.escape(text)) for text in self.log_lines(backend)]
-            for backend in self.data["backends"]
-        }
-        found: dict[str, None] = {}
-        for text in log:
-            for backend, compiled in patterns.items():
-                if any(pattern.search(text) for pattern in compiled):
-                    found.setdefault(backend)
-        return tuple(found)
 
     def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Return why a model's shape or the configuration prevents the use of a backend; empty if nothing does.

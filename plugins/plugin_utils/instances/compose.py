@@ -127,24 +127,37 @@ class Instance:
         }
 
 
-def compose(
-    slot: Slot,
-    listen: str,
-    hub_dir: str,
-    group_ids: Sequence[int],
-    image: ImagePin | None,
-    model: ModelPin | None,
-    tuned: Tuned,
-    verdict: Verdict,
-    key_mark: str = "",
-) -> Instance:
+@dataclass(frozen=True)
+class Surroundings:
+    """What an instance has from its node.
+
+    listen: the address to listen at. hub_dir: the hub's cache. group_ids: of the groups that own the GPUs' device
+    files. key_mark: of the key that it asks for, "" for none.
+    """
+
+    listen: str
+    hub_dir: str
+    group_ids: tuple[int, ...] = ()
+    key_mark: str = ""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the lock file says of a deployment's image and model; None where they are not pinned."""
+
+    image: ImagePin | None = None
+    model: ModelPin | None = None
+
+
+def compose(slot: Slot, node: Surroundings, pins: Pins, tuned: Tuned, verdict: Verdict) -> Instance:
     """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
     deployment = slot.deployment
-    commit = model.commit if model else ""
+    commit = pins.model.commit if pins.model else ""
+    image = pull_ref(deployment, pins.image)
     own = [
         item
         for item in (
-            *_own_args(slot, listen, commit),
+            *_own_args(slot, node.listen, commit),
             *_stop_args(deployment, tuned),
             *parallel_args(deployment, slot, tuned.table),
         )
@@ -157,14 +170,14 @@ def compose(
     source = deployment_key(deployment, "model")
     return Instance(
         slot=slot,
-        listen=listen,
-        group=group_args(slot, tuned, pull_ref(deployment, image), commit),
-        image=pull_ref(deployment, image),
+        listen=node.listen,
+        group=group_args(slot, tuned, image, commit),
+        image=image,
         commit=commit,
         argv=tuple(group for group in argv if group),
         env=env,
-        binds=_binds(deployment, slot.name, hub_dir, bool(key_mark)),
-        group_ids=tuple(group_ids),
+        binds=_binds(deployment, slot.name, node.hub_dir, bool(node.key_mark)),
+        group_ids=node.group_ids,
         reasons=(
             Reason("model", deployment.model, "the deployment's model", source),
             *(_reason(item) for item in own),
@@ -172,12 +185,12 @@ def compose(
                 (item for item in tuned.reasons if item.setting in tuned.args), key=lambda item: item.setting
             ),
             *env_reasons,
-            *_key_reason(deployment, key_mark),
-            *_container_reasons(slot, group_ids),
+            *_key_reason(deployment, node.key_mark),
+            *_container_reasons(slot, node.group_ids),
         ),
         tuned=tuned,
         verdict=verdict,
-        key_mark=key_mark,
+        key_mark=node.key_mark,
     )
 
 
@@ -414,6 +427,7 @@ def container(instance: Instance) -> dict[str, Any]:
 
 def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict[str, Any]:
     """SERVER of the plan: what the module vllm_server converges."""
+    claim = instance.verdict.attention
     runtime = instance.deployment.runtime
     modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
     return {
@@ -430,6 +444,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "host": instance.probe_host,
         "served_model": instance.deployment.served_model_name,
         "headless": instance.headless,
+        "attention": claim.to_json() if claim else None,
         "ready_timeout": runtime.ready_timeout,
         "stop_timeout": stop_seconds(instance),
     }

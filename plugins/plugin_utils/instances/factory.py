@@ -24,10 +24,10 @@ from ..sizing.fit import CATALOGUE, GIVEN, HUB
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import Repository, repositories, speculates_with, unmounted
-from ..tuning.feasibility import Draft, Verdict, judge
+from ..tuning.feasibility import Draft, KnownModel, Verdict, judge
 from ..tuning.image_software import software_of
 from ..tuning.tune import Machine, Tuned, tune
-from .compose import compose
+from .compose import Pins, Surroundings, compose
 from .planned import Planned
 from .render import Render
 
@@ -165,10 +165,8 @@ class Workshop:
             return found.commit if found else ""
 
         tuned = with_pins(tuned, deployment, commit_of)
-        draft = self._draft(deployment, endpoint)
-        verdict = judge(
-            deployment, machine, software, tuned, facts, config, origin, files, self.knowledge, draft
-        )
+        model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
+        verdict = judge(deployment, machine, software, tuned, model, self.knowledge)
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         return Decision(tuned, verdict, wrong)
@@ -193,9 +191,8 @@ class Workshop:
             image = self.lock.image(deployment.image) if deployment.image else None
             model = self._model(deployment, settings.endpoint)
             mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
-            instance = compose(
-                slot, listen, settings.cache_dir, group_ids, image, model, tuned, verdict, mark
-            )
+            node = Surroundings(listen, settings.cache_dir, group_ids, mark)
+            instance = compose(slot, node, Pins(image, model), tuned, verdict)
             files = self.render(instance)
             weights = self._weights(deployment, settings.endpoint)
             self._made[key] = Planned(instance, files, spec_hash(files), weights)

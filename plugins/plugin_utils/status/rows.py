@@ -41,7 +41,8 @@ class Row:
     """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
     balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
-    server on another host, and has no port of its own.
+    server on another host, and has no port of its own. backend: the attention backends that its log
+    proved, "" if none is known.
     """
 
     deployment: str
@@ -61,6 +62,7 @@ class Row:
     failures: int = 0
     balancer: str = NONE
     rank: bool = False
+    backend: str = ""
 
     @property
     def well(self) -> bool:
@@ -157,6 +159,15 @@ def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
     return ""
 
 
+def other_backend(seen: Mapping[str, Any]) -> str:
+    """That it runs another attention backend than the planned one; "" where it does not, or none is proved."""
+    proof = seen.get("attention") or {"planned": "", "running": ()}
+    running, planned = proof["running"], proof["planned"]
+    if not running or planned in running:
+        return ""
+    return f"runs attention backend {', '.join(running)}, not the planned {planned}"
+
+
 def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> Row:
     """Return one instance as a row."""
     state, where = state_of(seen, now), place(servers)
@@ -167,6 +178,8 @@ def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Map
         why = f"it serves, and the load balancer's check says {servers[0]['check']}"
     elif where == OUT and not why:
         why = who_took_out(servers)
+    if state in WELL:
+        why = "; ".join(filter(None, (why, other_backend(seen))))
     says, load = seen.get("supervisor") or {}, seen["metrics"] or {}
     since = says.get("since") if state not in (STOPPED, CRASHED) else None
     since = since or (seen["finished"] if state in (STOPPED, CRASHED) else None) or seen["started"]
@@ -188,4 +201,5 @@ def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Map
         failures=len(says.get("failures") or ()),
         balancer=where,
         rank=not seen["endpoint"] and state == WORKING,
+        backend=", ".join((seen.get("attention") or {}).get("running", ())),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ..catalog.attention_backends import MLA, Backends
+from ..catalog.attention_backends import Claim
 from ..catalog.flag_values import Value, size
 from ..catalog.images import ImageFacts, check_driver, check_image
 from ..catalog.load import Knowledge
@@ -19,6 +19,7 @@ from ..sizing.facts import ModelFacts
 from ..sizing.fit import Engine, Fit, fit, refusals, remedies
 from ..sizing.kv_cache import Rules
 from ..sizing.shape import ModelShape, model_shape
+from . import attention
 from .statements import Decided, quotes
 from .tune import OTHER_PLATFORMS, Machine, Tuned
 
@@ -34,7 +35,8 @@ CPU_BLOCK = 128
 class Verdict:
     """What is to be said before anything is pulled. fit None: the model's config.json is not known.
 
-    quotes: statements of the documents that apply, for whoever reads the plan explained.
+    quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
+    backend that the server's log is to prove; None: nothing is claimed.
     """
 
     fit: Fit | None = None
@@ -43,6 +45,7 @@ class Verdict:
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     quotes: tuple[Advice, ...] = ()
+    attention: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -54,46 +57,60 @@ class Draft:
     tp: int | None = None
 
 
+@dataclass(frozen=True)
+class KnownModel:
+    """A deployment's model, as far as it is known before anything is pulled.
+
+    facts: as recipes see it. config: its config.json, None where it is not known. origin: where that is from. files:
+    its files with their sizes in bytes, None where they are not known. draft: what drafts for it.
+    """
+
+    facts: ModelFacts
+    config: Mapping[str, Any] | None
+    origin: str
+    files: Sequence[tuple[str, int]] | None = None
+    draft: Draft | None = None
+
+
 def judge(
     deployment: Deployment,
     machine: Machine,
     software: ImageFacts,
     tuned: Tuned,
-    model: ModelFacts,
-    config: Mapping[str, Any] | None,
-    origin: str,
-    files: Sequence[tuple[str, int]] | None,
+    model: KnownModel,
     knowledge: Knowledge,
-    draft: Draft | None = None,
 ) -> Verdict:
-    """Judge the image, the memory and the model's shape; origin: where its config is from."""
+    """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
     if tuned.problems:
         return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
-    if config is None:
+    if model.config is None:
         what = f"whether {deployment.model} fits is not checked: its config.json is not known"
         fix = "model_config can name a copy of it on the control node"
         return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
-    shape = model_shape(config, files)
+    shape = model_shape(model.config, model.files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
-    if draft:
-        engine = replace(engine, draft_bytes=draft.bytes or 0, draft_tp=draft.tp)
+    if model.draft:
+        engine = replace(engine, draft_bytes=model.draft.bytes or 0, draft_tp=model.draft.tp)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
         why = statement(knowledge.recipes, rule)
         problems += (Problem(deployment.path, f"{text}.", f"{why.text} Source: {why.source}."),)
-    problems += _backend(deployment, tuned, model, engine, knowledge)
+    problems += attention.refused(deployment, tuned, model.facts, engine, knowledge)
     if problems:
         return Verdict(None, problems, warnings)
-    found = fit(shape, engine, origin)
+    claim = attention.claim(software, tuned, model.facts, engine, knowledge)
+    found = fit(shape, engine, model.origin)
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
-        return Verdict(found, more, (*warnings, *doubts))
+        return Verdict(found, more, (*warnings, *doubts), attention=claim)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
-    notes = (*found.notes, *_drafting(draft))
-    said = quotes(knowledge.recipes, Decided(deployment, machine, tuned, model, shape, engine, found))
-    return Verdict(found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said)
+    notes = (*found.notes, *_drafting(model.draft))
+    said = quotes(knowledge.recipes, Decided(deployment, machine, tuned, model.facts, shape, engine, found))
+    return Verdict(
+        found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said, claim
+    )
 
 
 def _drafting(draft: Draft | None) -> tuple[str, ...]:
@@ -189,29 +206,6 @@ def _image(
         warnings.append(f"{driver.subject} {driver.what}. {driver.fix}")
     warnings += [note for note in software.notes if not any(note in text for text in warnings)]
     return tuple(problems), tuple(warnings)
-
-
-def _backend(
-    deployment: Deployment, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
-) -> tuple[Problem, ...]:
-    """An attention backend that the operator named, or latent attention's, that cannot run this model."""
-    name = tuned.known.get("attention_backend")
-    backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
-    latent = model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
-    if latent and engine.platform == "rocm":  # vLLM's own choice may stop it too
-        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
-    if not isinstance(name, str) or name not in knowledge.backends["backends"]:
-        return ()
-    facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
-    facts |= {"heads": model.heads, "tp": engine.tp}
-    if "--block-size" in tuned.args:
-        facts["block_size"] = engine.block_size
-    if model.head_size:
-        facts["head_size"] = model.head_size
-    return tuple(
-        Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
-        for misfit in backends.misfits(name, facts)
-    )
 
 
 def _too_large(

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model's attention backend can run it, and which one the server's log is to prove. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ..catalog.attention_backends import DENSE, MLA, Backends, Claim
+from ..catalog.images import ImageFacts
+from ..catalog.load import Knowledge
+from ..desired.deployment import Deployment
+from ..sizing.facts import ModelFacts
+from ..sizing.fit import Engine
+from .tune import Tuned
+
+ROCM = "rocm"
+"""The platform of images for Instinct GPUs, where it is known."""
+
+
+def refused(
+    deployment: Deployment, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+) -> tuple[Problem, ...]:
+    """An attention backend that the operator named, or latent attention's, that cannot run this model."""
+    name = tuned.known.get("attention_backend")
+    backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
+        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
+    if not isinstance(name, str) or name not in knowledge.backends["backends"]:
+        return ()
+    return tuple(
+        Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
+        for misfit in backends.misfits(name, _shape_facts(tuned, model, engine))
+    )
+
+
+def _latent(tuned: Tuned, model: ModelFacts) -> bool:
+    """Whether vLLM runs the model's attention as latent attention."""
+    return model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
+
+
+def _shape_facts(tuned: Tuned, model: ModelFacts, engine: Engine) -> dict[str, Any]:
+    """What an attention backend may refuse, as far as it is known."""
+    facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
+    facts |= {"heads": model.heads, "tp": engine.tp}
+    if "--block-size" in tuned.args:
+        facts["block_size"] = engine.block_size
+    if model.head_size:
+        facts["head_size"] = model.head_size
+    return facts
+
+
+def claim(
+    software: ImageFacts, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+) -> Claim | None:
+    """The attention backend that the server's log is to prove.
+
+    None where the platform, the release or the shape is not known: what is only assumed is not claimed.
+    """
+    latent = _latent(tuned, model)
+    undescribed = model.mla and not latent  # config.json has the shape of latent attention only
+    if software.platform != ROCM or not tuned.release.exact or not model.heads or undescribed:
+        return None
+    facts = {
+        **_shape_facts(tuned, model, engine),
+        "sparse": model.sparse,
+        "kv_connector": "--kv-transfer-config" in tuned.args,
+        "v1": engine.v1,
+    }
+    backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    return backends.claim(MLA if latent else DENSE, tuned.args, tuned.env, facts)
