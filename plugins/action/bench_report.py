@@ -74,7 +74,7 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     run = free_run(results_dir, check_run(options["run"] or now.strftime("%Y%m%dT%H%M%SZ")))
     measured = collect(list(own), own, redact, _gpu_models())
     if not measured.rows and not measured.failures:
-        return {"changed": False, "msg": "No instance was to be measured."}
+        return {"changed": False, "msg": "There was no instance to measure."}
     summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
     files = _files(summary, measured)
     plan = options["plan"] or _plan(own.values())

@@ -137,7 +137,7 @@ class Judge:
         for key in ("host_prep_skip", "host_prep_also"):
             for unknown in set(own.get(key) or ()) - set(known):
                 raise AnsibleActionFail(
-                    f"{key} (host {name}): no item is called {unknown}. {suggest(unknown, known)}"
+                    f"{key} (host {name}): there is no item {unknown}. {suggest(unknown, known)}"
                 )
         # Who wants NUMA balancing on has said so in a variable that is older than host_prep_skip.
         skip = [

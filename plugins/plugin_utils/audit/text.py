@@ -110,7 +110,7 @@ def _group(group: Sequence[Audited], full: bool) -> list[str]:
         lines.append(_row([title for title, _ in COLUMNS])[0])
     else:
         judged = sum(finding.status == OK for finding in host.findings)
-        lines.append(f"  All {judged} items that were judged are right.")
+        lines.append(f"  All {judged} checked items are correct.")
     for finding in told:
         lines += _finding(finding)
     if full:
@@ -176,7 +176,7 @@ def _differences(report: Report) -> list[str]:
         }
         told = "; ".join(f"{value} ({names})" for value, names in shown.items())
         lines += _wrap(f"{what}: {told}", WIDTH, "  ", "    ")
-    return ["", "Not the same on all hosts", *lines] if lines else []
+    return ["", "Different between hosts", *lines] if lines else []
 
 
 def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
@@ -187,12 +187,14 @@ def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
         finding for host in reached for finding in counted(host.findings, ADVISORY) if by_prepare(finding)
     )
     if choices:
-        lines += _wrapped(f"Advisory and off, to be named in host_prep_also if wanted: {', '.join(choices)}.")
+        lines += _wrapped(
+            f"Advisory and off; to set them, name them in host_prep_also: {', '.join(choices)}."
+        )
     skipped = _ids(finding for host in reached for finding in host.findings if finding.status == SKIPPED)
     if skipped:
-        lines += _wrapped(f"Not judged, as host_prep_skip says: {', '.join(skipped)}.")
+        lines += _wrapped(f"Not checked, because host_prep_skip names them: {', '.join(skipped)}.")
     if full:
-        lines += ["", "To be set in the BIOS; Linux does not show them"]
+        lines += ["", "Settings to check in the BIOS, which Linux does not show"]
         for item in report.bios:
             told = f"{item['setting']}: {item['value']} (see: {item['see']})"
             lines += _wrap(told, WIDTH, "  ", "    ")

@@ -186,7 +186,9 @@ def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]
             for bound in (history.held, history.trial):
                 if bound:
                     what = (
-                        "held at" if bound is history.held else "a rollout is under way, or was cut off, to"
+                        "held at"
+                        if bound is history.held
+                        else "a rollout is in progress, or was interrupted, to"
                     )
                     key = (name, f"{what} generation {bound.generation}", bound.why)
                     told.setdefault(key, {})[host] = bound.since
