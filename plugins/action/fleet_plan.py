@@ -217,13 +217,13 @@ def bad_terms(options: Mapping[str, Any]) -> tuple[Problem, ...]:
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
-        what = f"an {UPGRADE} or {ROLLBACK} is of whole deployments."
+        what = f"{UPGRADE}.yml and {ROLLBACK}.yml work on whole deployments, not on single instances."
         found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
     if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
-        what = "only rollback.yml goes to a generation."
+        what = "only rollback.yml can choose a generation."
         found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
     if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
-        what = f"{operation}.yml begins with what runs, which only the hosts know."
+        what = f"{operation}.yml needs the current state of the hosts, so it cannot run offline."
         found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
     fix = "See docs/canary.md."
     return (*found, *(Problem((name,), what, fix) for name, what in rules.wrong()))
@@ -274,7 +274,10 @@ def told(
         rollout, problems = batches(options, plan, operation=UPGRADE)
         if problems:
             return []
-        text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"
+        text = (
+            f"site.yml would replace {count} serving instances at the same time. upgrade.yml replaces them in "
+            "batches:"
+        )
         return ["", text, *explain_rollout(rollout, waits(options, data))]
     return explain_rollout(rollout, waits(options, data)) if rollout else []
 
@@ -356,7 +359,7 @@ def read_models(fleet: Fleet, base: Path) -> dict[str, ModelSource]:
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
                 what = f"{path} cannot be read: {why}."
-                fix = "Name a config.json, or a directory with one, on this machine."
+                fix = "Name a config.json on this machine, or a directory that contains one."
                 problems.append(Problem((*deployment.path, "model_config"), what, fix, (host.name,)))
     if problems:
         raise FleetError(problems)
@@ -383,7 +386,7 @@ def read_lock(path: Path) -> Lock:
         return Lock()
     except (OSError, ValueError) as error:
         what = f"{path} cannot be used: {error}."
-        raise FleetError([Problem((), what, "Restore it, or remove it to pin everything anew.")]) from None
+        raise FleetError([Problem((), what, "Restore it, or remove it to pin everything again.")]) from None
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -396,7 +399,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         what = f"{path} cannot be written: {error.strerror}."
-        raise FleetError([Problem((), what, "Make its directory, or choose another place.")]) from None
+        raise FleetError([Problem((), what, "Create its directory, or choose another path.")]) from None
 
 
 def resolve(fleet: Fleet, lock: Lock, refresh: bool, reader: Reader) -> Lock:
