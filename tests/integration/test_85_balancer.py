@@ -339,7 +339,7 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
-    assert f"take in {name}: out → in" in run.out
+    assert f"return to service {name}: drained → in service" in run.out
     before = endpoint.requests()["lab-n2.llama-0:8000"]
     with endpoint.load() as load:
         wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)
