@@ -278,7 +278,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         reload = lab.play("site", "--skip-tags", "benchmark")
         assert reload.rc == 0, reload.out
         assert reload.changed() == [f"{HOST}: instinct.fleet.load_balancer : Balance"]
-        assert "lab-n2.llama-1:8001 is out of the load balancer since" in reload.out
+        assert "lab-n2.llama-1:8001 has been drained since" in reload.out
         lab.on(HOST, f"systemctl restart {AGENT}")
         wait_for(
             "the agent", lambda: lab.on(HOST, f"systemctl is-active {AGENT}", check=False).strip() == "active"

@@ -246,7 +246,7 @@ def test_who_took_a_server_out() -> None:
     there = applied(planned(states, [deployment()]).balancers[0], out=out)
     plan = planned(states, [deployment()], host(there))
     assert actions(plan) == ["undrain llama/n1.llama-0:8000: an interrupted run left it drained"]
-    assert "llama/n2.llama-0:8000 is out of the load balancer since 2026-11-21T19:00:00Z" in explain(plan)
+    assert "llama/n2.llama-0:8000 has been drained since 2026-11-21T19:00:00Z" in explain(plan)
 
 
 def test_a_balancer_that_is_not_part_of_the_run() -> None:

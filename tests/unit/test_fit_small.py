@@ -210,7 +210,9 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
     assert found.basis == "estimated"
     assert longest(shape(missing=("x",)), engine()) == 0
     assert longest(shape(), engine()) == 160
-    assert found.notes[-1].startswith("config.json lacks hidden_size, vocab_size: only the weights' size")
+    assert found.notes[-1].startswith(
+        "config.json lacks hidden_size, vocab_size: only the size of the weights"
+    )
 
 
 # ---- notes ------------------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ UNLOADED, UNKNOWN = (
 GRAPHS, TYPE, RESERVE = (
     "In this release graphs need memory",
     "is counted with the size of the model's own type",
-    "are set aside",
+    "are reserved for",
 )
 
 

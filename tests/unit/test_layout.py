@@ -257,11 +257,11 @@ def test_each_pair_of_deployments_is_told_once_at_the_later_one() -> None:
     ]
     assert refused(wanted) == [
         "vllm_deployments[1].port (host n1): instances a-1 and b-0 would both listen on port 8001. Choose another "
-        "port; instance i of a deployment takes port + i.",
+        "port; instance i of a deployment uses port + i.",
         "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
         "free: 5-7.",
         "vllm_deployments[3].port (host n1): instances a-0 and d-0 would both listen on port 8000. Choose another "
-        "port; instance i of a deployment takes port + i.",
+        "port; instance i of a deployment uses port + i.",
         "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name other GPUs in gpus; "
         "free: 5-7.",
     ]

@@ -176,8 +176,8 @@ def test_a_deployment_that_two_hosts_define_differently() -> None:
     [
         (
             {"tensor_parallel_size": 8, "pipeline_parallel_size": 3},
-            "vllm_deployments[0].tensor_parallel_size (hosts n1, n2): tensor parallel groups of 8 would lie "
-            "across hosts unevenly: each has 12 GPUs. Make one a multiple of the other.",
+            "vllm_deployments[0].tensor_parallel_size (hosts n1, n2): tensor parallel groups of 8 would be split "
+            "unevenly across hosts: each has 12 GPUs. Make one a multiple of the other.",
         ),
         (
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 3},
@@ -225,8 +225,8 @@ def test_ports_where_groups_meet_are_kept_free() -> None:
     ]
     assert refused(pair, world("n1", "n2")) == [
         "vllm_deployments[1].port (hosts n1, n2): instances a-0 and b-0 would both listen on port 28000. Choose "
-        "another port; instance i of a deployment takes port + i, and engines of several servers meet at 20000 + "
-        "its last four digits, and 5000 from there."
+        "another port; instance i of a deployment uses port + i, and engines of several servers meet at 20000 + its "
+        "last four digits, and 5000 from there."
     ]
 
 

@@ -510,8 +510,8 @@ def test_hosts_that_cannot_serve(changes: dict[str, Any], text: str) -> None:
 
 def test_a_state_that_is_none() -> None:
     assert problems({"n1": {"schema": 1}}, []) == [
-        "host n1: its node_state cannot be read: KeyError('os'). Another version of this toolkit made it, "
-        "or it is damaged: observe again."
+        "host n1: its node_state cannot be read: KeyError('os'). It comes from another version of this toolkit, or "
+        "is damaged: observe again."
     ]
 
 

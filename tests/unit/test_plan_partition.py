@@ -145,7 +145,7 @@ def dirty(**gpu: Any) -> dict[str, Any]:
             "GPU 3: VRAM in use that no process holds, up to 46 GiB. Run again with -e gpu_clean=true",
         ),
         (dirty(in_reset=True), "GPU 3: a reset of the GPU is in progress. Wait until it ends"),
-        (dirty(ecc_uncorrectable=2), "GPU 3: 2 uncorrectable memory errors. Look at amd-smi metric --ecc"),
+        (dirty(ecc_uncorrectable=2), "GPU 3: 2 uncorrectable memory errors. Check amd-smi metric --ecc"),
         (node(kfd_zombies=[77]), "zombie processes hold the GPUs (pid 77). Stop its parent"),
     ],
 )

@@ -80,7 +80,7 @@ END = {
         {"n1": "out of memory"},
         [
             "n1 could not be rolled back to generation 2: out of memory",
-            "rollback.yml -e deployment=llama tries again",
+            "rollback.yml -e deployment=llama to try again",
         ],
     ),
     "a host is gone": (
@@ -88,9 +88,15 @@ END = {
         2,
         {"turned": False, "why": "n2 …"},
         {},
-        ["Run upgrade.yml again when the host is back"],
+        ["When the host is reachable, run upgrade.yml to continue"],
     ),
-    "a restart": ("restart", 2, {"turned": False, "why": "x"}, {}, ["the same command goes on"]),
+    "a restart": (
+        "restart",
+        2,
+        {"turned": False, "why": "x"},
+        {},
+        ["run the same command again; it continues from here"],
+    ),
 }
 
 

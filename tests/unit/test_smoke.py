@@ -70,8 +70,7 @@ CASES = [
     ("few answers", GOOD, GOOD, mix(DEAD, GOOD, 4), True, "broken", "8 of 12"),
     ("known answers wrong", GOOD, GOOD, mix(GOOD, OTHER, 4), True, "garbage", "4 of 11 known answers are wrong"),
     ("one known answer wrong", GOOD, GOOD, mix(GOOD, OTHER, 1), True, "", ""),
-    ("other nonsense", NONSENSE, NONSENSE, OTHER, True, "garbage", "only 0% of the answers begin like the old "
-                                                                   "release's"),
+    ("other nonsense", NONSENSE, NONSENSE, OTHER, True, "garbage", "only 0% of the answers begin as the old one's"),
     ("other nonsense of another model", NONSENSE, NONSENSE, OTHER, False, "", ""),
     ("an old one that agrees with itself no more", NONSENSE, mix(NONSENSE, GOOD, 7), OTHER, True, "", ""),
 ]  # fmt: skip
