@@ -128,7 +128,7 @@ def upgrading(judge: Judge) -> None:
             skip = ("--skip-tags", "benchmark") if playbook == "site" else ("-e", "canary=false")
             seconds, said = timed(lab.command(playbook, *skip), env)
     units = UPGRADED * len(hosts)
-    if f"Upgrade: {units} units of {units} done." not in said:
+    if f"Upgrade: {units} groups of {units} done." not in said:
         sys.exit(
             f"upgrade.yml did not change all {units} instances, so its time says nothing:\n{said[-3000:]}"
         )

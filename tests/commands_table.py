@@ -23,15 +23,15 @@ HEAD = """\
 
 For operators who come from AMD's pages: each command there, the entry of `vllm_deployments` that gives the same flags
 and variables, and what differs, with the reason. `make unit` plans every entry for the command's own vLLM release and
-compares; this page is made from the same data (`make docs`).
+compares; this page is generated from the same data (`make docs`).
 
-* `recipes: false` gives a command as it is written. Leave it out, and the plan adds what the documents recommend for
-  the model, the GPU and the `objective`: it stands under *Recipes add*. `plan.yml -e explain=true` shows the reasons.
-* `settings` are names that all releases share; the planner says them as the image's vLLM understands them. What has no
-  such name goes into `engine_args` and `env`. [catalogue.md](catalogue.md) explains both.
-* A benchmark is a deployment, and variables of the role `benchmark`. `benchmark.yml` measures what runs; with
+* `recipes: false` reproduces a command as it is written. Leave it out, and the plan adds what the documents recommend
+  for the model, the GPU and the `objective`, listed under *Recipes add*. `plan.yml -e explain=true` shows the reasons.
+* `settings` are names that all releases share; the planner translates them for the image's vLLM. Flags and variables
+  without such a name go into `engine_args` and `env`. [catalogue.md](catalogue.md) explains both.
+* A benchmark is a deployment plus variables of the role `benchmark`. `benchmark.yml` measures what runs; with
   `--tags latency` or `--tags throughput` it runs vLLM's offline benchmarks with the deployment's own engine flags.
-* `image` is left out of the entries; it stands at the head of each document.
+* `image` is left out of the entries; each document has it at its head.
 """
 KINDS = {
     "serve": "Every server",

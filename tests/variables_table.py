@@ -16,9 +16,9 @@ from tests.playbook_variables import ROOT, Tree, load
 
 HEAD = """# Variables
 
-Everything that you may set, in the inventory or behind `-e`, by the role that declares it in
-`roles/<role>/meta/argument_specs.yml`. What only a plan gives to a role is not listed. A name that is none of these and
-much like one is a warning, and behind `-e` an error. This page is made from the roles: `make docs`.
+Everything that you may set, in the inventory or with `-e`, by the role that declares it in
+`roles/<role>/meta/argument_specs.yml`. Variables that only a plan passes to a role are not listed. An unknown name that
+resembles one of these causes a warning, and with `-e` an error. This page is generated from the roles: `make docs`.
 """
 READ = {*host_settings.VARIABLES, *endpoint_settings.VARIABLES, *auditor.VARIABLES}
 """What the planner reads of hosts; playbooks give some of it to roles as the plan has it, under the same name."""

@@ -78,7 +78,7 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     models = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}
     measured = collect(list(own), own, redact, models)
     if not measured.rows and not measured.failures:
-        return {"changed": False, "msg": "No instance was to be measured."}
+        return {"changed": False, "msg": "There was no instance to measure."}
     summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
     files = _files(summary, measured)
     plan = options["plan"] or last_plan(own.values())

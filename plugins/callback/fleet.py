@@ -138,10 +138,12 @@ def summary(
             lines.append(f"{title}: {', '.join(names)}" + (f", at: {error.task}" if error.task else ""))
             lines += [f"  {line}" for line in error.text.splitlines()]
     if planning:
-        lines.append("Next: correct the input that is named above, and run the same command again.")
+        lines.append("Next: correct the input named above, and run the same command again.")
     else:
         everyone = ",".join(sorted({*failed, *dark}, key=natural))
-        lines.append("Next: correct the cause, and run the same command again; what is done is not repeated.")
+        lines.append(
+            "Next: correct the cause, and run the same command again; completed steps are not repeated."
+        )
         lines.append(f"      Only on these hosts: --limit '{everyone}'")
     return lines
 

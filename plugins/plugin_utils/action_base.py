@@ -76,4 +76,4 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         what = f"{path} cannot be written: {error.strerror}."
-        raise FleetError([Problem((), what, "Make its directory, or choose another place.")]) from None
+        raise FleetError([Problem((), what, "Create its directory, or choose another path.")]) from None

@@ -24,7 +24,10 @@ def test_generations_and_journal_by_hand(fresh_lab: Lab) -> None:
     lab.write_vars(vllm_deployments=[{**wanted, "engine_args": {"max_num_seqs": 16}}])
     second = lab.play("deploy")
     assert second.rc == 0, second.out
-    assert "generation of kept: 1 → 2\n      because --max-num-seqs 16 (new)" in second.out
+    assert (
+        "record kept as generation 2 (now 1), so it can be rolled back to\n      change: --max-num-seqs 16 (new)"
+        in second.out
+    )
     for host in lab.hosts:
         kept = lab.on(host, f"ls {TOP}/generations/kept").split()
         assert kept == ["1.json", "2.json", "summary.json"]

@@ -311,4 +311,4 @@ def test_an_id_that_does_not_exist_is_named(lab: Lab, variable: str) -> None:
     lab.write_vars(**{variable: ["huge-page"]})
     run = lab.play("audit")
     assert run.rc == 2
-    assert "no item is called huge-page. Did you mean huge-pages?" in run.out
+    assert "there is no item huge-page. Did you mean huge-pages?" in run.out

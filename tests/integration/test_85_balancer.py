@@ -278,7 +278,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         reload = lab.play("site", "--skip-tags", "benchmark")
         assert reload.rc == 0, reload.out
         assert reload.changed() == [f"{HOST}: instinct.fleet.load_balancer : Balance"]
-        assert "lab-n2.llama-1:8001 is out of the load balancer since" in reload.out
+        assert "lab-n2.llama-1:8001 has been drained since" in reload.out
         lab.on(HOST, f"systemctl restart {AGENT}")
         wait_for(
             "the agent", lambda: lab.on(HOST, f"systemctl is-active {AGENT}", check=False).strip() == "active"
@@ -339,7 +339,7 @@ def test_what_a_run_that_died_left_out_comes_back(endpoint: Endpoint) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out
-    assert f"take in {name}: out → in" in run.out
+    assert f"return to service {name}: drained → in service" in run.out
     before = endpoint.requests()["lab-n2.llama-0:8000"]
     with endpoint.load() as load:
         wait_for("requests", lambda: endpoint.requests()["lab-n2.llama-0:8000"] > before)

@@ -137,7 +137,7 @@ def test_an_upgrade_and_a_rollback_lose_no_request(endpoint: Endpoint) -> None:
     serve(lab, next(FRESH))
     check = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml --check --diff")
     assert check.rc == 0, check.out[-3000:]
-    assert "Upgrade of llama: 4 units in 4 batches" in check.out
+    assert "Upgrade of llama: 4 groups in 4 batches" in check.out
     assert runs(lab) == before
     under_load(endpoint, "upgrade", "rollback", requests=1000)
     assert runs(lab) == before
@@ -166,7 +166,7 @@ def during(lab: Lab, step: str) -> None:
     if step == "upgrade":
         run = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml")
         assert run.rc == 0, run.out[-4000:]
-        assert "Upgrade: 4 units of 4 done." in run.out
+        assert "Upgrade: 4 groups of 4 done." in run.out
         assert len(runs(lab) - before) == 1
     elif step == "rollback":
         run = book(lab, "$ ansible-playbook -i inventory/mine playbooks/rollback.yml -e deployment=llama")
@@ -264,8 +264,8 @@ def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
         run = lab.play("upgrade")
         assert run.rc != 0
     print(load.assert_nothing_lost(at_least=RATE))
-    assert "Upgrade: 0 units of 4 done." in run.out
-    assert "is held there until upgrade.yml finds another definition" in run.out
+    assert "Upgrade: 0 groups of 4 done." in run.out
+    assert "is held until upgrade.yml finds another definition" in run.out
     assert runs(lab) == before
     settled(lab)
     site = lab.play("deploy")
@@ -335,7 +335,7 @@ def test_every_other_command_of_the_runbooks(endpoint: Endpoint) -> None:
     assert {*UPGRADE, *ENDPOINT} <= RAN
 
 
-SERIAL = "upgrade_serial: [3] lets 3 units change at a time, which leaves 1 of 4 engines of llama in"
+SERIAL = "upgrade_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service"
 
 
 def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
@@ -343,7 +343,7 @@ def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
     serve(lab, next(FRESH))
     for args, text in (
         (("upgrade", "-e", "upgrade_serial=3"), SERIAL),
-        (("upgrade", "--limit", "lab-n2"), "cannot leave load balancer lab-n1"),
+        (("upgrade", "--limit", "lab-n2"), "cannot be drained from load balancer lab-n1"),
         (("rollback", "-e", "deployment=llama", "-e", "generation=77"), "generation 77 is kept on no host"),
         (("rollback",), "-e deployment=NAME"),
     ):

@@ -82,7 +82,7 @@ def test_an_upgrade_and_a_rollback_of_the_real_vllm_lose_no_request(endpoint: En
         serve(lab, 33)
         upgrade = lab.play("upgrade")
         assert upgrade.rc == 0, upgrade.out[-4000:]
-        assert "Upgrade: 2 units of 2 done." in upgrade.out
+        assert "Upgrade: 2 groups of 2 done." in upgrade.out
         assert "canary_verdict" in upgrade.modules()
         assert runs(lab) == {"33"}
         second = containers(lab)

@@ -149,9 +149,9 @@ def test_what_cannot_be_reached_from_here_is_a_warning(written: tuple[Path, str]
     problems, warnings = check(hosts, lock)
     assert problems == []
     assert warnings == (
-        f"whether nodes may fetch from {registry} could not be checked: registry {registry} cannot be reached from "
+        f"could not check whether nodes may download from {registry}: registry {registry} cannot be reached from "
         "this machine (connection refused).",
-        f"whether nodes may fetch from {hub} could not be checked: the hub at {hub} cannot be reached from this "
+        f"could not check whether nodes may download from {hub}: the hub at {hub} cannot be reached from this "
         "machine (connection refused).",
     )
 

@@ -67,8 +67,8 @@ def test_a_fine_fleet_is_told_in_a_few_lines() -> None:
 
 def test_skipped_and_advisory_items_are_named_once() -> None:
     told = text(report(*(host(f"n{n}", {"huge_pages": "never"}, skip=["memory"]) for n in range(3))))
-    assert "to be named in host_prep_also if wanted: huge-pages." in told
-    assert "as host_prep_skip says: memory." in told
+    assert "to set them, name them in host_prep_also: huge-pages." in told
+    assert "because host_prep_skip names them: memory." in told
 
 
 def test_differences_are_told() -> None:

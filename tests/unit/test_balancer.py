@@ -149,7 +149,7 @@ def test_all_instances_of_all_hosts() -> None:
     ]
     assert actions(plan) == [
         "haproxy haproxy: it spreads requests over the instances",
-        "balancer https://192.0.2.1:8443: the group load_balancer has this host",
+        "balancer https://192.0.2.1:8443: the host is in the group load_balancer and has no load balancer yet",
     ]
     text = explain(plan)
     assert "2 actions on load balancer lb" in text
@@ -165,15 +165,15 @@ def test_nothing_differs_after_a_run() -> None:
     first = planned(states, deployments)
     again = planned(states, deployments, host(applied(first.balancers[0])))
     assert again.changes == 0
-    assert explain(again).startswith("Plan: 2 hosts, nothing to do; 2 instances as wanted.")
+    assert explain(again).startswith("Plan: 2 hosts, nothing to do; 2 instances up to date.")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"running": False}, "it does not run"),
-        ({"applied": None}, "its files are as wanted, and HAProxy has not been seen with them"),
-        ({"files": {}}, "the group load_balancer has this host"),
+        ({"applied": None}, "its files are current, but the running HAProxy has not loaded them"),
+        ({"files": {}}, "the host is in the group load_balancer and has no load balancer yet"),
     ],
 )
 def test_what_is_amiss_on_the_host(changes: dict[str, Any], reason: str) -> None:
@@ -245,15 +245,16 @@ def test_who_took_a_server_out() -> None:
     }
     there = applied(planned(states, [deployment()]).balancers[0], out=out)
     plan = planned(states, [deployment()], host(there))
-    assert actions(plan) == ["undrain llama/n1.llama-0:8000: a run that did not end took it out"]
-    assert "llama/n2.llama-0:8000 is out of the load balancer since 2026-11-21T19:00:00Z" in explain(plan)
+    assert actions(plan) == ["undrain llama/n1.llama-0:8000: an interrupted run left it drained"]
+    assert "llama/n2.llama-0:8000 has been drained since 2026-11-21T19:00:00Z" in explain(plan)
 
 
 def test_a_balancer_that_is_not_part_of_the_run() -> None:
     plan = planned(two(), [deployment()], host(absent="it could not be reached"))
     assert plan.balancers == ()
     text = (
-        "load balancer lb keeps what it has, and what stops does not leave it first: it could not be reached"
+        "load balancer lb keeps its configuration, and instances are stopped without being drained: it could not "
+        "be reached"
     )
     assert text in plan.warnings
 
@@ -275,7 +276,7 @@ def test_two_deployments_of_one_name() -> None:
     second = deployment(name="second", port=9000, gpus=[1])
     assert problems([deployment(), second]) == [
         "vllm_deployments[1].served_model_name (host n1): deployments llama and second both serve 'lab/tiny-llama' at "
-        "one address. Give one another served_model_name, or endpoint: false, or make them one deployment."
+        "one address. Change served_model_name of one, set endpoint: false, or make them one deployment."
     ]
     planned({"n1": state()}, [deployment(), {**second, "endpoint": False}])
 
@@ -328,7 +329,7 @@ def test_an_address_at_which_other_hosts_do_not_reach_it(address: str) -> None:
         planned({"n1": node}, [deployment()], own={"n1": {"ansible_host": address}})
     (problem,) = error.value.problems
     assert problem.text().startswith(
-        f"host n1: a load balancer on another host has to reach the instances, and {address} is no"
+        f"host n1: a load balancer on another host has to reach the instances, but {address} is not"
     )
 
 

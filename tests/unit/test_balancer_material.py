@@ -127,7 +127,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> No
     [
         ("default: too-short-secret", "its key must be text of at least 20 visible ASCII characters"),
         ("default: has spaces in it, and is long enough", "its key must be text of at least 20"),
-        ("[]", "holds no keys"),
+        ("[]", "contains no keys"),
         ("a: [", "it cannot be decrypted or parsed"),
     ],
 )
@@ -150,7 +150,9 @@ def test_keys_that_are_none(tmp_path: Path, text: str, message: str) -> None:
 def test_a_certificate_without_its_key(tmp_path: Path) -> None:
     pem = self_signed(["lb.example"])
     (tmp_path / "mine.pem").write_text(pem[: pem.index("-----BEGIN PRIVATE")])
-    with pytest.raises(FleetError, match=r"mine.pem holds no private key\. It has to hold the certificate"):
+    with pytest.raises(
+        FleetError, match=r"mine.pem contains no private key\. It must contain the certificate"
+    ):
         made(tmp_path, certificate_file="mine.pem")
     with pytest.raises(FleetError, match=r"no.pem cannot be read: No such file"):
         made(tmp_path, certificate_file="no.pem")

@@ -145,7 +145,7 @@ def test_the_address(settings: dict[str, Any], url: str) -> None:
 
 # ---- what is to be done ------------------------------------------------------------------------------
 
-NEW_HOST = "the group load_balancer has this host"
+NEW_HOST = "the host is in the group load_balancer and has no load balancer yet"
 SPREADS = "it spreads requests over the instances"
 
 
@@ -184,7 +184,7 @@ SPREADS = "it spreads requests over the instances"
             [
                 (
                     "balancer", URL, "1 instance", "1 instance",
-                    "its files are as wanted, and HAProxy has not been seen with them",
+                    "its files are current, but the running HAProxy has not loaded them",
                 )
             ],
         ),
@@ -234,7 +234,7 @@ def test_many_servers_in_few_words(count: int, text: str) -> None:
 
 def test_a_key_that_is_yet_to_be_made() -> None:
     (action,) = planned(settled(ONE), ONE, material=Material(None, "pem\n"))[0].actions
-    assert action.reason == "a key or its certificate is yet to be made"
+    assert action.reason == "an API key or the certificate has not been generated yet"
 
 
 # ---- out and in --------------------------------------------------------------------------------------
@@ -245,17 +245,17 @@ OUT = {
     N2: {"state": "drain", "by": "operator", "since": "2026-11-21T19:00:00Z"},
     GONE: {"state": "drain", "by": "run", "since": "s"},
 }
-STOPS = "this run stops it: new requests go to others, and those that it has may end"
-LEFT = "a run that did not end took it out"
+STOPS = "this run stops it; it is drained first, so running requests can finish"
+LEFT = "an interrupted run left it drained"
 
 
 @pytest.mark.parametrize(
     ("stopping", "out", "changes", "drain", "undrain", "expected"),
     [
         ((), {}, {}, [], [], []),
-        (("llama-0",), {}, {}, [N1], [N1], [("drain", N1, "in", "out", STOPS)]),
-        ((), OUT, {}, [], [N1], [("undrain", N1, "out", "in", LEFT)]),
-        (("llama-0",), OUT, {}, [N1], [N1], [("drain", N1, "in", "out", STOPS)]),
+        (("llama-0",), {}, {}, [N1], [N1], [("drain", N1, "in service", "drained", STOPS)]),
+        ((), OUT, {}, [], [N1], [("undrain", N1, "drained", "in service", LEFT)]),
+        (("llama-0",), OUT, {}, [N1], [N1], [("drain", N1, "in service", "drained", STOPS)]),
         (("llama-0",), {}, {"running": False}, [], [], None),
         (("other-0",), {}, {}, [], [], []),
     ],
@@ -314,7 +314,7 @@ FIX = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
             {},
             "",
             ["haproxy"],
-            "host lb: has no haproxy, and its system is not one that this toolkit installs",
+            "host lb: has no haproxy, and the toolkit cannot install it on its system.",
         ),
         ({"installed": True}, {}, "rhel", [], ""),
         (None, {}, "rhel", ["haproxy"], ""),
@@ -334,9 +334,9 @@ def test_packages(seen: Any, settings: Any, os_id: str, packages: list[str], pro
 
 # ---- warnings, and what plan.json says ---------------------------------------------------------------
 
-OPEN = "load_balancer_auth is false: whoever reaches the load balancer can use the models"
+OPEN = "load_balancer_auth is false: anyone who reaches the load balancer can use the models"
 PLAIN = "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
-METRICS = "the load balancer's metrics can be read by whoever reaches its host"
+METRICS = "the load balancer's metrics can be read by anyone who reaches its host"
 
 
 @pytest.mark.parametrize(
@@ -352,13 +352,15 @@ METRICS = "the load balancer's metrics can be read by whoever reaches its host"
             {},
             OUT,
             [
-                f"{N2} is out of the load balancer since 2026-11-21T19:00:00Z; playbooks/undrain.yml takes it in again"
+                f"{N2} has been drained since 2026-11-21T19:00:00Z; run playbooks/undrain.yml to return it to service"
             ],
         ),
         (
             {},
             {N1: {"by": "operator"}},
-            [f"{N1} is out of the load balancer since some time; playbooks/undrain.yml takes it in again"],
+            [
+                f"{N1} has been drained since an unknown time; run playbooks/undrain.yml to return it to service"
+            ],
         ),
     ],
 )
@@ -395,7 +397,7 @@ def test_without_a_balancer_nothing_is_warned_about() -> None:
     plans, problems, warnings = plan_balancers(Endpoint((absent,), BOTH, kit), [open_one])
     assert (plans, problems) == ((), ())
     assert warnings[0] == (
-        "load balancer lb keeps what it has, and what stops does not leave it first: it is off"
+        "load balancer lb keeps its configuration, and instances are stopped without being drained: it is off"
     )
 
 

@@ -185,7 +185,7 @@ def test_nothing_can_be_judged_without_a_look() -> None:
     with pytest.raises(ValueError, match="nothing to judge yet"):
         judge(Window(runs()), [], RULES)
     found = judge(Window({"x": [1.0]}), [Window(runs())], RULES)
-    assert (found.comparisons, found.warnings) == ((), ("no number of the runs can be compared",))
+    assert (found.comparisons, found.warnings) == ((), ("the runs have no numbers that can be compared",))
 
 
 def test_a_second_look_that_measured_nothing_leaves_the_first() -> None:
@@ -193,7 +193,7 @@ def test_a_second_look_that_measured_nothing_leaves_the_first() -> None:
     assert (found.state, found.more) == (SLOWER, 0)
     found = judge(Window(runs()), [Window(runs(0.7)), Window(runs())], RULES)
     assert found.warnings == (
-        "the first 5 runs were slower, the 5 after them were not: something disturbed them",
+        "the first 5 runs were slower, the 5 after them were not: the first ones were probably disturbed",
     )
     assert judge(Window(runs()), [Window(runs(of=NOISY)), Window(runs())], RULES).warnings == ()
 
@@ -259,7 +259,7 @@ def test_a_reference_needs_runs_in_both_windows(count: int, counts: bool) -> Non
 def test_what_is_decided_by_the_median_is_told() -> None:
     found = judge(Window(runs(of=NOISY)), [Window(runs(of=NOISY))] * 2, RULES)
     assert found.warnings[0].startswith(
-        "decided by the median, as the runs differ too much: 0 % less output throughput"
+        "decided by the median, because the runs differ too much: 0 % less output throughput"
     )
 
 

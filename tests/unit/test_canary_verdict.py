@@ -71,12 +71,15 @@ def test_a_baseline_is_plain_data_and_comes_back() -> None:
     assert Baseline.from_json(json.loads(text)).to_json() == found.to_json()
     assert len(text) < 10_000
     assert Baseline.from_json({}).empty
-    assert Baseline.from_json({"schema": 99}).notes == ("the baseline is of another version of this toolkit",)
+    assert Baseline.from_json({"schema": 99}).notes == (
+        "the baseline was measured by another version of this toolkit",
+    )
 
 
 CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int, str]] = [
     ("answers are good, speed is next", old(), smoke(), [], "ok", 5, ""),
-    ("equal", old(), smoke(), [bench()], "ok", 0, "ok: 100% of the answers begin as the old one's; 0 % less output"),
+    ("equal", old(), smoke(), [bench()], "ok", 0, "ok: 100% of the answers begin like the old release's; 0 % less "
+                                                  "output"),
     ("slower at first", old(), smoke(), [bench(0.69)], "slower", 10, ""),
     ("slower", old(), smoke(), [bench(0.69)] * 2, "slower", 0, "slower: 31 % less output throughput (interval 3"),
     ("garbage is not measured", old(), smoke(BANGS), [], "garbage", 0, "garbage: 12 of 12 answers are degenerate"),
@@ -86,7 +89,7 @@ CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int,
      "could not be measured: 9 of 9"),
     ("no module result", old(), {"msg": "no route to host"}, [], "broken", 0, "broken: no route to host"),
     ("speaks no more", old(), smoke(rounds=[], note="llama-0 generates no text"), [], "broken", 0,
-     "; the old one answered"),
+     ", but the old instance answered"),
     ("nothing was there", Baseline(), smoke(), [], "ok", 0, "ok: there is no old instance to compare it with"),
     ("nothing was there, and it is dead", Baseline(), smoke(DEAD), [], "broken", 0,
      "broken: no prompt got an answer"),
@@ -118,11 +121,11 @@ def test_warnings_say_what_was_not_compared() -> None:
     found = conclude(old(), smoke(instance=identity(model="other")), [bench(0.5)], RULES)
     assert found.warnings == (
         "another model: lab/llama → other",
-        "slower, which stops nothing, as it is not the same that was measured",
+        "slower, but ignored, because the model or the number of GPUs changed",
     )
     alone = baseline(smoke(times=2), bench(reference=False), "llama-1")
     assert alone.reference == ""
-    assert alone.notes == ("llama-1 could not be measured beside it",)
+    assert alone.notes == ("the reference llama-1 could not be measured",)
 
 
 def test_the_old_client_measures_the_same_model() -> None:
@@ -174,7 +177,7 @@ def test_two_phases_and_a_report(verdict: Run, tmp_path: Path) -> None:
     for part in (
         "Canary llama-0 on n1", "old  vllm@sha256:old, lab/llama, c0ffee", "new  vllm@sha256:new", "new, again",
         "  output throughput, tok/s\n    old            1000.0     1005.0", "    new             690.0",
-        "llama-1 ran the old release beside it both times", "12 prompts, 0 with other answers",
+        "llama-1 ran the old release at the same time", "12 prompts, 0 with other answers",
     ):  # fmt: skip
         assert part in text, part
     data = json.loads((tmp_path / "results/r1/canary.json").read_text())
@@ -215,7 +218,7 @@ def test_check_mode_writes_nothing(verdict: Run, tmp_path: Path) -> None:
     [
         ({"runs": 3}, "canary_runs is 3: fewer than 4 runs prove nothing."),
         ({"runs": 6, "max_runs": 5}, "canary_max_runs is 5, less than canary_runs (6)."),
-        ({"tolerance": 0}, "canary_tolerance is 0, no percentage"),
+        ({"tolerance": 0}, "canary_tolerance is 0, which is not a usable percentage"),
         ({"tolerance": 100}, "canary_tolerance is 100"),
         ({"run": "../x"}, "cannot name a run"),
     ],

@@ -259,9 +259,9 @@ def test_they_are_fetched_and_then_there() -> None:
     }
     assert [item["reason"] for item in host["actions"] if item["kind"] == "model"] == [
         "deployment llama serves it",
-        "deployment llama drafts with it",
+        "deployment llama uses it as draft model",
         "deployment llama serves it as an adapter",
-        "deployment llama takes its tokenizer",
+        "deployment llama uses its tokenizer",
     ]
     assert {need.repo for need in absent_models(hosts(state()), WHOLE)} == {REPO, DRAFT, ADAPTER, TOKENIZER}
     after = apply_to_state(state(), host)
@@ -292,8 +292,11 @@ def test_offline_they_are_planned_as_written() -> None:
     assert "--tokenizer-revision" not in argv
     assert {
         item["after"] for item in data["actions"] if item["kind"] == "model" and DRAFT in item["target"]
-    } == {"the commit that it stands for"}
-    assert "What the draft org/draft takes is not known, and not counted" in data["instances"][0]["notes"]
+    } == {"its current commit, pinned on the first online run"}
+    assert (
+        "The memory that the draft org/draft needs is unknown, and is not counted"
+        in data["instances"][0]["notes"]
+    )
 
 
 def test_the_model_at_two_commits_is_fetched_twice_and_at_one_once() -> None:

@@ -480,17 +480,17 @@ SPX8 = {"n1": state()}
         (
             [deployment(), deployment(name="second", gpus=[1])],
             "vllm_deployments[1].port (host n1): instances llama-0 and second-0 would both listen on port "
-            "8000. Choose another port; instance i of a deployment takes port + i.",
+            "8000. Choose another port; instance i of a deployment uses port + i.",
         ),
         (
             [deployment(), deployment(name="second", port=9000)],
-            "vllm_deployments[1].gpus (host n1): instances llama-0 and second-0 would both use GPU 0. "
-            "Name others in gpus; free: 1-7.",
+            "vllm_deployments[1].gpus (host n1): instances llama-0 and second-0 would both use GPU 0. Name other "
+            "GPUs in gpus; free: 1-7.",
         ),
         (
             [deployment(instances_per_host=8), deployment(name="second", port=9000, gpus=[3])],
-            "vllm_deployments[1].gpus (host n1): instances llama-3 and second-0 would both use GPU 3. "
-            "Name others in gpus; none is free.",
+            "vllm_deployments[1].gpus (host n1): instances llama-3 and second-0 would both use GPU 3. Name other "
+            "GPUs in gpus; none is free.",
         ),
         (
             [deployment(gpus=[0, 1], tensor_parallel_size=4)],
@@ -509,8 +509,8 @@ SPX8 = {"n1": state()}
         ),
         (
             [deployment(port=65530, instances_per_host=8)],
-            "vllm_deployments[0].port (host n1): 8 instances from port 65530 go beyond 65535. Choose a "
-            "lower port.",
+            "vllm_deployments[0].port (host n1): 8 instances from port 65530 on would need ports beyond 65535. "
+            "Choose a lower port.",
         ),
         (
             [deployment(hosts=["n2"])],
@@ -530,9 +530,9 @@ def test_one_problem_per_pair_and_hosts_together() -> None:
     )
     assert found == [
         "vllm_deployments[1].port (hosts n1, n2, n10): instances llama-0 and b-0 would both listen on "
-        "port 8000. Choose another port; instance i of a deployment takes port + i.",
-        "vllm_deployments[1].gpus (hosts n1, n2, n10): instances llama-0 and b-0 would both use GPU 0. "
-        "Name others in gpus; none is free.",
+        "port 8000. Choose another port; instance i of a deployment uses port + i.",
+        "vllm_deployments[1].gpus (hosts n1, n2, n10): instances llama-0 and b-0 would both use GPU 0. Name other "
+        "GPUs in gpus; none is free.",
     ]
 
 

@@ -191,8 +191,9 @@ def test_ray_gives_the_heads_variables_to_all() -> None:
     other = node(2, rdma=[rail(number, gid_index=5) for number in range(8)])
     texts = problems({"n1": node(1), "n2": other}, [deployment(**SPAN)], lock=lock("0.11.0"), own=OWN)
     assert texts == [
-        "vllm_deployments[0].nodes (host n2): NCCL_IB_GID_INDEX is 5 on n2 and 3 on n1, and by Ray all get the head's. "
-        "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or name interfaces and devices alike."
+        "vllm_deployments[0].nodes (host n2): NCCL_IB_GID_INDEX is 5 on n2 and 3 on n1, but with Ray all hosts get "
+        "the head's value. "
+        "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or give interfaces and devices the same names."
     ]
     assert problems({"n1": node(1), "n2": other}, [deployment(**SPAN)], lock=lock(), own=OWN) == []
 

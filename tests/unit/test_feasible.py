@@ -90,7 +90,7 @@ def test_advice_of_copies_needs_that_one_fits() -> None:
 def test_a_partition_that_starves_the_cache() -> None:
     found = verdict(LLAMA_8B, PARTITION, engine_args={"max_model_len": 16384})
     assert not found.problems
-    assert any("CPX starves the KV cache of this model" in text for text in found.warnings)
+    assert any("CPX leaves too little memory for this model's KV cache" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_without_a_config_fit_is_said_to_be_unknown() -> None:
     found = verdict(None)
     assert found.fit is None
     assert found.warnings == (
-        "whether a/b fits is not checked: its config.json is not known; model_config can name a copy of it on the "
+        "could not check whether a/b fits: its config.json is unknown; point model_config at a copy of it on the "
         "control node",
     )
 
@@ -267,7 +267,7 @@ def test_an_image_for_cpu_is_said() -> None:
     )
     assert found.fit is not None
     assert found.fit.kv_cache_bytes == 1 << 30
-    assert found.warnings == ("the image's vLLM is built for CPU: the GPUs are not used",)
+    assert found.warnings == ("the image's vLLM is built for CPU, so the GPUs are not used",)
 
 
 @pytest.mark.parametrize(

@@ -210,17 +210,22 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
     assert found.basis == "estimated"
     assert longest(shape(missing=("x",)), engine()) == 0
     assert longest(shape(), engine()) == 160
-    assert found.notes[-1].startswith("config.json lacks hidden_size, vocab_size: only the weights' size")
+    assert found.notes[-1].startswith(
+        "config.json lacks hidden_size, vocab_size: only the size of the weights"
+    )
 
 
 # ---- notes ------------------------------------------------------------------------------------------
 
 COPIES, WHOLE = "KV heads is kept on", "keeps the whole latent KV cache"
-UNLOADED, UNKNOWN = "multi-token prediction layers are not loaded", "not one whose layers are known"
+UNLOADED, UNKNOWN = (
+    "multi-token prediction layers are not loaded",
+    "layers of this architecture or quantization are unknown",
+)
 GRAPHS, TYPE, RESERVE = (
-    "Graphs come on top",
+    "In this release graphs need memory",
     "is counted with the size of the model's own type",
-    "are set aside",
+    "are reserved for",
 )
 
 
@@ -307,7 +312,7 @@ def test_more_gpus_are_a_remedy(gib: int, size: int) -> None:
 
 
 LENGTH, EIGHT, TENSOR = "Set max_model_len", "Set kv_cache_dtype", "Set tensor_parallel_size"
-FP8, LARGER = "Take a checkpoint", "Take a larger GPU or partition"
+FP8, LARGER = "Use a checkpoint", "Use a larger GPU or partition"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +346,7 @@ def test_figures_in_remedies() -> None:
     heavy = shape(other_bytes=GIB)
     given = engine()
     assert remedies(heavy, given, fit(heavy, given))[-1] == (
-        "Take a larger GPU or partition: 0.0 GiB are missing of the 2.0 GiB that it needs (2.0 GiB before the KV cache)"
+        "Use a larger GPU or partition: 0.0 GiB are missing of the 2.0 GiB that it needs (2.0 GiB before the KV cache)"
     )
     linear = Layer(
         (Matrix("linear", 1 << 15, 1 << 14, quantizable=True),), LAYER.caches
@@ -349,7 +354,7 @@ def test_figures_in_remedies() -> None:
     dense = shape(layers=(linear,) * 2)
     given = engine(memory_bytes=5 * GIB)
     found = remedies(dense, given, fit(dense, given))
-    assert "Take a checkpoint quantized to FP8: its weights are about 1.0 GiB per GPU" in found
+    assert "Use a checkpoint quantized to FP8: its weights are about 1.0 GiB per GPU" in found
     assert "0.5 GiB are missing of the 3.0 GiB that it needs (3.0 GiB before the KV cache)" in found[-1]
     for changes in ({"quantization": "fp8", "memory_bytes": 4 * GIB - 8}, {"memory_bytes": 4 * GIB - 8}):
         given = engine(**changes)

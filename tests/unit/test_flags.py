@@ -92,7 +92,7 @@ def test_the_same_flags_are_unrecognized() -> None:
         ("0.8.5", "enable_chunked_prefill", False, OK, ""),
         ("0.33.0", "compilation_config", {"cudagraph_mode": "FULL"}, OK, ""),
         ("0.13.0", "compilation_config", {"use_cudagraph": True}, GONE, "removed in vLLM 0.11.1"),
-        ("0.12.0", "compilation_config", {"cudagraph_mod": "FULL"}, NO_EFFECT, "in silence"),
+        ("0.12.0", "compilation_config", {"cudagraph_mod": "FULL"}, NO_EFFECT, "silently drops"),
         ("0.13.0", "compilation_config", {"cudagraph_mod": "FULL"}, UNKNOWN, "Did you mean cudagraph_mode?"),
         ("0.13.0", "compilation_config", {"pass_config": {"fuse_rope_kvcache": True}}, NOT_YET, "0.17.0"),
         (
@@ -102,7 +102,7 @@ def test_the_same_flags_are_unrecognized() -> None:
             UNKNOWN,
             "no key of SpeculativeConfig",
         ),
-        ("0.12.0", "speculative_config", {"model": "m", "dtype": "float16"}, NO_EFFECT, "in silence"),
+        ("0.12.0", "speculative_config", {"model": "m", "dtype": "float16"}, NO_EFFECT, "silently drops"),
         ("0.9.0", "speculative_config", {"model": "m", "dtype": "float16"}, UNKNOWN, "no key"),
         ("0.33.0", "served_model_name", ["a", "b"], OK, ""),
         ("0.10.0", "api_key", ["a", "b"], BAD_VALUE, ""),

@@ -99,7 +99,7 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
         "  free some\n"
         "Unreachable: n3, n4, at: Observe the node\n"
         "  connect to host 192.0.2.3 port 22: Connection refused\n"
-        "Next: correct the cause, and run the same command again; what is done is not repeated.\n"
+        "Next: correct the cause, and run the same command again; completed steps are not repeated.\n"
         "      Only on these hosts: --limit 'n1,n2,n3,n4,n10'"
     ]
 
@@ -112,7 +112,7 @@ def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
     assert ended(fleet, {"n1": 1}) == [
         "Failed: n1, at: Plan\n  30 problems\n  "
         + problems.replace("\n", "\n  ")
-        + "\nNext: correct the input that is named above, and run the same command again."
+        + "\nNext: correct the input named above, and run the same command again."
     ]
 
 

@@ -108,7 +108,7 @@ def problems(states: States, wanted: Any, wishes: Wishes, **keys: Any) -> list[s
 
 HELD = {"generation": 1, "why": "slower", "since": "2026-11-21T23:00:00Z"}
 TRIAL = {"generation": 2, "why": WHY, "since": "2026-11-21T23:00:00Z", "units": [], "baseline": {}}
-BAD = "generation 1 of llama cannot come back"
+BAD = "generation 1 of llama cannot be restored"
 BACK = Wishes(ROLLBACK, frozenset(["llama"]), 1, why="answers got worse")
 
 
@@ -185,7 +185,7 @@ def test_what_was_before_comes_again_under_a_new_number() -> None:
 def test_a_deployment_that_goes_and_comes_back() -> None:
     states = run(two(), llama())
     gone = planned(states, [])
-    assert (turn(gone)["generation"], turn(gone)["why"]) == (2, "no deployment wants it here any longer")
+    assert (turn(gone)["generation"], turn(gone)["why"]) == (2, "no deployment defines it here any longer")
     after = run(states, [])
     assert planned(after, []).changes == 0
     assert turn(planned(after, llama()))["why"] == "generation 1 again"
@@ -199,7 +199,10 @@ def test_a_bare_fleet_that_is_planned_offline_starts_at_one() -> None:
 
 def test_the_text_says_numbers_and_why() -> None:
     text = explain(planned(run(two(), llama()), llama(16)))
-    assert f"   1. generation of llama: 1 → 2\n      because {WHY}\n" in text
+    assert (
+        f"   1. record llama as generation 2 (now 1), so it can be rolled back to\n      change: {WHY}\n"
+        in text
+    )
 
 
 def test_a_record_that_cannot_be_read_is_a_problem() -> None:
@@ -248,7 +251,7 @@ def test_without_a_number_the_newest_before_what_runs() -> None:
     first = run(third, llama(32), BACK)
     (text,) = problems(first, llama(32), back)
     assert text.startswith(
-        "llama: there is no generation before what runs. Kept: 1 (2026-11-21T22:00:00Z: first"
+        "llama: there is no generation before the running one. Kept: 1 (2026-11-21T22:00:00Z: first"
     )
 
 
@@ -258,7 +261,8 @@ def test_without_a_number_the_newest_before_what_runs() -> None:
         (7, [1, 2], "llama: generation 7 is kept on no host. Kept: 1 (2026-11-21T22:00:00Z: first deployment); "
                     f"2 (2026-11-21T22:00:00Z: {WHY})."),
         (1, [2], f"llama: generation 1 was pruned. Kept: 2 (2026-11-21T22:00:00Z: {WHY})."),
-        (1, [], "llama: generation 1 is kept on no host. site.yml and upgrade.yml record what they start."),
+        (1, [], "llama: generation 1 is kept on no host. site.yml and upgrade.yml record every generation that they "
+                "start."),
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_come_back(number: int, kept: list[int], text: str) -> None:
@@ -279,7 +283,7 @@ def test_a_rollback_names_its_deployment() -> None:
     (text,) = problems(upgraded(), llama(16), Wishes(ROLLBACK))
     assert (
         text
-        == "deployment: is not given, and a rollback is of one deployment. -e deployment=NAME; there are: llama."
+        == "deployment: is required: rollback.yml works on one deployment. -e deployment=NAME; there are: llama."
     )
 
 
@@ -288,11 +292,11 @@ def test_a_rollback_names_its_deployment() -> None:
     [
         ({"images": []}, f"host n1: {BAD}: its image registry.lab:5000/lab/vllm:1 is no "
                          f"longer on the host. docker pull {PULL} there, or choose another generation."),
-        ({"models": []}, f"host n1: {BAD}: the weights of {REPO} at {COMMIT[:12]} are not "
-                         "whole in /var/lib/instinct-fleet/hf. Fetch them again (a deployment with that revision, "
+        ({"models": []}, f"host n1: {BAD}: the weights of {REPO} at {COMMIT[:12]} are incomplete in "
+                         "/var/lib/instinct-fleet/hf. Download them again (a deployment with that revision, "
                          "site.yml --tags hf_model), or choose another generation."),
-        ({"gpus": []}, f"host n1: {BAD}: its GPU renderD128 is not there. Look at the "
-                       "node's GPUs (audit.yml), or choose another generation."),
+        ({"gpus": []}, f"host n1: {BAD}: its GPU renderD128 is missing. Check the node's GPUs (audit.yml), or choose "
+                       "another generation."),
     ],
 )  # fmt: skip
 def test_what_a_generation_needs_must_be_there(change: dict[str, Any], text: str) -> None:
@@ -316,7 +320,7 @@ def test_other_partition_modes() -> None:
     }
     (text,) = problems(moved, llama(16), BACK, gpu_partition_compute="CPX")
     assert (
-        "generation 1 of llama cannot come back: it ran on GPUs in SPX NPS1, and here they are CPX NPS1."
+        "generation 1 of llama cannot be restored: it ran on GPUs in SPX NPS1, but they are now in CPX NPS1."
         in text
     )
 
@@ -402,8 +406,7 @@ def test_an_engine_over_hosts_goes_back_as_a_whole() -> None:
     assert whole["n1"]["spans"] == ["llama-0"]
     away: dict[str, Any] = {**states, "n2": None}
     assert problems(away, wanted, BACK, **keys) == [
-        "host n1: llama runs over n1, n2 together, and of these are missing: n2. Add them to --limit, or bring them up "
-        "first."
+        "host n1: llama spans n1, n2, and this run lacks n2. Add them to --limit, or make them reachable first."
     ]
     held = run(states, wanted, BACK, **keys)
     held["n1"]["instances"][0]["state"] = "exited"
@@ -475,8 +478,8 @@ def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     upgrade = Wishes(UPGRADE)
     (text,) = problems(states, llama(16), upgrade)
     assert text == (
-        "llama: the inventory's definition is generation 2, which was turned back to 1 at 2026-11-21T22:00:00Z "
-        "(answers got worse). Change it, or give -e again=true to try it once more."
+        "llama: the inventory still defines generation 2, which was rolled back to 1 at 2026-11-21T22:00:00Z "
+        "(answers got worse). Change the deployment, or retry it with -e again=true."
     )
     retried = planned(states, llama(16), Wishes(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
@@ -497,7 +500,9 @@ def test_a_trial_stays_as_each_instance_runs() -> None:
     plan = planned(states, llama(16))
     assert plan.changes == 0
     (warning,) = plan.warnings
-    assert warning.startswith("deployment llama is on trial with generation 2 since 2026-11-21T23:00:00Z")
+    assert warning.startswith(
+        "deployment llama has an unfinished upgrade to generation 2 since 2026-11-21T23:00:00Z"
+    )
     states["n2"]["instances"][1]["state"] = "exited"
     assert actions(planned(states, llama(16)).to_json()["hosts"]["n2"]) == ["server llama-1"]
     # The upgrade goes on with the same number.

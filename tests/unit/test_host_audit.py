@@ -104,5 +104,5 @@ def test_variables_and_images_are_taken_into_account(tmp_path: Path) -> None:
 def test_an_unknown_id_is_an_error(tmp_path: Path) -> None:
     done, audit = play(tmp_path, {"host_prep_skip": ["smt"]}, {})
     assert done.returncode == 2
-    assert "host_prep_skip (host n1): no item is called smt." in done.stdout + done.stderr
+    assert "host_prep_skip (host n1): there is no item smt." in done.stdout + done.stderr
     assert audit is None

@@ -44,8 +44,12 @@ GOOD = {"llama_0": "aa", "llama_1": "aa"}
     [
         (node(**GOOD), "", ""),
         (state(), "", ""),
-        (node(llama_0="aa", llama_1="0123"), "serving-recorded", "llama-1 runs what no generation knows"),
-        (node(llama_0="aa"), "serving-runs", "llama-1 is not there, and generation 3 has it"),
+        (
+            node(llama_0="aa", llama_1="0123"),
+            "serving-recorded",
+            "llama-1 runs a configuration that is not recorded",
+        ),
+        (node(llama_0="aa"), "serving-runs", "llama-1 is missing, but generation 3 includes it"),
         (node(**GOOD, held=HELD), "serving-free", "llama held at generation 3 (canary: 30 % slower)"),
     ],
 )
@@ -85,4 +89,4 @@ def test_hosts_in_equal_state_stay_together_and_fit() -> None:
     lines = text(Report(hosts)).splitlines()
     assert "n10, n11, n12, n13: 8 MI300X" in lines
     assert max(map(len, lines)) <= 100
-    assert any("upgrade.yml lets it go" in line for line in lines)
+    assert any("upgrade.yml ends the hold" in line for line in lines)

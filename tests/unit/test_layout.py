@@ -90,7 +90,7 @@ def test_deployments_share_a_gpu_up_to_its_memory() -> None:
     assert indices(list(layouts({"n1": state()}, pair)["n1"].slots)) == [[0], [0]]
     third = deployment(name="c", port=9100, instances_per_gpu=8, gpus=[0])
     assert refused([*pair, third]) == [
-        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0. Name others in gpus; "
+        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0. Name other GPUs in gpus; "
         "free: 1-7."
     ]
 
@@ -138,8 +138,8 @@ def test_a_socket_whose_gpus_are_not_next_to_each_other() -> None:
         ),
         (
             {"instances_per_host": "max", "port": 65530},
-            "vllm_deployments[0].port (host n1): 8 instances from port 65530 go beyond 65535. Choose a lower "
-            "port.",
+            "vllm_deployments[0].port (host n1): 8 instances from port 65530 on would need ports beyond 65535. "
+            "Choose a lower port.",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_groups_that_no_island_holds() -> None:
     sixteen = {"n1": state(gpus=gpus(count=16))}
     assert refused([deployment(tensor_parallel_size=16)], sixteen) == [
         "vllm_deployments[0].tensor_parallel_size (host n1): tensor_parallel_size 16 needs 16 GPUs, and the host "
-        "has 16 GPUs (0 to 15) in SPX, of which too few are joined by XGMI. Lower tensor_parallel_size."
+        "has 16 GPUs (0 to 15) in SPX, too few of them joined by XGMI. Lower tensor_parallel_size."
     ]
     named = layouts(sixteen, [deployment(tensor_parallel_size=2, gpus=[7, 8])])["n1"]
     assert named.warnings == ("deployment llama: a tensor parallel group has GPUs that XGMI does not join",)
@@ -236,7 +236,8 @@ def test_problems_name_every_host() -> None:
         (
             {"instances_per_host": "max", "port": 65529},
             [
-                "vllm_deployments[0].port (host n1): 8 instances from port 65529 go beyond 65535. Choose a lower port."
+                "vllm_deployments[0].port (host n1): 8 instances from port 65529 on would need ports beyond 65535. "
+                "Choose a lower port."
             ],
         ),
         ({"instances_per_host": 1, "port": 65535}, []),
@@ -256,12 +257,12 @@ def test_each_pair_of_deployments_is_told_once_at_the_later_one() -> None:
     ]
     assert refused(wanted) == [
         "vllm_deployments[1].port (host n1): instances a-1 and b-0 would both listen on port 8001. Choose another "
-        "port; instance i of a deployment takes port + i.",
-        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name others in gpus; "
+        "port; instance i of a deployment uses port + i.",
+        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
         "free: 5-7.",
         "vllm_deployments[3].port (host n1): instances a-0 and d-0 would both listen on port 8000. Choose another "
-        "port; instance i of a deployment takes port + i.",
-        "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name others in gpus; "
+        "port; instance i of a deployment uses port + i.",
+        "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name other GPUs in gpus; "
         "free: 5-7.",
     ]
 
@@ -272,7 +273,7 @@ def test_no_gpu_is_left() -> None:
         deployment(name="b", gpus=[5], port=9000),
     ]
     assert refused(both) == [
-        "vllm_deployments[1].gpus (host n1): instances a-5 and b-0 would both use GPU 5. Name others in gpus; "
+        "vllm_deployments[1].gpus (host n1): instances a-5 and b-0 would both use GPU 5. Name other GPUs in gpus; "
         "none is free."
     ]
 

@@ -92,8 +92,7 @@ def test_a_group_is_the_same_in_a_limited_run() -> None:
     assert ranks(found)["n10"] == [(1, 1, "n3", 28000, 0, True)]
     assert (found["n1"].slots, found["n1"].left_out) == ((), ("llama-0",))
     assert found["n1"].warnings == (
-        "deployment llama runs over n1, n2 together, and of these are missing: n2 (it is not in this run); it "
-        "is left as it is",
+        "deployment llama spans n1, n2, and this run lacks n2 (it is not in this run); it is left as it is",
     )
 
 
@@ -122,18 +121,18 @@ def test_an_unreachable_host_leaves_its_group_alone() -> None:
 
 def test_hosts_that_make_no_whole_groups() -> None:
     assert refused([two()], world("n1", "n2", "n3")) == [
-        "vllm_deployments[0].nodes (host n3): the deployment has 3 hosts, which is no multiple of 2: n3 would be "
-        "left over. Add 1, or take 1 away in hosts."
+        "vllm_deployments[0].nodes (host n3): the deployment has 3 hosts, which is not a multiple of 2: n3 would be "
+        "unused. Add 1 to hosts, or remove 1."
     ]
 
 
 def test_hosts_of_a_group_must_be_alike() -> None:
     odd = {**world(), "n2": state(gpus=gpus("DPX")), "n10": state(gpus=gpus(device_id=0x74A5))}
     assert refused([two()], odd) == [
-        "host n2: deployment llama runs over n1 with 8 MI300X and n2 with 16 MI300X. Hosts that run an engine "
-        "together must be alike.",
-        "host n10: deployment llama runs over n3 with 8 MI300X and n10 with 8 MI325X. Hosts that run an engine "
-        "together must be alike.",
+        "host n2: deployment llama spans n1 with 8 MI300X and n2 with 16 MI300X. Hosts that run an engine together "
+        "must have the same GPUs.",
+        "host n10: deployment llama spans n3 with 8 MI300X and n10 with 8 MI325X. Hosts that run an engine together "
+        "must have the same GPUs.",
     ]
 
 
@@ -145,8 +144,8 @@ def test_hosts_of_a_group_that_are_only_declared_must_be_alike() -> None:
     wanted = [two(vllm_version="0.11.1")]
     own = {"n1": declared("MI300X"), "n2": declared("MI325X")}
     assert refused(wanted, bare, offline=True, own=own) == [
-        "host n2: deployment llama runs over n1 with 8 MI300X and n2 with 8 MI325X. Hosts that run an engine "
-        "together must be alike."
+        "host n2: deployment llama spans n1 with 8 MI300X and n2 with 8 MI325X. Hosts that run an engine together "
+        "must have the same GPUs."
     ]
     layouts(bare, wanted, offline=True, own={"n1": declared("MI300X"), "n2": declared("MI300X")})
 
@@ -167,7 +166,7 @@ def test_a_deployment_that_two_hosts_define_differently() -> None:
     }
     _, problems = lay_out_fleet(build_fleet(inputs, {"instinct": ["n1", "n2"]}, catalog()))
     assert [problem.text() for problem in problems] == [
-        "vllm_deployments[0] (host n2): deployment llama spans hosts, and is defined otherwise on n1. Define it "
+        "vllm_deployments[0] (host n2): deployment llama spans hosts, but is defined differently on n1. Define it "
         "once for all its hosts."
     ]
 
@@ -177,8 +176,8 @@ def test_a_deployment_that_two_hosts_define_differently() -> None:
     [
         (
             {"tensor_parallel_size": 8, "pipeline_parallel_size": 3},
-            "vllm_deployments[0].tensor_parallel_size (hosts n1, n2): tensor parallel groups of 8 would lie "
-            "across hosts unevenly: each has 12 GPUs. Make one a multiple of the other.",
+            "vllm_deployments[0].tensor_parallel_size (hosts n1, n2): tensor parallel groups of 8 would be split "
+            "unevenly across hosts: each has 12 GPUs. Make one a multiple of the other.",
         ),
         (
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 3},
@@ -226,8 +225,8 @@ def test_ports_where_groups_meet_are_kept_free() -> None:
     ]
     assert refused(pair, world("n1", "n2")) == [
         "vllm_deployments[1].port (hosts n1, n2): instances a-0 and b-0 would both listen on port 28000. Choose "
-        "another port; instance i of a deployment takes port + i, and engines of several servers meet at 20000 + "
-        "its last four digits, and 5000 from there."
+        "another port; instance i of a deployment uses port + i, and engines of several servers meet at 20000 + its "
+        "last four digits, and 5000 from there."
     ]
 
 

@@ -77,17 +77,17 @@ def test_images(registry: str, name: str, pin: ImagePin) -> None:
         ("lab/vllm:arm", "image {r}/lab/vllm:arm has no manifest for linux/amd64. Choose another tag."),
         (
             "lab/vllm:odd",
-            "the manifest of {r}/lab/vllm:odd has a form that is not understood "
-            "(application/vnd.docker.distribution.manifest.v1+json). Push the image again with a Docker "
-            "engine of this decade.",
+            "the manifest of {r}/lab/vllm:odd has an unknown format "
+            "(application/vnd.docker.distribution.manifest.v1+json). Push the image again with a current "
+            "Docker release.",
         ),
         (
             "lab/vllm:text",
-            "registry {r} answers something that is not a manifest. Check the registry's name and port.",
+            "registry {r} returned something that is not a manifest. Check the registry's name and port.",
         ),
         (
             "lab/vllm:closed",
-            "registry {r} wants a log-in, and is spoken to without TLS. Serve it by https, and remove "
+            "registry {r} requires a login, but is configured without TLS. Serve it over https, and remove "
             "insecure from vllm_image_registries: {{{r}: …}}.",
         ),
         (
@@ -100,7 +100,7 @@ def test_images(registry: str, name: str, pin: ImagePin) -> None:
             "registry {r} limits requests (429). Wait, or log in: set username and password in "
             "vllm_image_registries: {{{r}: …}}.",
         ),
-        ("lab/vllm:broken", "registry {r} answers with status 500. Look at the registry's log."),
+        ("lab/vllm:broken", "registry {r} returned status 500. Check the registry's log."),
     ],
 )
 def test_images_that_cannot_be_had(registry: str, name: str, text: str) -> None:
@@ -114,8 +114,8 @@ def test_a_plain_registry_that_is_not_declared_so(registry: str) -> None:
     with pytest.raises(ResolveError) as error:
         image_pin(f"{registry}/lab/vllm:1", PATH, [])
     assert str(error.value) == (
-        f"vllm_deployments[0].image: registry {registry} does not speak TLS that this machine trusts. "
-        f"If it is served by plain http, set insecure: true in vllm_image_registries: {{{registry}: …}}; "
+        f"vllm_deployments[0].image: registry {registry} does not offer TLS that this machine trusts. "
+        f"If it uses plain http, set insecure: true in vllm_image_registries: {{{registry}: …}}; "
         "otherwise install its CA."
     )
 
@@ -134,7 +134,7 @@ def test_a_registry_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("user", "text"),
     [
-        ("", "refuses access to rocm/vllm without a log-in."),
+        ("", "refuses access to rocm/vllm without a login."),
         ("me", "refuses access to rocm/vllm for user me."),
     ],
 )
@@ -236,14 +236,14 @@ def test_a_gated_model_with_a_token(hub: server.Hub) -> None:
             "main",
             make.TOKEN,
             "model: there is no model lab/none on {hub} for this token. Check the name, and that the "
-            "token of hf_model_token is right and may see it.",
+            "token of hf_model_token is valid and has access to it.",
         ),
         (
             make.OPEN,
             "v99",
             None,
-            "revision: model lab/tiny-llama has no revision v99 on {hub}. Give a branch, a tag or a "
-            "commit that it has.",
+            "revision: model lab/tiny-llama has no revision v99 on {hub}. Use a branch, tag or "
+            "commit that exists there.",
         ),
         (
             make.GATED,
@@ -287,7 +287,7 @@ def test_a_hub_that_limits_requests_for_long(hub: server.Hub) -> None:
     with pytest.raises(ResolveError) as error:
         pin(hub, make.OPEN)
     assert str(error.value) == (
-        f"vllm_deployments[0].model: the hub at {hub.url} limits requests (429), also after "
+        f"vllm_deployments[0].model: the hub at {hub.url} still limits requests (429) after "
         f"{len(RETRY_PAUSES)} pauses. "
         "Wait some minutes, or set hf_model_token: limits are higher with a token."
     )
@@ -298,9 +298,8 @@ def test_a_hub_that_fails(hub: server.Hub) -> None:
     with pytest.raises(ResolveError) as error:
         pin(hub, make.OPEN)
     assert str(error.value) == (
-        f"vllm_deployments[0].model: the hub at {hub.url} answers for model lab/tiny-llama with "
-        "status 503. Try again "
-        "later."
+        f"vllm_deployments[0].model: the hub at {hub.url} returned status 503 for model "
+        "lab/tiny-llama. Try again later."
     )
 
 

@@ -29,7 +29,7 @@ KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "o
     ],
 )
 def test_misspelt(name: str, near: str) -> None:
-    told = (f"the variable {name} is none of the toolkit's: did you mean {near}?",) if near else ()
+    told = (f"unknown variable {name}: did you mean {near}?",) if near else ()
     assert misspelt([name], KNOWN) == told
 
 

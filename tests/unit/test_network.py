@@ -79,8 +79,8 @@ def test_a_hosts_variables_have_reasons_and_sources() -> None:
         ("n1", [ethernet(1), ethernet(9, name="docker0"), ethernet(8, name="rdma0")], ("10.0.0.1", "eth0")),
         (
             "n1", [ethernet(1), ethernet(2, name="ens9")],
-            "host n1: its address is a name (n1), and of its own it has several: eth0 10.0.0.1, ens9 10.0.0.2. Set "
-            "instinct_address to the address at which the other hosts of its group reach it.",
+            "host n1: its address is a name (n1), but the host has several addresses: eth0 10.0.0.1, ens9 10.0.0.2. "
+            "Set instinct_address to the address at which the other hosts of its group reach it.",
         ),
         (
             "198.51.100.1", [ethernet(1)],
@@ -172,27 +172,28 @@ def test_engines_within_a_host_have_no_network() -> None:
     [
         (
             node(2, interfaces=[ethernet(2, up=False)]), {},
-            "host n2: eth0, the interface with its address 10.0.0.2, is down. Bring it up, or set instinct_address to "
-            "another one.",
+            "host n2: eth0, the interface with its address 10.0.0.2, is down. Bring the interface up, or set "
+            "instinct_address to another address.",
         ),
         (
             node(2), {"env": {"VLLM_HOST_IP": "10.0.0.1"}},
-            "vllm_deployments[0].env.VLLM_HOST_IP (host n2): 10.0.0.1 is no address of n2; each host of the group "
-            "needs its own. Leave it out: it is 10.0.0.2 here.",
+            "vllm_deployments[0].env.VLLM_HOST_IP (host n2): 10.0.0.1 is not an address of n2; each host of the "
+            "group needs its own. Leave the variable out: it is 10.0.0.2 here.",
         ),
         (
             node(2, rdma=[]), {},
-            "host n2: has no active RDMA port, and n1 of its group have: RCCL would not connect. Mend them (ibstat, ls "
-            '/dev/infiniband), or let all use TCP: env: {NCCL_IB_DISABLE: "1"}, slowly.',
+            "host n2: has no active RDMA port, but n1 of its group have one: RCCL would not connect. Repair them "
+            "(ibstat, ls /dev/infiniband), or let all hosts use TCP: env: {NCCL_IB_DISABLE: \"1\"}, slowly.",
         ),
         (
             node(2, rdma=[rail(n, layer="InfiniBand", gid_index=None) for n in range(8)]), {},
-            "host n2: its RDMA ports are InfiniBand, and those of n1 Ethernet: RCCL cannot connect them. Choose ports "
-            "in env: {NCCL_IB_HCA: …}.",
+            "host n2: its RDMA ports are InfiniBand, but those of n1 are Ethernet: RCCL cannot connect them. Choose "
+            "ports in env: {NCCL_IB_HCA: …}.",
         ),
         (
             node(2, interfaces=[ethernet(2, addresses=["fd00::2"])]), {"own": {"n2": {"ansible_host": "fd00::2"}}},
-            "host n2: its address fd00::2 is IPv6, and that of n1 IPv4. Set instinct_address to addresses of one sort.",
+            "host n2: its address fd00::2 is IPv6, but that of n1 is IPv4. Set instinct_address to addresses of the "
+            "same kind.",
         ),
         (
             node(2, interfaces=[ethernet(1)]), {"own": {"n2": {"ansible_host": "10.0.0.1"}}},
@@ -206,7 +207,7 @@ def test_engines_within_a_host_have_no_network() -> None:
         ),
         (
             node(2, gpus=[{**gpu, "memory_partition": "NPS4"} for gpu in gpus()]), {},
-            "host n2: deployment llama runs over n1 in NPS1 and n2 in NPS4. Set gpu_partition_memory alike on hosts "
+            "host n2: deployment llama spans n1 in NPS1 and n2 in NPS4. Set the same gpu_partition_memory on hosts "
             "that run an engine together.",
         ),
     ],
@@ -225,8 +226,8 @@ def test_what_makes_a_group_hang_is_an_error(second: dict[str, Any], keys: dict[
         ),
         (
             node(2, rdma=[*RAILS[:7], rail(7, **DOWN)]), {},
-            "n2 has 7 active RDMA ports, and others of its group 8 (mlx5_7:1 down): RCCL pairs them by their place in "
-            "the list, so all get slower",
+            "n2 has 7 active RDMA ports, but others of its group have 8 (mlx5_7:1 down): RCCL pairs ports by their "
+            "position in the list, so all hosts get slower",
         ),
         (
             node(2, rdma=[*RAILS[:7], rail(7, gid_index=None)]), {},
@@ -234,7 +235,7 @@ def test_what_makes_a_group_hang_is_an_error(second: dict[str, Any], keys: dict[
         ),
         (
             node(2), {"runtime": {"ulimits": {"memlock": 8388608}}},
-            "runtime.ulimits.memlock is limited, and RDMA needs memory that stays in place: leave it out",
+            "runtime.ulimits.memlock is limited, but RDMA needs locked memory: leave it out",
         ),
     ],
 )  # fmt: skip
@@ -247,6 +248,6 @@ def test_without_rdma_it_is_tcp() -> None:
     assert told(node(1, rdma=[]), node(2, rdma=[])) == ([], [slow])
     assert told(node(1), node(2, rdma=[]), env={"NCCL_IB_DISABLE": "1"}) == ([], [])
     problems, warnings = told(node(1, verbs=False), node(2, verbs=False))
-    unusable = "has RDMA devices, and no /dev/infiniband to use them by: modprobe ib_uverbs"
+    unusable = "has RDMA devices, but no /dev/infiniband to use them: modprobe ib_uverbs"
     assert problems == []
     assert sorted(warnings) == sorted([slow, *(f"deployment llama: n{n} {unusable}" for n in (1, 2))])

@@ -285,7 +285,7 @@ def test_refused(case: str) -> None:
     assert len(told) == int(expected)
     for text in told:
         assert text.startswith(
-            f"llama: the inventory's definition is generation {wanted.generation}, which was turned back to 2 at "
+            f"llama: the inventory still defines generation {wanted.generation}, which was rolled back to 2 at "
             "2026-11-21T23:00:00Z (slower)."
         )
 
@@ -306,7 +306,7 @@ def hold_of(plan: FleetPlan, host: str = "n1") -> list[tuple[str, str, str]]:
     return [(item["before"], item["after"], item["reason"]) for item in found if item["kind"] == "hold"]
 
 
-NOT_UNDONE = "site.yml is not to undo the rollback"
+NOT_UNDONE = "site.yml must not undo the rollback"
 LIFTED = "the inventory's definition is what runs"
 
 
@@ -340,7 +340,7 @@ def test_a_hold_of_what_nothing_is_left_of() -> None:
     states = bind(states, "n1", held=A_HOLD)
     for found in states.values():
         found["generations"][0]["kept"] = []
-    assert hold_of(planned(states, [])) == [("at generation 1", "free", "the inventory has it no longer")]
+    assert hold_of(planned(states, [])) == [("at generation 1", "free", "the inventory no longer defines it")]
 
 
 def test_a_hold_follows_to_hosts_that_were_away() -> None:
@@ -357,11 +357,13 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
     [
         (
             Choice(HELD, 1, Hold(1, "slower", "s")),
-            ["deployment llama is held at generation 1 since s (slower); what"],
+            ["deployment llama is held at generation 1 since s (slower); changes"],
         ),
         (
             Choice(TRIAL, None, None, OpenTrial(2, "more", "s")),
-            ["deployment llama is on trial with generation 2 since s (more), and stays as it runs;"],
+            [
+                "deployment llama has an unfinished upgrade to generation 2 since s (more), so nothing is changed:"
+            ],
         ),
         (Choice(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")), []),
         (Choice(ROLLED_BACK, 1, Hold(1, "slower", "s")), []),

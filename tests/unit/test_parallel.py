@@ -189,11 +189,11 @@ def test_reasons_name_catalogued_sources() -> None:
     ("version", "keys", "text"),
     [
         ("0.11.0", {"engine_args": {"distributed_executor_backend": "mp"}},
-         "vllm_deployments[0].engine_args.distributed_executor_backend: mp does not span hosts in vLLM 0.11.0; from "
-         "0.11.1 on it does. Use a newer vLLM, or leave it out: before, hosts are joined by Ray."),
+         "vllm_deployments[0].engine_args.distributed_executor_backend: mp cannot span hosts in vLLM 0.11.0; it can "
+         "from 0.11.1 on. Use a newer vLLM, or leave it out: older releases join hosts with Ray."),
         ("0.11.0", {"settings": {"executor": "mp"}},
-         "vllm_deployments[0].settings.executor: mp does not span hosts in vLLM 0.11.0; from 0.11.1 on it does. Use a "
-         "newer vLLM, or leave it out: before, hosts are joined by Ray."),
+         "vllm_deployments[0].settings.executor: mp cannot span hosts in vLLM 0.11.0; it can from 0.11.1 on. Use a "
+         "newer vLLM, or leave it out: older releases join hosts with Ray."),
         ("0.11.0", {}, None),
         ("0.11.1", {"engine_args": {"distributed_executor_backend": "mp"}}, None),
     ],

@@ -140,7 +140,7 @@ def said(state: str, failures: int) -> dict[str, Any]:
         (
             {"ready": False, "supervisor": said("starting", 1)},
             "running, spec {hash}",
-            "it was started and has not generated tokens yet",
+            "it was started but has not generated tokens yet",
         ),
         ({"artefact_hash": None}, "running, spec {hash}", "its files are missing on the node"),
         ({"artefact_hash": "0" * 64}, "running, spec {hash}", "its files were changed on the node"),
@@ -157,9 +157,9 @@ def said(state: str, failures: int) -> dict[str, Any]:
         (
             {"spec_hash": "1" * 64},
             "running, spec 111111111111",
-            "its files are as wanted, and the container was made from older ones",
+            "its files are current, but its container was created from older ones",
         ),
-        ({"spec_hash": None}, "running", "it was not made by this toolkit's present form"),
+        ({"spec_hash": None}, "running", "its container was created by an older version of instinct-fleet"),
     ],
 )
 def test_an_instance_that_is_not_as_wanted(change: dict[str, Any], before: str, reason: str) -> None:
@@ -221,7 +221,7 @@ def test_no_deployments_variable_removes_nothing() -> None:
     """A typo in a variable's name must not empty a fleet."""
     found = settled([deployment()])
     assert problems({"n1": found}, None) == [
-        "vllm_deployments (host n1): is not defined, and the host has instances (llama-0). Define it; an "
+        "vllm_deployments (host n1): is not defined, but the host has instances (llama-0). Define it; an "
         "empty list, vllm_deployments: [], removes them."
     ]
     assert actions(planned(state(), None)) == [NUMA]
@@ -348,7 +348,7 @@ def test_a_built_image() -> None:
     ]
     assert host["servers"][0]["image"] == host["models"][0]["image"] == tag
     assert host["warnings"] == [
-        "deployment llama builds main, which may move: a commit gives every node the same"
+        "deployment llama builds main, which may move: name a commit to give every node the same build"
     ]
     assert actions(host)[0] == "build_tools ca-certificates, git"
     assert host["packages"] == ["ca-certificates", "git"]
@@ -431,11 +431,11 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {"disk": DISK},
             {},
             [
-                "host n1: not enough disk for /var/lib/docker: 12.0 GiB are needed (image "
-                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free. Free some, remove unused "
+                "host n1: not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
+                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free. Free some space: remove unused "
                 "images (docker image prune -a).",
-                "host n1: not enough disk for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
-                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free. Free some, point hf_model_cache_dir at a "
+                "host n1: not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
+                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free. Free some space: point hf_model_cache_dir at a "
                 "larger file system.",
             ],
         ),
@@ -444,10 +444,10 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {"disk": one_disk(23)},
             {},
             [
-                "host n1: not enough disk for /var/lib/docker and /var/lib/instinct-fleet/hf: 24.0 GiB "
-                "are needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 "
-                "GiB), 23.0 GiB are free. Free some, remove unused images (docker image prune -a), or "
-                "point hf_model_cache_dir at a larger file system."
+                "host n1: not enough disk space for /var/lib/docker and /var/lib/instinct-fleet/hf: 24.0 GiB are "
+                "needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 GiB), 23.0 GiB "
+                "are free. Free some space: remove unused images (docker image prune -a), or point "
+                "hf_model_cache_dir at a larger file system."
             ],
         ),
         # Without the files that are not fetched it fits.
@@ -492,15 +492,15 @@ def test_disk_of_a_directory_above_and_of_none() -> None:
         (
             {"docker": {"installed": True, "available": False, "error": "connection refused"}},
             "host n1: its Docker engine does not answer (connection refused). Start it (systemctl start "
-            "docker), and look at journalctl -u docker if it does not stay.",
+            "docker); if it stops again, see journalctl -u docker.",
         ),
         (
             {
                 "docker": {"installed": False, "available": False, "error": None},
                 "os": {"id": "rhel", "pretty_name": "Red Hat Enterprise Linux 9"},
             },
-            "host n1: has no Docker engine, and Red Hat Enterprise Linux 9 is not a system that this "
-            "toolkit installs it on. Install Docker Engine 20.10 or newer, and run again.",
+            "host n1: has no Docker engine, and the toolkit cannot install one on Red Hat Enterprise "
+            "Linux 9. Install Docker Engine 20.10 or newer, and run again.",
         ),
     ],
 )
@@ -510,8 +510,8 @@ def test_hosts_that_cannot_serve(changes: dict[str, Any], text: str) -> None:
 
 def test_a_state_that_is_none() -> None:
     assert problems({"n1": {"schema": 1}}, []) == [
-        "host n1: its node_state cannot be read: KeyError('os'). Another version of this toolkit made it, "
-        "or it is damaged: observe again."
+        "host n1: its node_state cannot be read: KeyError('os'). It comes from another version of this toolkit, or "
+        "is damaged: observe again."
     ]
 
 
@@ -540,8 +540,8 @@ def test_all_hosts_problems_at_once() -> None:
         (
             {"gpus": gpus(count=7)},
             {"instinct_gpus": {"model": "MI300X", "count": 8}},
-            "instinct_gpus declares 8 GPUs, and the driver shows 7: look for the missing ones with lspci "
-            "-d 1002: and dmesg",
+            "instinct_gpus declares 8 GPUs, but the driver shows 7: look for the missing ones with lspci -d 1002: "
+            "and dmesg",
         ),
     ],
 )
@@ -569,13 +569,13 @@ def test_text_for_people() -> None:
         "off now and after a reboot\n"
         "      because moving pages between sockets makes transfers between CPU, GPU and network vary\n"
         f"   2. image {IMAGE}: absent → pulled as sha256:111111111111, 4.0 GiB\n"
-        "      because deployment llama runs in it\n"
-        "   3. weights lab/tiny-llama@main: absent → commit cccccccccccc, 12.0 GiB in 3 files\n"
+        "      because deployment llama uses it\n"
+        "   3. download lab/tiny-llama@main: absent → commit cccccccccccc, 12.0 GiB in 3 files\n"
         "      because deployment llama serves it\n"
-        "   4. generation of llama: none → 1\n"
-        "      because first deployment\n"
+        "   4. record llama as generation 1, so it can be rolled back to\n"
+        "      change: first deployment\n"
         "   5. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
-        "      because the deployment wants it\n"
+        "      because not deployed yet\n"
         "\n"
         "Deployment llama on n1, n2, n3, n4, n5, … n63 (63 hosts): 2 instances per host, vLLM 0.11.1\n"
         "  memory   per GPU 4.8 GiB of weights and about 166.1 GiB of KV cache: 2,177,680 tokens, 265.8 requests of\n"
@@ -584,11 +584,11 @@ def test_text_for_people() -> None:
         "           TORCH_BLAS_PREFER_HIPBLASLT=1, SAFETENSORS_FAST_GPU=1\n"
         "  advice   set max_model_len to your longest request; 8,192 tokens is the model's limit\n"
         "\n"
-        "Not planned\n"
+        "Excluded hosts\n"
         "  n65: it could not be reached"
     )
     done = {"n1": settled([deployment()])}
-    assert explain(plan(done, [deployment()])) == "Plan: 1 host, nothing to do; 1 instance as wanted."
+    assert explain(plan(done, [deployment()])) == "Plan: 1 host, nothing to do; 1 instance up to date."
 
 
 def test_every_setting_has_a_reason_and_a_source() -> None:

@@ -72,11 +72,11 @@ def test_a_compute_mode_that_is_offered_only_after_the_change_of_memory() -> Non
         ({"gpu_partition_memory": "NPS3"}, "'NPS3' is not valid. Valid: NPS1, NPS2, NPS4."),
         (
             {"gpu_partition_memory": "NPS4"},
-            "MI300X in SPX does not go with NPS4. Set gpu_partition_compute to QPX or CPX.",
+            "MI300X in SPX cannot be combined with NPS4. Set gpu_partition_compute to QPX or CPX.",
         ),
         (
             {"gpu_partition_memory": "NPS4", "gpu_partition_compute": "DPX"},
-            "MI300X in DPX does not go with NPS4. Set gpu_partition_compute to QPX or CPX.",
+            "MI300X in DPX cannot be combined with NPS4. Set gpu_partition_compute to QPX or CPX.",
         ),
         ({"gpu_clean": "maybe"}, "gpu_clean"),
     ],
@@ -89,7 +89,7 @@ def test_a_declared_host_with_a_mode_that_does_not_go_with_the_other() -> None:
     found = problems(
         {"n1": None}, [], offline=True, instinct_gpus={"model": "MI300X"}, gpu_partition_memory="NPS4"
     )
-    assert "MI300X in SPX does not go with NPS4" in found[0]
+    assert "MI300X in SPX cannot be combined with NPS4" in found[0]
 
 
 def test_the_validated_pairs_are_those_of_the_modes_that_will_be() -> None:
@@ -103,14 +103,14 @@ def test_the_validated_pairs_are_those_of_the_modes_that_will_be() -> None:
 def test_a_change_that_was_cut_off_is_finished_although_the_modes_are_right() -> None:
     host = planned(node("CPX", partition_change="restore"), gpu_partition_compute="CPX")
     assert actions(host) == ["partition_change 8 GPUs"]
-    assert host["actions"][0]["before"] == "cut off at step restore"
+    assert host["actions"][0]["before"] == "interrupted at step restore"
     assert host["partition"]["compute"] == "CPX"
 
 
 def test_a_change_that_was_cut_off_wants_to_be_told_the_mode() -> None:
     assert problems({"n1": node(partition_change="set")}, []) == [
-        "gpu_partition_compute (host n1): an earlier change of partition modes was cut off (step set). Set "
-        "gpu_partition_compute to the mode that is wanted, and it is finished."
+        "gpu_partition_compute (host n1): an earlier partition change was interrupted (step set). Set "
+        "gpu_partition_compute to the mode that you want; the next run finishes the change."
     ]
 
 
@@ -144,8 +144,8 @@ def dirty(**gpu: Any) -> dict[str, Any]:
             dirty(vram_used=46 * GIB),
             "GPU 3: VRAM in use that no process holds, up to 46 GiB. Run again with -e gpu_clean=true",
         ),
-        (dirty(in_reset=True), "GPU 3: a reset of the GPU is under way. Wait for its end"),
-        (dirty(ecc_uncorrectable=2), "GPU 3: 2 uncorrectable memory errors. Look at amd-smi metric --ecc"),
+        (dirty(in_reset=True), "GPU 3: a reset of the GPU is in progress. Wait until it ends"),
+        (dirty(ecc_uncorrectable=2), "GPU 3: 2 uncorrectable memory errors. Check amd-smi metric --ecc"),
         (node(kfd_zombies=[77]), "zombie processes hold the GPUs (pid 77). Stop its parent"),
     ],
 )

@@ -66,7 +66,7 @@ LOGINS: dict[str, tuple[str, str, str]] = {
     "wrong password": ("me", "hunter3333", "for user me"),
     "password of another": ("me", "correct-horse", "for user me"),
     "unknown user": ("nobody", "hunter2222", "for user nobody"),
-    "none": ("", "", "without a log-in"),
+    "none": ("", "", "without a login"),
     "no password": ("me", "", "for user me"),
 }
 
@@ -108,7 +108,7 @@ def test_a_certificate_that_nobody_trusts(certificate: Path) -> None:
     with private_registry(certificate, Doors(ACCOUNTS)) as host, pytest.raises(ResolveError) as caught:
         image_pin(f"{host}/lab/vllm:1", PATH, [Registry(host, username="me", password="hunter2222")])
     assert caught.value.kind == UNCERTAIN
-    assert f"registry {host} does not speak TLS that this machine trusts." in str(caught.value)
+    assert f"registry {host} does not offer TLS that this machine trusts." in str(caught.value)
 
 
 # ---- manifests ---------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_a_hub_that_keeps_files_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("info", "text"),
     [
-        (listing(None, a__bin=3), "does not tell the commit. Use a hub with the API of huggingface.co."),
-        (listing(a__bin=3, b__bin=None), "does not tell the size of b.bin. Use a hub with"),
-        (listing(b__bin=None, c__bin=None), "does not tell the size of b.bin. Use a hub with"),
+        (listing(None, a__bin=3), "does not report the commit. Use a hub with the API of huggingface.co."),
+        (listing(a__bin=3, b__bin=None), "does not report the size of b.bin. Use a hub with"),
+        (listing(b__bin=None, c__bin=None), "does not report the size of b.bin. Use a hub with"),
     ],
 )
 def test_a_hub_that_tells_too_little(info: dict[str, Any], text: str) -> None:
@@ -300,11 +300,11 @@ def test_a_repository_without_config_is_asked_for_its_first_file() -> None:
         ([], 0, "", ""),
         ([429], 1, "", ""),
         ([429] * 3, 3, "", ""),
-        ([429] * 9, 3, "limits requests (429), also after 3 pauses", UNCERTAIN),
+        ([429] * 9, 3, "still limits requests (429) after 3 pauses", UNCERTAIN),
         ([200, 429], 1, "", ""),
         ([403], 0, "refuses access to model a/b without a token (403)", REFUSED),
-        ([404], 0, "answers for model a/b with status 404. Try again later.", GONE),
-        ([503] * 9, 0, "answers for model a/b with status 503. Try again later.", UNCERTAIN),
+        ([404], 0, "returned status 404 for model a/b. Try again later.", GONE),
+        ([503] * 9, 0, "returned status 503 for model a/b. Try again later.", UNCERTAIN),
     ],
 )
 def test_only_a_limit_is_waited_for(answers: list[int], pauses: int, problem: str, kind: str) -> None:

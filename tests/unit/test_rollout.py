@@ -249,23 +249,23 @@ WRONG = {
     "serial takes too many": (
         fleet(2, 2),
         Terms(serial=(3,)),
-        "upgrade_serial: [3] lets 3 units change at a time, which leaves 1 of 4 engines of llama in; upgrade_min_in "
-        "keeps 2. At most 2 fit: -e upgrade_serial=2.",
+        "upgrade_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
+        "upgrade_min_in requires 2. At most 2 fit: -e upgrade_serial=2.",
     ),
     "a percentage takes too many": (fleet(2, 2), Terms(serial=("75%",), keep="50%"), "At most 2 fit"),
     "they must change together": (
         [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],
         Terms(),
-        "upgrade_min_in (host n1): n1 llama-0 + llama-1 can only change together, as one gets GPUs or ports of the "
-        "other; that leaves 1, and upgrade_min_in keeps 2 of 3 engines of llama in. Keep their GPUs and ports, or "
-        "accept the gap: -e upgrade_min_in=1.",
+        "upgrade_min_in (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
+        "ports of another; that leaves 1, and upgrade_min_in requires 2 of 3 engines of llama in service. Keep their "
+        "GPUs and ports, or accept less capacity: -e upgrade_min_in=1.",
     ),
-    "nothing may go": (fleet(1, 2), Terms(keep="100%"), "There is no room to change one at a time"),
+    "nothing may go": (fleet(1, 2), Terms(keep="100%"), "Capacity does not allow even one change at a time"),
     "asked to keep the only one": (fleet(1, 1), Terms(keep=1), "changing n1 llama-0 leaves 0"),
     "too few serve already": (
         [member("n1", 0, serves=False), member("n1", 1, serves=False), *fleet(1, 4)[2:]],
         Terms(),
-        "only 2 of 4 engines of llama serve, and upgrade_min_in keeps 2 of 4 engines of llama in",
+        "only 2 of 4 engines of llama serve, and upgrade_min_in requires 2 of 4 engines of llama in service",
     ),
 }
 
@@ -287,9 +287,9 @@ def test_the_default_takes_no_more_than_may_go() -> None:
 @pytest.mark.parametrize(
     ("members", "text"),
     [
-        (fleet(1, 1), "nobody serves it while its only engine changes"),
+        (fleet(1, 1), "is unavailable while its only engine is replaced"),
         (fleet(1, 2), ""),
-        (fleet(1, 1, new=None), "nobody serves it"),
+        (fleet(1, 1, new=None), "is unavailable"),
     ],
 )
 def test_a_gap_is_told(members: list[Member], text: str) -> None:

@@ -269,9 +269,9 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
 # ---- refusals ----------------------------------------------------------------------------------------
 
 NEW = [deployment(gpus=[0], **SEQS)]
-NOT_RUNNING = "host lb: its load balancer does not run, so that nothing can leave it before it changes."
-ABSENT = "instances cannot leave load balancer far before they change: it is off."
-MODES = "partition modes are to change, which stops every instance of a host. Run partition.yml first."
+NOT_RUNNING = "host lb: the load balancer does not run, so instances cannot be drained before they change."
+ABSENT = "instances cannot be drained from load balancer far before they change: it is off."
+MODES = "partition modes have to change first, which stops every instance of a host. Run partition.yml first."
 
 REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = {
     # operation, what is wanted, changes of the balancer, of Wanted, of the inventory, starts of the problems
@@ -327,7 +327,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         {},
         {"deployment": "qwen"},
         {},
-        ["nothing of qwen runs. There are: llama."],
+        ["no instance of qwen runs. There are: llama."],
     ),
     "a stop of an instance that does not run": (
         STOP,
@@ -335,7 +335,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         {},
         {"deployment": "llama", "instance": "llama-7"},
         {},
-        ["nothing of llama-7 runs. There are: llama."],
+        ["no instance of llama-7 runs. There are: llama."],
     ),
     "a restart of an instance": (RESTART, ONE, {}, {"instance": "llama-0"}, {}, []),
 }
@@ -363,7 +363,7 @@ def test_a_restart_where_nothing_runs() -> None:
     made, problems = plan_steps(plan, Wanted(RESTART))
     assert (made.batches, problems) == ((), ())
     _, problems = plan_steps(plan, Wanted(RESTART, deployment="llama"))
-    assert [item.text() for item in problems] == ["nothing of llama runs. There are: no instances."]
+    assert [item.text() for item in problems] == ["no instance of llama runs. There are: no instances."]
 
 
 def test_a_rollback_without_a_name() -> None:
@@ -372,7 +372,7 @@ def test_a_rollback_without_a_name() -> None:
     plan = planned(states, NEW, [], Wishes(ROLLBACK, frozenset(["llama"])))
     _, problems = plan_steps(plan, Wanted(ROLLBACK))
     assert [item.text() for item in problems] == [
-        "deployment: is not given. -e deployment=NAME; there are: llama."
+        "deployment: is required. -e deployment=NAME; there are: llama."
     ]
 
 

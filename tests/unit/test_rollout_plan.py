@@ -157,7 +157,7 @@ def test_what_comes_takes_the_place_of_what_goes() -> None:
 
 def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
     _, problems = rolled(deployed(llama(gpus=[0, 1]), 1), llama(gpus=[1, 0]))
-    assert "can only change together" in problems[0]
+    assert "have to change together" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -274,12 +274,12 @@ def test_the_text() -> None:
     made, _ = rolled(deployed(OLD), NEW)
     text = "\n".join(explain_rollout(made, {"drain": 300, "stop": 120, "start": 1800}))
     for part in (
-        "Upgrade of llama: 4 units in 4 batches",
+        "Upgrade of llama: 4 groups in 4 batches",
         "generation 2: --max-num-seqs 64 → 128",
         "at least 2 of 4 in the load balancer (upgrade_min_in: 50%)",
-        "n1 llama-0, alone, measured before and after, each time beside llama-1, which stays as it is",
+        "n1 llama-0, alone, measured before and after, each time with llama-1 (unchanged) as reference",
         "batch 4  n2 llama-1",
-        "30 s under watch; so 120 s and 4 starts",
+        "30 s of watching; in all 120 s and 4 starts",
     ):
         assert part in text, text
 

@@ -181,7 +181,7 @@ def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> No
     assert sorted(rest[:2]) == ["drain n1.llama-1", "drain n2.llama-0"]
     assert sorted(rest[2:4]) == ["serve llama-0 2", "serve llama-1 2"]
     assert len(rest) == 10
-    assert "Upgrade: 2 units of 2 done." in done.out
+    assert "Upgrade: 2 groups of 2 done." in done.out
 
 
 BACK = ["hold 1", "hold 1", "drain n1.llama-0"]
@@ -202,8 +202,8 @@ def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
     assert done.rc != 0
     before = CANARY[: CANARY.index(until) + 1]
     assert done.calls == [*before, *BACK, *report, *SERVES]
-    assert "0 units of 2 done" in done.out
-    assert "back at generation 1 and serves" in done.out
+    assert "0 groups of 2 done" in done.out
+    assert "Rolled back: generation 1 serves again" in done.out
 
 
 def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
     assert "trial judged" in done.calls
     back = ["ready n1.llama-1", "ready n2.llama-0", "serve llama-0 1", "serve llama-1 1"]
     assert sorted(done.calls[-4:]) == back
-    assert "1 unit of earlier batches still runs generation 2" in done.out
+    assert "1 group of earlier batches still runs generation 2" in done.out
 
 
 def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_server"'])
     assert done.rc != 0
-    assert "n1 did not come back to generation 1" in done.out
+    assert "n1 could not be rolled back to generation 1" in done.out
     assert done.calls[-1] == "serve llama-0 1"
 
 

@@ -34,7 +34,7 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
         ("upgrade", {"n1": "slower by 30 %"}, [], True, True, "n1: slower by 30 %"),
         ("upgrade", {"n1": "a", "n2": "b"}, [], True, True, "n1: a; n2: b"),
         # A host that went away says nothing about the release.
-        ("upgrade", {}, ["n2"], True, False, "n2 cannot be reached any more"),
+        ("upgrade", {}, ["n2"], True, False, "n2 can no longer be reached"),
         ("upgrade", {"n1": "slow"}, ["n2"], True, True, "n1: slow"),
         # There is nothing to go back to.
         ("restart", {"n1": "out of memory"}, [], True, False, "n1: out of memory"),
@@ -49,13 +49,19 @@ def test_what_follows(
 
 
 END = {
-    "all is done": ("upgrade", None, {}, {}, ["Upgrade: 4 units of 4 done."]),
+    "all is done": ("upgrade", None, {}, {}, ["Upgrade: 4 groups of 4 done."]),
     "the canary": (
         "upgrade",
         1,
         {"turned": True, "why": "n1: slower by 30 %"},
         {},
-        ["0 units of 4", "slower by 30 %", "back at generation 2 and serves", "held there", "again=true"],
+        [
+            "0 groups of 4",
+            "slower by 30 %",
+            "Rolled back: generation 2 serves again",
+            "is held until",
+            "again=true",
+        ],
     ),
     "a later batch": (
         "upgrade",
@@ -63,8 +69,8 @@ END = {
         {"turned": True, "why": "x"},
         {},
         [
-            "1 unit of 4",
-            "1 unit of earlier batches still runs generation 3: rollback.yml -e deployment=llama",
+            "1 group of 4",
+            "1 group of earlier batches still runs generation 3: rollback.yml -e deployment=llama",
         ],
     ),
     "it did not come back": (
@@ -73,8 +79,8 @@ END = {
         {"turned": True, "why": "x"},
         {"n1": "out of memory"},
         [
-            "n1 did not come back to generation 2: out of memory",
-            "rollback.yml -e deployment=llama tries again",
+            "n1 could not be rolled back to generation 2: out of memory",
+            "rollback.yml -e deployment=llama to try again",
         ],
     ),
     "a host is gone": (
@@ -82,9 +88,15 @@ END = {
         2,
         {"turned": False, "why": "n2 …"},
         {},
-        ["Run upgrade.yml again when the host is back"],
+        ["When the host is reachable, run upgrade.yml to continue"],
     ),
-    "a restart": ("restart", 2, {"turned": False, "why": "x"}, {}, ["the same command goes on"]),
+    "a restart": (
+        "restart",
+        2,
+        {"turned": False, "why": "x"},
+        {},
+        ["run the same command again; it continues from here"],
+    ),
 }
 
 

@@ -111,7 +111,7 @@ def test_the_image_tells_what_a_document_does_not() -> None:
 def test_a_contradiction_is_noted() -> None:
     facts = ask(seen(PULL), BARE, vllm_version="0.10.1")
     assert facts
-    assert facts.notes == ("vllm_version is 0.10.1, and the image says that it has 0.11.2+rocm700.",)
+    assert facts.notes == ("vllm_version is 0.10.1, but the image contains 0.11.2+rocm700.",)
 
 
 def test_a_build_is_known_by_its_tag_on_its_own_node() -> None:

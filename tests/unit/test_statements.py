@@ -101,7 +101,7 @@ def test_a_draft_is_offered_where_it_can_help(keys: dict[str, Any], offered: boo
     found = hints(**{"model": "meta-llama/Llama-3.1-8B-Instruct", **keys})
     assert ("speculative-pair" in found) == offered
     if offered:
-        assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B can draft for it" in found["speculative-pair"]
+        assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B can serve as its draft model" in found["speculative-pair"]
         assert '"method":"eagle3"' in found["speculative-pair"]
         assert "max_num_seqs: 300" in found["speculative-pair"]
 

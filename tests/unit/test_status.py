@@ -135,10 +135,10 @@ def test_the_load_balancers_word(servers: list[dict[str, Any]], place: str, stat
 def test_who_took_it_out_is_told() -> None:
     out = {"state": "drain", "by": "operator", "since": "2026-01-01T00:00:00Z"}
     row = status({"n1": host(instance(), servers=[server("n1", state="drain", out=out)])}, {}).rows[0]
-    assert "drain.yml took it out, 2026-01-01T00:00:00Z; undrain.yml" in row.why
+    assert "drained by drain.yml at 2026-01-01T00:00:00Z; undrain.yml" in row.why
     out["by"] = "run"
     row = status({"n1": host(instance(), servers=[server("n1", state="drain", out=out)])}, {}).rows[0]
-    assert "a run took it out" in row.why
+    assert "drained by an interrupted run" in row.why
 
 
 def test_a_host_that_is_gone_has_rows_by_what_the_load_balancer_knows() -> None:

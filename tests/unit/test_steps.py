@@ -76,7 +76,7 @@ ABSENT = {"installed": False, "available": False, "root_dir": None, "error": Non
 SILENT = {"installed": True, "available": False, "root_dir": None, "error": "no answer"}
 RED = {"os": {"id": "rhel", "version_id": "9", "pretty_name": "RHEL 9"}}
 INSTALL = ("docker.io", "absent", "installed", "instances run in containers", "the distribution's package")
-NOT_DEBIAN = "host n1: has no Docker engine, and RHEL 9 is not a system that this toolkit installs it on."
+NOT_DEBIAN = "host n1: has no Docker engine, and the toolkit cannot install one on RHEL 9."
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_numa_balancing(
 # ---- the instances' key ------------------------------------------------------------------------------
 
 KEY = InstanceKey("instance-key", "new mark", True)
-WHY = "instances answer only those who have the key of the load balancers"
+WHY = "instances accept only requests with the load balancers' key"
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             {"compute": "SPX"},
             [
                 (
-                    "partition_change", "1 GPUs", "cut off at step load", "finished",
-                    "an earlier change of partition modes did not come to its end",
+                    "partition_change", "1 GPUs", "interrupted at step load", "finished",
+                    "an earlier partition change was interrupted",
                 )
             ],
         ),
@@ -287,7 +287,7 @@ def test_changes_of_modes(found: Any, wanted: dict[str, str], expected: list[Tol
 # ---- images ------------------------------------------------------------------------------------------
 
 TAG = "registry.lab:5000/lab/vllm:other"
-RUNS = "deployment llama runs in it"
+RUNS = "deployment llama uses it"
 IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[str, Any]], list[Told]]] = {
     # deployments, pins, images to ask, images that are there, actions
     "absent": (
@@ -319,14 +319,14 @@ IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[s
         LOCK,
         (IMAGE,),
         [{"tags": [], "digests": [PULL]}],
-        [(IMAGE, "present", "asked", "its name does not tell which vLLM it holds", "catalog/images.yml")],
+        [(IMAGE, "present", "probed", "its name does not show which vLLM it contains", "catalog/images.yml")],
     ),
     "absent, and to be asked": (
         [deployment()],
         Lock(),
         (IMAGE,),
         [],
-        [(IMAGE, "absent", "pulled, and asked which vLLM it holds", RUNS, "the deployment")],
+        [(IMAGE, "absent", "pulled, and probed for its vLLM version", RUNS, "the deployment")],
     ),
     "another one is to be asked": ([deployment()], LOCK, (TAG,), [{"tags": [], "digests": [PULL]}], []),
     "of two deployments": (
@@ -334,7 +334,7 @@ IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[s
         Lock(),
         (),
         [],
-        [(IMAGE, "absent", "pulled", "deployment b runs in it", "the deployment")],
+        [(IMAGE, "absent", "pulled", "deployment b uses it", "the deployment")],
     ),
     "two": (
         [deployment(image=TAG), deployment(name="b", port=9000, gpus=[1])],
@@ -342,7 +342,7 @@ IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[s
         (),
         [],
         [
-            (IMAGE, "absent", "pulled", "deployment b runs in it", "the deployment"),
+            (IMAGE, "absent", "pulled", "deployment b uses it", "the deployment"),
             (TAG, "absent", "pulled", RUNS, "the deployment"),
         ],
     ),
@@ -351,7 +351,7 @@ IMAGES: dict[str, tuple[list[dict[str, Any]], Lock, tuple[str, ...], list[dict[s
         Lock(),
         (),
         [{"tags": [IMAGE], "digests": []}],
-        [(TAG, "absent", "pulled", "deployment b runs in it", "the deployment")],
+        [(TAG, "absent", "pulled", "deployment b uses it", "the deployment")],
     ),
 }
 
@@ -462,11 +462,19 @@ SERVES = "deployment llama serves it"
             (f"{REPO}@main", f"commit {COMMIT[:12]}, 4.8 GiB in 2 files", SERVES),
         ),
         ([deployment(revision=COMMIT)], LOCK, (REPO, f"commit {COMMIT[:12]}", SERVES)),
-        ([deployment()], Lock(), (f"{REPO}@main", "the commit that it stands for", SERVES)),
+        (
+            [deployment()],
+            Lock(),
+            (f"{REPO}@main", "its current commit, pinned on the first online run", SERVES),
+        ),
         (
             [deployment(), deployment(name="b", port=9000, gpus=[1])],
             Lock(),
-            (f"{REPO}@main", "the commit that it stands for", "deployments b, llama serve it"),
+            (
+                f"{REPO}@main",
+                "its current commit, pinned on the first online run",
+                "deployments b, llama serve it",
+            ),
         ),
     ],
 )
@@ -526,7 +534,7 @@ def running(**keys: Any) -> Running:
     ],
 )
 def test_an_instance_that_goes(there: str | None, before: str) -> None:
-    reason = "no deployment of this host makes llama-0"
+    reason = "no deployment on this host defines llama-0"
     assert told(remove(running(state=there))) == ("llama-0", before, "removed", reason, "vllm_deployments")
     assert remove(running(state=there)).role == "vllm_serve"
 
@@ -535,7 +543,7 @@ FILE_HASHES = {"serve.sh": "a", "env": "b", "container.json": "c"}
 AFTER = f"running, spec {'1' * 12}"
 SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | None]] = {
     # what is there, a change of modes, (before, after, reason)
-    "absent": (None, False, ("absent", AFTER, "the deployment wants it")),
+    "absent": (None, False, ("absent", AFTER, "not deployed yet")),
     "as wanted": ({}, False, None),
     "stopped for a change of modes": (
         {},
@@ -545,7 +553,7 @@ SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | Non
     "of an older form": (
         {"spec_hash": None},
         False,
-        ("running", AFTER, "it was not made by this toolkit's present form"),
+        ("running", AFTER, "its container was created by an older version of instinct-fleet"),
     ),
     "of another specification": (
         {"spec_hash": "2" * 64, "artefact_hash": "2" * 64, "file_hashes": {**FILE_HASHES, "env": "x"}},
@@ -568,7 +576,7 @@ SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | Non
         (
             f"running, spec {'2' * 12}",
             AFTER,
-            "its files are as wanted, and the container was made from older ones",
+            "its files are current, but its container was created from older ones",
         ),
     ),
     "its files are gone": (
@@ -595,7 +603,7 @@ SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | Non
     "not ready": (
         {"ready": False},
         False,
-        (AFTER, f"{AFTER}, ready", "it was started and has not generated tokens yet"),
+        (AFTER, f"{AFTER}, ready", "it was started but has not generated tokens yet"),
     ),
 }
 

@@ -153,8 +153,8 @@ def none_available() -> list[dict[str, object]]:
         (
             {"gpus": none_available(), "virtual_machine": True},
             {"gpu_partition_compute": "CPX"},
-            "gpu_partition_compute (host n1): this is a virtual machine, and GPU 0 is not in CPX. Set the "
-            "mode on the machine that it runs on, or leave the variable out.",
+            "gpu_partition_compute (host n1): this is a virtual machine, and GPU 0 is not in CPX. Set the mode on "
+            "the hypervisor's host, or leave the variable out.",
         ),
         (
             {"gpus": gpus(device_id=0x1234)},
@@ -190,7 +190,7 @@ def test_modes_that_cannot_be(
     [
         (
             {},
-            "instinct_gpus (host n1): is not set, and without looking at the host its GPUs are unknown. Add "
+            "instinct_gpus (host n1): is not set, and the host was not contacted, so its GPUs are unknown. Add "
             "instinct_gpus: {model: MI300X, count: 8}.",
         ),
         (

@@ -130,7 +130,7 @@ def test_an_image_for_cpu_gets_nothing_for_gpus() -> None:
         (
             "0.11.1",
             {"settings": {"max_num_seqs": 8}, "engine_args": {"max_num_seqs": 9}},
-            "settings.max_num_seqs: wants --max-num-seqs as 8, and it is set as 9. Keep one of the two.",
+            "settings.max_num_seqs: needs --max-num-seqs to be 8, but it is set to 9. Keep one of the two.",
         ),
         (
             "0.11.1",

@@ -125,7 +125,7 @@ def test_none_is_wanted() -> None:
 
 def test_one_balancer_gains_nothing() -> None:
     (plan,), _ = planned(host())
-    assert [text for text in plan.warnings if "gains nothing with one load balancer" in text]
+    assert [text for text in plan.warnings if "has no use with a single load balancer" in text]
     assert "unicast_peer {" not in lines(plan)
 
 
@@ -146,7 +146,7 @@ def test_what_the_host_lacks() -> None:
     )
     _, problems = planned(host(balancer=lacking, os="rocky"), host("lb2", "192.0.2.2"))
     assert [str(problem.what) for problem in problems] == [
-        "has no keepalived, and rocky is not one that this toolkit installs it on."
+        "has no keepalived, and the toolkit cannot install it on rocky."
     ]
 
 
@@ -160,7 +160,7 @@ def test_what_the_host_lacks() -> None:
         ({"address": "192.0.2.100"}, {}, "192.0.2.100 is the host's own address"),
         ({"address": "192.0.2.50"}, {}, "its address 192.0.2.50 is on none of its interfaces (mgmt 198.51.100.9, ens1"),
         ({"interfaces": []}, {}, "is on none of its interfaces (none is known)"),
-        ({"load_balancer_listen": "192.0.2.1"}, {}, "is 192.0.2.1: HAProxy would not take connections"),
+        ({"load_balancer_listen": "192.0.2.1"}, {}, "is 192.0.2.1: HAProxy would not accept connections"),
         # Also of one that this run leaves alone.
         ({}, {"address": "198.51.100.7", "absent": "gone"}, "its address 198.51.100.7 is not in 192.0.2.0/24"),
     ],
@@ -228,7 +228,7 @@ def test_a_certificate_is_made_for_it_and_an_older_one_is_told(tmp_path: Path) -
     older = self_signed(["192.0.2.1"])
     path.write_text(older)
     assert len(texts()) == 1
-    assert "endpoint.pem is not for the virtual address 192.0.2.100" in texts()[0]
+    assert "endpoint.pem does not cover the virtual address 192.0.2.100" in texts()[0]
     assert path.read_text() == older
 
 

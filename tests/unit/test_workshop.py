@@ -59,7 +59,7 @@ def test_an_unknown_image_is_brought_and_asked_and_the_rest_waits() -> None:
     host = plan.to_json()["hosts"]["n1"]
     assert plan.partial == (IMAGE,)
     assert [item.split()[0] for item in actions(host)] == ["numa_balancing", "image"]
-    assert host["actions"][1]["after"].endswith(", and asked which vLLM it holds")
+    assert host["actions"][1]["after"].endswith(", and probed for its vLLM version")
     assert host["unknown_images"] == [IMAGE]
     assert host["instances"] == host["models"] == host["servers"] == []
 
@@ -84,9 +84,9 @@ def test_offline_an_unknown_image_needs_the_operators_word() -> None:
     with pytest.raises(FleetError) as error:
         made(UNKNOWN, None)
     assert error.value.problems[0].text() == (
-        f"vllm_deployments[0].image (host n1): which vLLM is in {IMAGE} is not known: the tag moves, or is not in the "
-        "catalogue. "
-        'Set vllm_version ("0.11.1") in the deployment, or plan with a node that can be asked.'
+        f"vllm_deployments[0].image (host n1): the vLLM version in {IMAGE} is unknown: the tag moves, or is not in "
+        'the catalogue. Set vllm_version ("0.11.1") in the deployment, or plan with a node on which the image '
+        "can be probed."
     )
     assert first(made(UNKNOWN, None, vllm_version="0.33.0"))["vllm"] == "0.33.0"
 

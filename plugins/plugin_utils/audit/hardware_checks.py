@@ -46,7 +46,7 @@ def gpu_link(rule: Rule, view: View) -> Verdict:
     for gpu in view.gpus:
         speed = (gpu["link_speed"] or "").split(" ")[0]
         if not speed or gpu["link_width"] is None:
-            return Verdict(UNKNOWN, f"{gpu['bdf']} does not tell its link")
+            return Verdict(UNKNOWN, f"{gpu['bdf']} does not report its link")
         try:
             right = float(speed) >= rule["speed"] and gpu["link_width"] >= rule["width"]
         except ValueError:  # "Unknown", which the kernel reports for a link that is down
@@ -63,11 +63,11 @@ def gpu_firmware(rule: Rule, view: View) -> Verdict:
     """Check that all GPUs have the same VBIOS."""
     versions = Counter(gpu["vbios"] for gpu in view.gpus if gpu["vbios"])
     if not versions:
-        return Verdict(ELSEWHERE, "no GPU tells its VBIOS")
+        return Verdict(ELSEWHERE, "no GPU reports its VBIOS")
     common, _ = versions.most_common(1)[0]
     others = [gpu["bdf"] for gpu in view.gpus if gpu["vbios"] not in (None, common)]
     if others:
-        return Verdict(WRONG, f"another on {_names(others)}", common)
+        return Verdict(WRONG, f"different on {_names(others)}", common)
     return Verdict(OK, common, common)
 
 
@@ -147,7 +147,7 @@ def clock(rule: Rule, view: View) -> Verdict:
     """Check that the clock is synchronized."""
     found = view.facts.get("clock_synchronized")
     if found is None:
-        return Verdict(UNKNOWN, "the kernel did not tell")
+        return Verdict(UNKNOWN, "the kernel did not report it")
     return Verdict(OK, "yes") if found else Verdict(WRONG, "no")
 
 
@@ -209,7 +209,7 @@ def large_bar(rule: Rule, view: View) -> Verdict:
     """Check that the CPU can access all of each GPU's memory."""
     known = [gpu for gpu in view.gpus if gpu["vram"] and gpu["visible_vram"] is not None]
     if not known:
-        return Verdict(UNKNOWN, "the driver does not tell") if view.gpus else NO_GPUS
+        return Verdict(UNKNOWN, "the driver does not report it") if view.gpus else NO_GPUS
     small = [gpu["bdf"] for gpu in known if gpu["visible_vram"] < gpu["vram"]]
     if small:
         return Verdict(WRONG, f"part of the memory of {_names(small)}", "all memory visible")

@@ -118,7 +118,7 @@ def _group(group: Sequence[Audited], full: bool) -> list[str]:
         lines.append(_row([title for title, _ in COLUMNS])[0])
     else:
         judged = sum(finding.status == OK for finding in host.findings)
-        lines.append(f"  All {judged} items that were judged are right.")
+        lines.append(f"  All {judged} checked items are correct.")
     for finding in told:
         lines += _finding(finding)
     if full:
@@ -184,7 +184,7 @@ def _differences(report: Report) -> list[str]:
         }
         told = "; ".join(f"{value} ({names})" for value, names in shown.items())
         lines += wrap(f"{what}: {told}", WIDTH, "  ", "    ")
-    return ["", "Not the same on all hosts", *lines] if lines else []
+    return ["", "Different between hosts", *lines] if lines else []
 
 
 def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
@@ -196,15 +196,17 @@ def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
     )
     if choices:
         lines += wrap(
-            f"Advisory and off, to be named in host_prep_also if wanted: {', '.join(choices)}.",
+            f"Advisory and off; to set them, name them in host_prep_also: {', '.join(choices)}.",
             WIDTH,
             rest="  ",
         )
     skipped = _ids(finding for host in reached for finding in host.findings if finding.status == SKIPPED)
     if skipped:
-        lines += wrap(f"Not judged, as host_prep_skip says: {', '.join(skipped)}.", WIDTH, rest="  ")
+        lines += wrap(
+            f"Not checked, because host_prep_skip names them: {', '.join(skipped)}.", WIDTH, rest="  "
+        )
     if full:
-        lines += ["", "To be set in the BIOS; Linux does not show them"]
+        lines += ["", "Settings to check in the BIOS, which Linux does not show"]
         for item in report.bios:
             told = f"{item['setting']}: {item['value']} (see: {item['see']})"
             lines += wrap(told, WIDTH, "  ", "    ")

@@ -46,7 +46,9 @@ class Baseline:
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
         """Build from the result of to_json; {} and data of another release of this toolkit give the empty baseline."""
         if data.get("schema") != SCHEMA:
-            return cls(notes=("the baseline is of another version of this toolkit",) if data else ())
+            return cls(
+                notes=("the baseline was measured by another version of this toolkit",) if data else ()
+            )
         return cls(
             data["identity"],
             data["endpoint"],
@@ -98,13 +100,13 @@ def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
     notes = []
     rounds = tuple(replies_of(smoke))
     if not rounds:
-        notes.append(str(smoke.get("note") or smoke.get("msg") or "the old instance was asked nothing"))
+        notes.append(str(smoke.get("note") or smoke.get("msg") or "the old instance got no prompts"))
     window, problem = measured(bench, str(identity["name"]), reference)
     if problem:
         notes.append(f"the old instance could not be measured: {problem}")
     there = bool(window and window.reference)
     if reference and window and not there:
-        notes.append(f"{reference} could not be measured beside it")
+        notes.append(f"the reference {reference} could not be measured")
     return Baseline(
         identity,
         str(smoke.get("endpoint") or ""),
@@ -148,7 +150,7 @@ def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Ru
     """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
     identity = smoke.get("instance") or {}
     if not identity:
-        return Verdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be asked"),))
+        return Verdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
     same_model, same_size, other = _differences(before.identity, identity)
     warnings = [*before.notes, *other]
     now = next(iter(replies_of(smoke)), ())
@@ -170,10 +172,10 @@ def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Ru
             if why:
                 return Verdict(kind, (why,), tuple(warnings), smoke=answers)
         if answers.with_old is not None:
-            reasons.append(f"{answers.with_old:.0%} of the answers begin as the old one's")
+            reasons.append(f"{answers.with_old:.0%} of the answers begin like the old release's")
     elif before.rounds:
-        why = str(smoke.get("note") or smoke.get("msg") or "it was asked nothing")
-        return Verdict(BROKEN, (f"{why}; the old one answered",), tuple(warnings))
+        why = str(smoke.get("note") or smoke.get("msg") or "it got no prompts")
+        return Verdict(BROKEN, (f"{why}, but the old instance answered",), tuple(warnings))
     if before.window is None:
         return Verdict(OK, (*reasons, "its speed was not compared"), tuple(warnings), smoke=answers)
     if not looks:
@@ -196,7 +198,7 @@ def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Ru
     state = speed.state
     if not same_size and state != OK:
         state = OK
-        warnings.append("slower, which stops nothing, as it is not the same that was measured")
+        warnings.append("slower, but ignored, because the model or the number of GPUs changed")
     reasons = [*reasons, *told] if state == OK else told
     more = speed.more if same_size else 0
     return Verdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))

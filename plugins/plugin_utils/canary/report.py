@@ -112,7 +112,8 @@ def _numbers(case: Case) -> list[str]:
         lines += [f"  {item.state:10}{item.text()}" for item in case.verdict.speed.comparisons]
     if case.before.reference:
         lines.append(
-            f"  {case.before.reference} ran the old release beside it both times: counted is the difference to it."
+            f"  {case.before.reference} ran the old release at the same time, before and after: the figures count "
+            "relative to it."
         )
     return lines
 
@@ -128,9 +129,9 @@ def _prompts(case: Case) -> list[str]:
     differ = [row for row in smoke.rows if row.wrong or row.old != row.new]
     told = []
     if smoke.with_itself is not None:
-        told.append(f"the old one began alike both times on {smoke.with_itself:.0%}")
+        told.append(f"the old release began alike both times on {smoke.with_itself:.0%}")
     if smoke.with_old is not None:
-        told.append(f"the new one began as the old one on {smoke.with_old:.0%}")
+        told.append(f"the new release began like the old one on {smoke.with_old:.0%}")
     lines = [f"{len(smoke.rows)} prompts, {len(differ)} with other answers; {', '.join(told)}"]
     for row in differ:
         lines.append(f"  {_one_line(row.prompt.text)}" + (f"   [{row.wrong}]" if row.wrong else ""))

@@ -78,7 +78,7 @@ class Rules:
             ("canary_latency_tolerance", self.latency_tolerance, 1000),
         ):
             if not 0 < value < most:
-                found.append((name, f"is {value:g}, no percentage that makes sense."))
+                found.append((name, f"is {value:g}, which is not a usable percentage."))
         return tuple(found)
 
     def check(self) -> None:
@@ -164,7 +164,7 @@ def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
     first = compare(before, looks[0], rules)
     state = _worst(first)
     if not first:
-        return Speed(OK, (), ("no number of the runs can be compared",))
+        return Speed(OK, (), ("the runs have no numbers that can be compared",))
     if len(looks) == 1:
         if state == OK:
             return Speed(OK, first)
@@ -175,7 +175,7 @@ def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
     final = _final(second)
     if state == SLOWER and final.state == OK:
         what = f"the first {looks[0].runs} runs were slower, the {looks[1].runs} after them were not"
-        return Speed(OK, second, (*final.warnings, f"{what}: something disturbed them"))
+        return Speed(OK, second, (*final.warnings, f"{what}: the first ones were probably disturbed"))
     return final
 
 
@@ -192,7 +192,9 @@ def _final(comparisons: tuple[Comparison, ...]) -> Speed:
     least = min(_slowdown(told.metric, value) for value in (told.low, told.high))
     limit = told.tolerance / 100 * (1 if least > 0 else 2)
     state = SLOWER if _slowdown(told.metric, told.change) > limit else OK
-    return Speed(state, comparisons, (f"decided by the median, as the runs differ too much: {told.text()}",))
+    return Speed(
+        state, comparisons, (f"decided by the median, because the runs differ too much: {told.text()}",)
+    )
 
 
 def _worst(comparisons: Sequence[Comparison]) -> str:

@@ -78,7 +78,7 @@ class ConfigKeys:
             elif coming:
                 status, what = NOT_YET, f"came with vLLM {coming[0]}, and this is {version}"
         if not strict:
-            return Finding(place, NO_EFFECT, f"{what}; this release drops it in silence", "Remove it.")
+            return Finding(place, NO_EFFECT, f"{what}; this release silently drops it", "Remove it.")
         return Finding(place, status, what, suggest(key, fields), "", self.release.exact)
 
     def _value(self, kind: str, value: Any, place: str) -> Finding | None:

@@ -104,7 +104,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
         status = BAD_CHOICE if variable.choices else BAD_VALUE
         return Finding(name, status, refused, _text_help(variable), "", table.release.exact)
     if variable.unused or (entry and table.line.within(entry.no_effect, table.release.index)):
-        what = f"is read by nothing in vLLM {table.release.asked}"
+        what = f"is not read by vLLM {table.release.asked}"
         fix = entry.advice(table.names, table.release) if entry else "Remove it."
         return Finding(name, NO_EFFECT, what, fix, entry.source if entry else "", harmless=True)
     doubt = _doubt(variable, value)

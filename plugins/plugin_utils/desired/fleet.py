@@ -112,7 +112,7 @@ def build_fleet(
                 state = NodeState.from_json(given.state)
             except (KeyError, TypeError, ValueError) as error:
                 what = f"its node_state cannot be read: {error!r}."
-                fix = "Another version of this toolkit made it, or it is damaged: observe again."
+                fix = "It comes from another version of this toolkit, or is damaged: observe again."
                 problems.append(Problem((), what, fix, (name,)))
                 continue
             why = aside(state, settings.clean)

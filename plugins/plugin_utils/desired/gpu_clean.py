@@ -39,16 +39,16 @@ def troubles(state: NodeState) -> tuple[Trouble, ...]:
         found.append(Trouble(what, CLEAN, reload=True))
     if state.kfd_zombies:
         pids = ", ".join(str(pid) for pid in state.kfd_zombies)
-        fix = "Stop its parent (ps -o ppid= -p PID); a container that makes zombies needs --init"
+        fix = "Stop its parent (ps -o ppid= -p PID); a container that leaves zombies needs --init"
         found.append(Trouble(f"zombie processes hold the GPUs (pid {pids})", fix))
     resetting = [gpu for gpu in state.gpus if gpu.in_reset]
     if resetting:
-        fix = "Wait for its end (dmesg | grep 'GPU reset'); if it does not end, reboot the host"
-        found.append(Trouble(f"{_named(resetting)}: a reset of the GPU is under way", fix))
+        fix = "Wait until it ends (dmesg | grep 'GPU reset'); if it does not, reboot the host"
+        found.append(Trouble(f"{_named(resetting)}: a reset of the GPU is in progress", fix))
     broken = [gpu for gpu in state.gpus if gpu.ecc_uncorrectable]
     if broken:
         count = sum(gpu.ecc_uncorrectable for gpu in broken)
-        fix = "Look at amd-smi metric --ecc, reboot the host, and have the GPU replaced if they come back"
+        fix = "Check amd-smi metric --ecc, reboot the host, and replace the GPU if the errors return"
         found.append(Trouble(f"{_named(broken)}: {count} uncorrectable memory errors", fix))
     return tuple(found)
 

@@ -18,7 +18,7 @@ def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
     for name in sorted(set(names) - set(known)):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE)
         if near:
-            found.append(f"the variable {name} is none of the toolkit's: did you mean {near[0]}?")
+            found.append(f"unknown variable {name}: did you mean {near[0]}?")
     return tuple(found)
 
 
@@ -32,6 +32,6 @@ def mistaken(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE_GIVEN)
         near = [f"upgrade_{name}"] if f"upgrade_{name}" in known else near
         if near:
-            text = f"-e {name}: none of the toolkit's variables has this name. Did you mean {near[0]}?"
-            found.append(f"{text} If it is one of your own, give it a name that is less like it.")
+            text = f"-e {name}: unknown variable. Did you mean {near[0]}?"
+            found.append(f"{text} If it is your own variable, rename it.")
     return tuple(found)

@@ -138,18 +138,18 @@ class Reader:
                 return None
             path = Path(os.path.expanduser(str(file)))
             if not path.is_absolute():
-                what = f"{file} is relative, and it is not clear to what."
-                raise FleetError([Problem((key,), what, "Give the whole path, or one that starts with ~.")])
+                what = f"{file} is a relative path, but it is unclear to which directory."
+                raise FleetError([Problem((key,), what, "Use an absolute path, or one that starts with ~.")])
             try:
                 token = path.read_text(encoding="utf-8").strip()
             except OSError as error:
                 what = f"{path} cannot be read: {error.strerror}."
-                raise FleetError([Problem((key,), what, "It is a file on this machine.")]) from None
+                raise FleetError([Problem((key,), what, "The path is on this machine.")]) from None
             except UnicodeDecodeError:
-                raise FleetError([Problem((key,), f"{path} does not hold text.")]) from None
+                raise FleetError([Problem((key,), f"{path} does not contain text.")]) from None
         token = str(token).strip()
         if len(token) < MIN_TOKEN or any(char.isspace() or not char.isprintable() for char in token):
-            what = f"does not hold a token: fewer than {MIN_TOKEN} characters, or white space in it."
+            what = f"does not contain a token: it has fewer than {MIN_TOKEN} characters, or contains white space."
             raise FleetError([Problem((key,), what, "Tokens of the hub look like hf_….")])
         return token
 

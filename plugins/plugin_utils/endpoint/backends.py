@@ -99,9 +99,7 @@ def names_twice(offers: Iterable[Offer]) -> Iterable[Problem]:
                     told.add((model, item.deployment))
                     path = (*item.path, "served_model_name")
                     what = f"deployments {other} and {item.deployment} both serve {model!r} at one address."
-                    fix = (
-                        "Give one another served_model_name, or endpoint: false, or make them one deployment."
-                    )
+                    fix = "Change served_model_name of one, set endpoint: false, or make them one deployment."
                     yield Problem(path, what, fix, (offer.host,))
 
 

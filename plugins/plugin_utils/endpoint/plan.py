@@ -152,7 +152,8 @@ def plan_balancers(
         return (), (), ()
     problems = [*names_twice(offers), *address_problems(hosts)]
     warnings = [
-        f"load balancer {host.name} keeps what it has, and what stops does not leave it first: {host.absent}"
+        f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained: "
+        f"{host.absent}"
         for host in hosts
         if host.absent
     ]
@@ -161,7 +162,8 @@ def plan_balancers(
     )
     if open_to_all:
         warnings.append(
-            f"instances of {', '.join(open_to_all)} listen on all addresses and can be asked past the load balancer "
+            f"instances of {', '.join(open_to_all)} listen on all addresses and can be reached without the load "
+            "balancer "
             "and its API keys: set listen, or let a firewall admit only the balancer (docs/runbooks/endpoint.md)"
         )
     plans = []
@@ -193,7 +195,7 @@ def _plan(
     packages = tuple(name for name, _ in _missing(host))
     if seen and host.os_id not in DEBIAN and packages:
         system = host.os_id or "its system"
-        what = f"has no {' and '.join(packages)}, and {system} is not one that this toolkit installs it on."
+        what = f"has no {' and '.join(packages)}, and the toolkit cannot install it on {system}."
         fix = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
         problems.append(Problem((), what, fix, (host.name,)))
     planned = BalancerPlan(
@@ -265,8 +267,10 @@ def _actions(
     actions = [
         Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
     ]
-    reason = "this run stops it: new requests go to others, and those that it has may end"
-    actions += [Action("drain", ROLE, name, "in", "out", reason, "vllm_deployments") for name in drain]
+    reason = "this run stops it; it is drained first, so running requests can finish"
+    actions += [
+        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
+    ]
     change = _difference(host, backends, wanted)
     if change:
         before = (
@@ -278,9 +282,9 @@ def _actions(
         )
         after = plural(len(names_of(backends)), "instance")
         actions.append(Action("balancer", ROLE, url_of(host), before, after, change, "vllm_deployments"))
-    reason = "a run that did not end took it out"
+    reason = "an interrupted run left it drained"
     actions += [
-        Action("undrain", ROLE, name, "out", "in", reason, "the balancer's record")
+        Action("undrain", ROLE, name, "drained", "in service", reason, "the balancer's record")
         for name in left
         if name not in drain
     ]
@@ -314,9 +318,9 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
     """Return why the load balancer must be changed; "" if it is up to date."""
     seen = host.seen
     if seen is None or not seen.files:
-        return "the group load_balancer has this host"
+        return "the host is in the group load_balancer and has no load balancer yet"
     if wanted is None:
-        return "a key or its certificate is yet to be made"
+        return "an API key or the certificate has not been generated yet"
     names = names_of(backends)
     gone, new = sorted(_names(seen) - names, key=natural), sorted(names - _names(seen), key=natural)
     if gone or new:
@@ -329,7 +333,7 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
     if other:
         return f"other content of {', '.join(other)}"
     if seen.applied != spec_hash(wanted):
-        return "its files are as wanted, and HAProxy has not been seen with them"
+        return "its files are current, but the running HAProxy has not loaded them"
     return "" if seen.running else "it does not run"
 
 
@@ -340,12 +344,12 @@ def _few(names: Sequence[str]) -> str:
 def _warnings(host: BalancerHost) -> Iterable[str]:
     settings = host.settings
     if not settings.auth:
-        yield "load_balancer_auth is false: whoever reaches the load balancer can use the models"
+        yield "load_balancer_auth is false: anyone who reaches the load balancer can use the models"
     if not settings.tls:
         yield "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
     if settings.metrics_listen not in LOOPBACK:
-        yield "the load balancer's metrics can be read by whoever reaches its host"
+        yield "the load balancer's metrics can be read by anyone who reaches its host"
     for name, item in sorted((host.seen.out if host.seen else {}).items()):
         if item.get("by") == OPERATOR:
-            since = item.get("since") or "some time"
-            yield f"{name} is out of the load balancer since {since}; playbooks/undrain.yml takes it in again"
+            since = item.get("since") or "an unknown time"
+            yield f"{name} has been drained since {since}; run playbooks/undrain.yml to return it to service"

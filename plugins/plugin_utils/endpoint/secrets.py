@@ -69,7 +69,7 @@ def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Lo
         raise _unreadable(where, path, hosts[0], error) from None
     wrong = key_wrong(key)
     if wrong:
-        fix = "Remove the file, and one is made."
+        fix = "Remove the file to have a new one generated."
         raise FleetError([Problem((where,), f"{path} {wrong}.", fix, (hosts[0].name,))])
     return InstanceKey(str(path), mark=mark(key) if wanted else "", sent=True, map=header_map(key))
 
@@ -120,8 +120,9 @@ def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[st
     if ipaddress.ip_address(virtual.address) in given:
         return ()
     return (
-        f"{own} is not for the virtual address {virtual.address}, and clients refuse it there: remove the file, and a "
-        "new one is made, which clients have to be given",
+        f"{own} does not cover the virtual address {virtual.address}, and clients reject it there: remove the file, "
+        "and a "
+        "new one is generated, which clients must be given",
     )
 
 
@@ -132,7 +133,7 @@ def _keys(path: Path, host: BalancerHost, load: Load, parse: Callable[[str], Any
         raise _unreadable("load_balancer_api_keys", path, host, error) from None
     if not isinstance(found, dict) or not found:
         what = f"{path} holds no keys."
-        fix = "Write a line per key, name: key; or remove the file, and one is made."
+        fix = "Write one line per key, name: key; or remove the file to have a key generated."
         raise FleetError([Problem(("load_balancer_api_keys",), what, fix, (host.name,))])
     problems = [(name, key_problem(name, key)) for name, key in found.items()]
     wrong = [
@@ -153,8 +154,8 @@ def _pem(path: Path, host: BalancerHost, load: Load) -> str:
         raise _unreadable(key, path, host, error) from None
     for part in ("CERTIFICATE-----", "PRIVATE KEY-----"):
         if part not in text:
-            what = f"{path} holds no {part.rstrip('-').lower()}."
-            fix = "It has to hold the certificate, its chain, and the private key without a pass phrase, as PEM."
+            what = f"{path} contains no {part.rstrip('-').lower()}."
+            fix = "It must contain the certificate, its chain, and the private key without a passphrase, as PEM."
             raise FleetError([Problem((key,), what, fix, (host.name,))])
     return text
 
@@ -177,7 +178,7 @@ def _write(path: Path, text: str) -> None:
             stream.write(text)
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror}."
-        fix = "Give a key and a certificate (docs/runbooks/endpoint.md), or make the directory writable."
+        fix = "Provide a key and a certificate (docs/runbooks/endpoint.md), or make the directory writable."
         raise FleetError([Problem((), what, fix)]) from None
 
 

@@ -53,7 +53,7 @@ def _host_problems(host: BalancerHost) -> list[Problem]:
     listen = host.settings.listen
     # HAProxy's [::] accepts IPv4 too; 0.0.0.0 accepts IPv4 only.
     if listen not in ANY or (":" in virtual.address and ":" not in listen):
-        what = f"is {listen}: HAProxy would not take connections to the virtual address {virtual.address}."
+        what = f"is {listen}: HAProxy would not accept connections to the virtual address {virtual.address}."
         fix = 'Set it to "::".' if ":" in virtual.address else "Leave it out, which means all addresses."
         found.append(Problem(("load_balancer_listen",), what, fix, (host.name,)))
     return found
@@ -107,4 +107,6 @@ def address_warnings(host: BalancerHost, hosts: Sequence[BalancerHost]) -> list[
     """Return warnings about the virtual address."""
     if host.settings.virtual is None or len(hosts) > 1:
         return []
-    return [f"{VIRTUAL} gains nothing with one load balancer: a second host in the group would take it over"]
+    return [
+        f"{VIRTUAL} has no use with a single load balancer; add a second host to the group, which could take it over"
+    ]

@@ -55,15 +55,18 @@ def wanted_of(history: History) -> Generation | None:
 
 def _of_host(host: str, name: str, history: History, there: Iterable[Running]) -> Iterable[Drift]:
     if history.broken:
-        fix = "Remove the file that is named; what it holds is forgotten, and what runs is not touched."
+        fix = "Delete the named file; only that record is lost, running instances are not affected."
         yield Drift(BROKEN, host, name, "", f"its record cannot be read: {history.broken}", fix)
         return
     if history.held:
         text = f"held at generation {history.held.generation} since {history.held.since} ({history.held.why})"
-        yield Drift(HELD, host, name, "", text, "upgrade.yml lets it go.")
+        yield Drift(HELD, host, name, "", text, "upgrade.yml ends the hold.")
     if history.trial:
-        text = f"on trial with generation {history.trial.generation} since {history.trial.since} ({history.trial.why})"
-        yield Drift(TRIAL, host, name, "", text, "upgrade.yml goes on; rollback.yml takes it back.")
+        text = (
+            f"unfinished upgrade to generation {history.trial.generation} since {history.trial.since} "
+            f"({history.trial.why})"
+        )
+        yield Drift(TRIAL, host, name, "", text, "upgrade.yml continues; rollback.yml undoes it.")
     wanted = wanted_of(history)
     specs = wanted.specs if wanted else {}
     seen = set()
@@ -72,8 +75,8 @@ def _of_host(host: str, name: str, history: History, there: Iterable[Running]) -
         yield from _of_instance(host, history, wanted, running)
     for missing in [item for item in specs if item not in seen]:
         number = wanted.generation if wanted else 0
-        text = f"is not there, and generation {number} has it"
-        yield Drift(MISSING, host, name, missing, text, "site.yml brings it back.")
+        text = f"is missing, but generation {number} includes it"
+        yield Drift(MISSING, host, name, missing, text, "site.yml starts it again.")
 
 
 def _of_instance(host: str, history: History, wanted: Generation | None, running: Running) -> Iterable[Drift]:
@@ -82,22 +85,27 @@ def _of_instance(host: str, history: History, wanted: Generation | None, running
     if runs is None:
         spec = (running.spec_hash or "none")[:12]
         yield Drift(
-            UNKNOWN, host, deployment, name, f"runs what no generation knows (spec {spec})", "Run site.yml."
+            UNKNOWN,
+            host,
+            deployment,
+            name,
+            f"runs a configuration that is not recorded (spec {spec})",
+            "Run site.yml.",
         )
     elif wanted is not None and name not in wanted.specs:
-        text = f"is there, and generation {wanted.generation} has it not"
+        text = f"runs, but generation {wanted.generation} does not include it"
         yield Drift(SURPLUS, host, deployment, name, text, "site.yml removes it.")
     elif wanted is not None and wanted.specs[name] != running.spec_hash:
-        text = f"runs generation {runs.generation}, and {wanted.generation} is what the host should run"
-        yield Drift(DIFFERS, host, deployment, name, text, "site.yml, or upgrade.yml, brings it there.")
+        text = f"runs generation {runs.generation}, but the host should run {wanted.generation}"
+        yield Drift(DIFFERS, host, deployment, name, text, "site.yml or upgrade.yml changes it.")
     if running.spec_hash and running.artefact_hash != running.spec_hash:
         what = "are missing" if running.artefact_hash is None else "were changed on the node"
-        text = f"its files {what} since the container was made"
+        text = f"its files {what} since the container was created"
         yield Drift(FILES, host, deployment, name, text, "site.yml writes them again, and restarts it.")
     if running.state not in ALIVE and (wanted is None or name in wanted.specs):
         code = f" (exit code {running.exit_code})" if running.exit_code is not None else ""
         text = f"does not run: {running.state or 'no container'}{code}"
-        yield Drift(STOPPED, host, deployment, name, text, "status.yml says why; site.yml starts it.")
+        yield Drift(STOPPED, host, deployment, name, text, "status.yml shows why; site.yml starts it.")
 
 
 def _between(states: Mapping[str, NodeState]) -> Iterable[Drift]:

@@ -16,7 +16,7 @@ from .diff import difference
 from .sources import HELD, INVENTORY, ROLLED_BACK, TRIAL, Choice, Selection, histories_of, running_numbers
 
 FIRST = "first deployment"
-GONE = "no deployment wants it here any longer"
+GONE = "no deployment defines it here any longer"
 OPERATOR = "the operator rolled back"
 ROLE = "vllm_serve"
 SOURCE = "the node's record of generations"
@@ -201,10 +201,10 @@ def refused(turns: Iterable[Turn], wishes: Wishes) -> list[Problem]:
             and not wishes.retry
         ):
             what = (
-                f"{turn.deployment}: the inventory's definition is generation {turn.generation}, which was turned "
+                f"{turn.deployment}: the inventory still defines generation {turn.generation}, which was rolled "
                 f"back to {held.generation} at {held.since} ({held.why})."
             )
-            found.append(Problem((), what, "Change it, or give -e again=true to try it once more."))
+            found.append(Problem((), what, "Change the deployment, or retry it with -e again=true."))
     return found
 
 
@@ -216,12 +216,13 @@ def bound(turns: Iterable[Turn]) -> list[str]:
         if turn.choice.kind == HELD and held:
             found.append(
                 f"deployment {turn.deployment} is held at generation {held.generation} since {held.since} "
-                f"({held.why}); what the inventory says of it waits for upgrade.yml"
+                f"({held.why}); changes in the inventory take effect with upgrade.yml"
             )
         elif turn.choice.kind == TRIAL and trial:
             found.append(
-                f"deployment {turn.deployment} is on trial with generation {trial.generation} since {trial.since} "
-                f"({trial.why}), and stays as it runs; upgrade.yml goes on, rollback.yml takes it back"
+                f"deployment {turn.deployment} has an unfinished upgrade to generation {trial.generation} since "
+                f"{trial.since} "
+                f"({trial.why}), so nothing is changed: continue with upgrade.yml, or undo it with rollback.yml"
             )
     return found
 
@@ -267,7 +268,7 @@ def bindings(host: Host, turns: Iterable[Turn], wishes: Wishes) -> tuple[tuple[d
         if choice.kind == ROLLED_BACK and choice.generation is not None:
             wanted, reason = (
                 Hold(choice.generation, wishes.why or OPERATOR),
-                "site.yml is not to undo the rollback",
+                "site.yml must not undo the rollback",
             )
         elif choice.kind == HELD:
             wanted, reason = choice.held, "it is held on the other hosts of the deployment"
@@ -286,7 +287,7 @@ def _lifted(turn: Turn, wishes: Wishes) -> str:
         return "upgrade.yml was run"
     if turn.choice.held is None:
         return "it was lifted on the other hosts of the deployment"
-    return "the inventory's definition is what runs" if turn.hosts else "the inventory has it no longer"
+    return "the inventory's definition is what runs" if turn.hosts else "the inventory no longer defines it"
 
 
 def _same(one: Hold | None, other: Hold | None) -> bool:

@@ -47,7 +47,7 @@ def problems_of(
         if item.acts and item.name in start:
             for what, fix in _missing(host.state, host, layout, item):
                 number = item.generation.generation
-                verb = "is held, and cannot run" if _held(item, choices) else "cannot come back"
+                verb = "is held, but cannot run" if _held(item, choices) else "cannot be restored"
                 text = f"generation {number} of {item.deployment_name} {verb}: {what}."
                 found[Problem((), text, fix, (host.name,))] = None
     found.update(dict.fromkeys(_conflicts(host, (*composed, *chosen.stored))))
@@ -69,20 +69,20 @@ def _missing(
     for repo, commit in made.weights:
         if not _has_weights(state, host, repo, commit):
             yield (
-                f"the weights of {repo} at {commit[:12]} are not whole in {host.settings.cache_dir}",
-                f"Fetch them again (a deployment with that revision, site.yml --tags hf_model), {other}",
+                f"the weights of {repo} at {commit[:12]} are incomplete in {host.settings.cache_dir}",
+                f"Download them again (a deployment with that revision, site.yml --tags hf_model), {other}",
             )
     modes = modes_of(host, layout)
     if made.modes and modes and made.modes != modes:
         yield (
-            f"it ran on GPUs in {made.modes}, and here they are {modes}",
+            f"it ran on GPUs in {made.modes}, but they are now in {modes}",
             f"Set gpu_partition_compute and gpu_partition_memory to that and run partition.yml, {other}",
         )
         return
     there = {gpu.render_node for gpu in layout.gpus}
     gone = [name for name in item.member.render_nodes if name not in there]
     if gone:
-        yield f"its GPU {', '.join(gone)} is not there", f"Look at the node's GPUs (audit.yml), {other}"
+        yield f"its GPU {', '.join(gone)} is missing", f"Check the node's GPUs (audit.yml), {other}"
 
 
 def _name(made: Generation) -> str:

@@ -75,7 +75,7 @@ def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Select
     free = frozenset(released)
     problems = [*_broken(fleet), *_unknown(wishes, names)]
     if wishes.operation == ROLLBACK and not wishes.deployments:
-        what = "is not given, and a rollback is of one deployment."
+        what = "is required: rollback.yml works on one deployment."
         there = ", ".join(names) or "none"
         raise FleetError(
             [*problems, Problem(("deployment",), what, f"-e deployment=NAME; there are: {there}.")]
@@ -136,7 +136,7 @@ def _broken(fleet: Fleet) -> Iterable[Problem]:
         for history in host.state.generations if host.state else ():
             if history.broken:
                 what = f"its record of {history.deployment}'s generations cannot be read ({history.broken})."
-                fix = "Remove the file that is named: what it holds is forgotten, and what runs is not touched by that."
+                fix = "Delete the named file. Only that record is lost; running instances are not affected."
                 yield Problem((), what, fix, (host.name,))
 
 
@@ -203,7 +203,7 @@ def _target(
         older = [item for item in kept if item < max(runs or kept, default=0)]
         if older:
             return max(older), []
-        what = "there is no generation before what runs" if kept else "no generation is kept"
+        what = "there is no generation before the running one" if kept else "no generation is kept"
         return None, [Problem((), f"{name}: {what}.", _listed(kept))]
     if number in kept:
         return number, []
@@ -214,7 +214,7 @@ def _target(
 def _listed(kept: Mapping[int, Generation]) -> str:
     """Return the text about the generations that can be restored."""
     if not kept:
-        return "site.yml and upgrade.yml record what they start."
+        return "site.yml and upgrade.yml record every generation that they start."
     parts = [f"{number} ({kept[number].made}: {kept[number].why})" for number in sorted(kept)[-KEPT_TOLD:]]
     return f"Kept: {'; '.join(parts)}."
 
@@ -236,10 +236,10 @@ def _without_mates(
     for name in dict.fromkeys(item.deployment_name for item in alone):
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
         gone = ", ".join(item for item in hosts if item not in here)
-        what = f"{name} runs over {', '.join(hosts)} together, and of these are missing: {gone}"
+        what = f"{name} spans {', '.join(hosts)}, and this run lacks {gone}"
         if choices[name].kind == ROLLED_BACK:
             problems.append(
-                Problem((), f"{what}.", "Add them to --limit, or bring them up first.", (host.name,))
+                Problem((), f"{what}.", "Add them to --limit, or make them reachable first.", (host.name,))
             )
         else:
             warnings.append(f"deployment {what}; it is left as it is")

@@ -37,7 +37,7 @@ def bench_command(
     missing = [key for key in NEEDED if not instance.get(key)]
     if missing:
         what = f"{', '.join(missing)} is missing."
-        raise FleetError([Problem((where,), what, "Give the instances as the plan has them.")])
+        raise FleetError([Problem((where,), what, "Pass the instances as listed in the plan.")])
     client, book = instance.get("client") or {}, knowledge.bench_book
     asked = {name: value for name, value in arguments.items() if value is not None and value is not False}
     results = _results(kind)

@@ -209,9 +209,9 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
             Argument(
                 "revision",
                 commit or deployment.revision,
-                f"what {deployment.revision} was when it was pinned: every node serves the same weights"
+                f"the commit of {deployment.revision} when it was pinned: every node serves the same weights"
                 if commit
-                else "the deployment's revision; it is pinned to a commit by the first run that asks the hub",
+                else "the deployment's revision; it is pinned to a commit by the first online run",
                 "fleet.lock.json",
             )
         )
@@ -277,7 +277,7 @@ def _environment(slot: Slot, tuned: Tuned) -> tuple[tuple[tuple[str, str], ...],
         Reason(
             "VLLM_NO_USAGE_STATS",
             "1",
-            "vLLM reports usage to its authors unless told not to; a fleet's operator decides that",
+            "vLLM reports usage to its authors by default; that is the operator's decision",
             VLLM_ENV,
         ),
         *(slot.network.env if slot.network else ()),
@@ -298,7 +298,7 @@ def _reason(item: Argument) -> Reason:
 def _key_reason(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
     if not mark:
         return ()
-    reason = "only who has the load balancers' key is answered under /v1; load_balancer_instance_auth: false opts out"
+    reason = "requests under /v1 need the load balancers' key; load_balancer_instance_auth: false opts out"
     return (Reason("VLLM_API_KEY", f"the key {mark}", reason, VLLM_ENV),)
 
 

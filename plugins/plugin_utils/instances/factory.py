@@ -153,10 +153,10 @@ class Workshop:
             tuned = tune(deployment, machine, software, facts, self.knowledge)
         except ValueError as error:
             key = "vllm_version" if deployment.vllm_version else "image"
-            what = f"{error}." if software.vllm else "has no vLLM that could be found in it."
+            what = f"{error}." if software.vllm else "contains no vLLM that could be found."
             fix = "Use an image with vLLM 0.6.3 or newer."
             if not software.vllm:
-                fix += ' If it has one: vllm_version: "0.11.1" in the deployment says which.'
+                fix += ' If it contains one, set vllm_version: "0.11.1" in the deployment.'
             problem = Problem((*deployment.path, key), what, fix)
             return Decision(None, Verdict(), (problem,))
 
@@ -235,6 +235,10 @@ def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> Ma
 
 def _unknown(deployment: Deployment, host: Host) -> Problem:
     key = "build" if deployment.build else "image"
-    what = f"which vLLM is in {deployment.image_ref} is not known: the tag moves, or is not in the catalogue."
-    fix = 'Set vllm_version ("0.11.1") in the deployment, or plan with a node that can be asked.'
+    what = (
+        f"the vLLM version in {deployment.image_ref} is unknown: the tag moves, or is not in the catalogue."
+    )
+    fix = (
+        'Set vllm_version ("0.11.1") in the deployment, or plan with a node on which the image can be probed.'
+    )
     return Problem((*deployment.path, key), what, fix, (host.name,))

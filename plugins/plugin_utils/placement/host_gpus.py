@@ -50,20 +50,20 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
     problems: list[Problem] = []
     if host.settings.gpu_count and len(gpus) != host.settings.gpu_count:
         warnings.append(
-            f"instinct_gpus declares {host.settings.gpu_count} GPUs, and the driver shows {len(gpus)}: "
+            f"instinct_gpus declares {host.settings.gpu_count} GPUs, but the driver shows {len(gpus)}: "
             "look for the missing ones with lspci -d 1002: and dmesg"
         )
     if not gpus:
         if host.deployments or compute or memory:
             what = "the amdgpu driver shows no GPU." if host.state.driver_loaded else "amdgpu is not loaded."
-            fix = "Look at dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
+            fix = "Check dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
             problems.append(Problem((), what, fix))
         return (), False, warnings, problems
     reload = memory is not None and any(gpu.memory != memory for gpu in gpus)
     repartition = reload or (compute is not None and any(gpu.compute != compute for gpu in gpus))
     if host.state.partition_change and not (compute or memory):
-        what = f"an earlier change of partition modes was cut off (step {host.state.partition_change})."
-        fix = "Set gpu_partition_compute to the mode that is wanted, and it is finished."
+        what = f"an earlier partition change was interrupted (step {host.state.partition_change})."
+        fix = "Set gpu_partition_compute to the mode that you want; the next run finishes the change."
         problems.append(Problem(("gpu_partition_compute",), what, fix))
     if memory is not None:
         problems.extend(_memory_refusal(host, memory, catalog))
@@ -100,8 +100,8 @@ def _memory_refusal(host: Host, memory: str, catalog: GpuCatalog) -> list[Proble
 
 def _mismatch(model: GpuModel, compute: str, memory: str) -> Problem:
     fitting = [mode for mode in model.modes if memory in model.memory_for(mode)]
-    what = f"{model.name} in {compute or 'no compute mode'} does not go with {memory}."
-    fix = f"Set gpu_partition_compute to {' or '.join(fitting)}." if fitting else "No compute mode does."
+    what = f"{model.name} in {compute or 'no compute mode'} cannot be combined with {memory}."
+    fix = f"Set gpu_partition_compute to {' or '.join(fitting)}." if fitting else "No compute mode can."
     return Problem(("gpu_partition_memory",), what, fix)
 
 
@@ -109,9 +109,7 @@ def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> li
     path = ("gpu_partition_compute",)
     if host.state is not None and host.state.virtual_machine and compute not in available:
         what = f"this is a virtual machine, and GPU {gpu} is not in {compute}."
-        return [
-            Problem(path, what, "Set the mode on the machine that it runs on, or leave the variable out.")
-        ]
+        return [Problem(path, what, "Set the mode on the hypervisor's host, or leave the variable out.")]
     if not available:
         what = f"GPU {gpu} offers no compute partition modes."
         fix = (
@@ -142,7 +140,7 @@ def _declared(
     settings = host.settings
     model = catalog.by_name(settings.gpu_model or "")
     if model is None:
-        what = "is not set, and without looking at the host its GPUs are unknown."
+        what = "is not set, and the host was not contacted, so its GPUs are unknown."
         return (
             (),
             False,

@@ -16,7 +16,9 @@ def impossible(deployment: Deployment) -> list[Problem]:
         what = f"{data} data parallel ranks cannot be divided over {nodes} nodes, and none may span two."
         return [Problem((*path, "data_parallel_size"), what, f"Make it a multiple of {nodes}.")]
     if size % tensor and tensor % size:
-        what = f"tensor parallel groups of {tensor} would lie across hosts unevenly: each has {size} GPUs."
+        what = (
+            f"tensor parallel groups of {tensor} would be split unevenly across hosts: each has {size} GPUs."
+        )
         return [Problem((*path, "tensor_parallel_size"), what, "Make one a multiple of the other.")]
     return []
 
@@ -47,7 +49,7 @@ def too_many(deployment: Deployment, there: HostGpus) -> Problem:
     ways = [f"Lower {key}"]
     ways += ["name more GPUs"] if given is not None else []
     if need <= have:
-        source += ", of which too few are joined by XGMI"
+        source += ", too few of them joined by XGMI"
     elif given is None and count == deployment.nodes == 1:
         ways += _over_hosts(deployment, have)
     fix = f"{', or '.join(ways)}."

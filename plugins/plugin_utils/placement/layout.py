@@ -172,7 +172,7 @@ def _ranked(
 
 def _incomplete(deployment: Deployment, group: HostGroup) -> str:
     return (
-        f"deployment {deployment.name} runs over {', '.join(group.hosts)} together, and of these are missing: "
+        f"deployment {deployment.name} spans {', '.join(group.hosts)}, and this run lacks "
         f"{', '.join(group.missing)}; it is left as it is"
     )
 
@@ -188,8 +188,10 @@ def _unequal(
     for (name, host), group in groups.items():
         first = group.hosts[0]
         if host in kinds and first in kinds and kinds[host] != kinds[first] and not group.missing:
-            what = f"deployment {name} runs over {first} with {kinds[first]} and {host} with {kinds[host]}."
-            found.append(Problem((), what, "Hosts that run an engine together must be alike.", (host,)))
+            what = f"deployment {name} spans {first} with {kinds[first]} and {host} with {kinds[host]}."
+            found.append(
+                Problem((), what, "Hosts that run an engine together must have the same GPUs.", (host,))
+            )
     return found
 
 
@@ -232,7 +234,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
     if deployment.instances_per_host:
         placed = placed[: deployment.instances_per_host * servers]
     if deployment.port + len(placed) - 1 > 65535:
-        what = f"{len(placed)} instances from port {deployment.port} go beyond 65535."
+        what = f"{len(placed)} instances from port {deployment.port} on would need ports beyond 65535."
         return (), [Problem((*path, "port"), what, "Choose a lower port.")]
     return tuple(placed), []
 
@@ -252,7 +254,7 @@ def _low_port(deployment: Deployment) -> list[str]:
         return []
     return [
         f"deployment {deployment.name}: port {deployment.port} is below {SYSTEM_PORTS}, where the host's own "
-        "services listen (22 is SSH); take a higher one, such as 8000"
+        "services listen (22 is SSH); use a higher one, such as 8000"
     ]
 
 
@@ -272,7 +274,7 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
             other = ports.setdefault(port, slot)
             if other is not slot:
                 what = f"instances {other.name} and {slot.name} would both listen on port {port}."
-                fix = "Choose another port; instance i of a deployment takes port + i"
+                fix = "Choose another port; instance i of a deployment uses port + i"
                 fix += (
                     ", and engines of several servers meet at 20000 + its last four digits, and 5000 from there."
                     if meeting
@@ -288,7 +290,7 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
                 key = ("gpus", other.deployment.index, slot.deployment.index)
                 problems.setdefault(key, Problem((*slot.deployment.path, "gpus"), what, ""))
     free = ranges([gpu.index for gpu in gpus if gpu.index not in used])
-    fix = f"Name others in gpus; {'free: ' + free if free else 'none is free'}."
+    fix = f"Name other GPUs in gpus; {'free: ' + free if free else 'none is free'}."
     return [item if item.fix else Problem(item.path, item.what, fix) for item in problems.values()]
 
 

@@ -93,7 +93,9 @@ def _only_place(host: Host, interfaces: Sequence[Interface]) -> tuple[Place | No
     found = [Place(address, item) for item in real for address in item.addresses if ":" not in address]
     if len(found) == 1:
         return found[0], None
-    what = f"its address is a name ({host.address}), and of its own it has several: {_listed(interfaces)}."
+    what = (
+        f"its address is a name ({host.address}), but the host has several addresses: {_listed(interfaces)}."
+    )
     return None, Problem((), what, FIX, (host.name,))
 
 
@@ -117,7 +119,7 @@ def network_of(host: Host, place: Place) -> Network:
         Reason(
             "NCCL_SOCKET_IFNAME",
             f"={name}",
-            f"RCCL's own connections go by the interface with {address}; = is for exactly this one",
+            f"RCCL's own connections use the interface with {address}; = means exactly this one",
             NCCL,
         ),
         Reason("GLOO_SOCKET_IFNAME", name, f"the interface with {address}", GLOO),

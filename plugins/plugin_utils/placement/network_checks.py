@@ -86,14 +86,16 @@ def _address(
     place = network.place
     if not place.interface.up:
         what = f"{place.interface.name}, the interface with its address {place.address}, is down."
-        yield Problem((), what, "Bring it up, or set instinct_address to another one.", (host.name,))
+        yield Problem(
+            (), what, "Bring the interface up, or set instinct_address to another address.", (host.name,)
+        )
     given = own.get("VLLM_HOST_IP")
     addresses = (
         [address for item in host.state.interfaces for address in item.addresses] if host.state else []
     )
     if given is not None and given not in addresses:
-        what = f"{given} is no address of {host.name}; each host of the group needs its own."
-        fix = f"Leave it out: it is {place.address} here."
+        what = f"{given} is not an address of {host.name}; each host of the group needs its own."
+        fix = f"Leave the variable out: it is {place.address} here."
         yield Problem((*deployment.path, "env", "VLLM_HOST_IP"), what, fix, (host.name,))
 
 
@@ -107,8 +109,8 @@ def _places_together(places: Mapping[str, Place]) -> Iterable[Problem]:
     first, wanted = next(iter(sorts.items()))
     for name, sort in sorts.items():
         if sort != wanted:
-            what = f"its address {places[name].address} is IPv{sort}, and that of {first} IPv{wanted}."
-            yield Problem((), what, "Set instinct_address to addresses of one sort.", (name,))
+            what = f"its address {places[name].address} is IPv{sort}, but that of {first} is IPv{wanted}."
+            yield Problem((), what, "Set instinct_address to addresses of the same kind.", (name,))
 
 
 def _rdma(
@@ -119,18 +121,14 @@ def _rdma(
     first = hosts[0].name
     for host in hosts:
         if host.state and host.state.hcas and not host.state.verbs:
-            text = (
-                f"{host.name} has RDMA devices, and no {VERBS_DIRECTORY} to use them by: modprobe ib_uverbs"
-            )
+            text = f"{host.name} has RDMA devices, but no {VERBS_DIRECTORY} to use them: modprobe ib_uverbs"
             warnings.append((host.name, text))
     with_rdma = [host.name for host in hosts if networks[host.name].hcas]
     without = [host.name for host in hosts if not networks[host.name].hcas]
     if with_rdma and without:
-        fix = (
-            f'Mend them (ibstat, ls {VERBS_DIRECTORY}), or let all use TCP: env: {{{TCP_ONLY}: "1"}}, slowly.'
-        )
+        fix = f'Repair them (ibstat, ls {VERBS_DIRECTORY}), or let all hosts use TCP: env: {{{TCP_ONLY}: "1"}}, slowly.'
         for name in without:
-            what = f"has no active RDMA port, and {', '.join(with_rdma)} of its group have: RCCL would not connect."
+            what = f"has no active RDMA port, but {', '.join(with_rdma)} of its group have one: RCCL would not connect."
             problems.append(Problem((), what, fix, (name,)))
         return problems, warnings
     if without:
@@ -139,9 +137,7 @@ def _rdma(
     layers = {host.name: networks[host.name].hcas[0].layer for host in hosts}
     for name, layer in layers.items():
         if layer != layers[first]:
-            what = (
-                f"its RDMA ports are {layer}, and those of {first} {layers[first]}: RCCL cannot connect them."
-            )
+            what = f"its RDMA ports are {layer}, but those of {first} are {layers[first]}: RCCL cannot connect them."
             problems.append(Problem((), what, "Choose ports in env: {NCCL_IB_HCA: …}.", (name,)))
     active = {host.name: [hca for hca in networks[host.name].hcas if hca.active] for host in hosts}
     most = max(len(ports) for ports in active.values())
@@ -149,9 +145,11 @@ def _rdma(
         hcas = networks[name].hcas
         if len(ports) < most:
             down = ", ".join(f"{hca.name}:{hca.port}" for hca in hcas if not hca.active)
-            text = f"{name} has {len(ports)} active RDMA ports, and others of its group {most}"
+            text = f"{name} has {len(ports)} active RDMA ports, but others of its group have {most}"
             text += f" ({down} down)" if down else ""
-            warnings.append((name, f"{text}: RCCL pairs them by their place in the list, so all get slower"))
+            warnings.append(
+                (name, f"{text}: RCCL pairs ports by their position in the list, so all hosts get slower")
+            )
         if "NCCL_IB_GID_INDEX" not in own and hcas[0].layer == ETHERNET:
             missing = [hca.name for hca in ports if hca.gid_index is None]
             if missing:
@@ -159,7 +157,7 @@ def _rdma(
                 warnings.append((name, text))
     limits = {name: hard for name, _, hard in deployment.runtime.ulimits}
     if limits.get("memlock") != -1:
-        text = "runtime.ulimits.memlock is limited, and RDMA needs memory that stays in place: leave it out"
+        text = "runtime.ulimits.memlock is limited, but RDMA needs locked memory: leave it out"
         warnings.append((first, text))
     return problems, warnings
 
@@ -170,10 +168,8 @@ def _alike(deployment: Deployment, hosts: Sequence[Host]) -> Iterable[Problem]:
     for host in hosts[1:]:
         mine, theirs = _memory_modes(host), _memory_modes(first)
         if mine != theirs and mine and theirs:
-            what = (
-                f"deployment {deployment.name} runs over {first.name} in {theirs} and {host.name} in {mine}."
-            )
-            fix = "Set gpu_partition_memory alike on hosts that run an engine together."
+            what = f"deployment {deployment.name} spans {first.name} in {theirs} and {host.name} in {mine}."
+            fix = "Set the same gpu_partition_memory on hosts that run an engine together."
             yield Problem((), what, fix, (host.name,))
 
 

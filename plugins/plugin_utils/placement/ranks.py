@@ -137,9 +137,7 @@ def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[P
         members = fleet.spans[name]
         if members is None:
             here = tuple(found)
-            why = (
-                "others that --limit leaves out (which, is not known: the deployment does not name its hosts)"
-            )
+            why = "others that --limit leaves out (unknown, because the deployment does not name its hosts)"
             groups.update(((name, host), HostGroup(0, here, "", (why,))) for host in here)
             continue
         problems.extend(_wrong(found, members))
@@ -162,15 +160,15 @@ def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterabl
     first, deployment = next(iter(found.items()))
     for host, other in found.items():
         if replace(other, index=deployment.index) != deployment:
-            what = f"deployment {deployment.name} spans hosts, and is defined otherwise on {first}."
+            what = f"deployment {deployment.name} spans hosts, but is defined differently on {first}."
             yield Problem(other.path, what, "Define it once for all its hosts.", (host,))
     over = len(members) % deployment.nodes
     if over:
         what = (
-            f"the deployment has {len(members)} hosts, which is no multiple of {deployment.nodes}: "
-            f"{', '.join(members[-over:])} would be left over."
+            f"the deployment has {len(members)} hosts, which is not a multiple of {deployment.nodes}: "
+            f"{', '.join(members[-over:])} would be unused."
         )
-        fix = f"Add {deployment.nodes - over}, or take {over} away in hosts."
+        fix = f"Add {deployment.nodes - over} to hosts, or remove {over}."
         yield Problem((*deployment.path, "nodes"), what, fix, members[-over:])
 
 

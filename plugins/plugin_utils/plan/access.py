@@ -18,7 +18,7 @@ from ..desired.lockfile import Lock, model_key
 from .pins import ImageNeed, ModelNeed
 from .registry import GONE, HUB, UNCERTAIN, ResolveError, image_access, model_access, registry_of
 
-REFRESH = "It is no longer there: run playbooks/plan.yml -e refresh=true to pin what stands there now."
+REFRESH = "It no longer exists: run playbooks/plan.yml -e refresh=true to pin the current one."
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def check_access(
             if error.kind == UNCERTAIN:
                 silent.add(question.where)
                 why = error.problem.what
-                warnings.append(f"whether nodes may fetch from {question.where} could not be checked: {why}")
+                warnings.append(f"could not check whether nodes may download from {question.where}: {why}")
                 continue
             fix = REFRESH if error.kind == GONE else error.problem.fix
             problems.append(replace(error.problem, fix=fix, hosts=(question.host,)))

@@ -98,10 +98,10 @@ def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
         return action, None
     why = f" ({state.docker_error})" if state.docker_error else ""
     if state.docker_installed:
-        fix = "Start it (systemctl start docker), and look at journalctl -u docker if it does not stay."
+        fix = "Start it (systemctl start docker); if it stops again, see journalctl -u docker."
         return None, Problem((), f"its Docker engine does not answer{why}.", fix)
     if state.os_id not in DEBIAN:
-        what = f"has no Docker engine, and {state.os_name} is not a system that this toolkit installs it on."
+        what = f"has no Docker engine, and the toolkit cannot install one on {state.os_name}."
         return None, Problem((), what, "Install Docker Engine 20.10 or newer, and run again.")
     return action, None
 
@@ -150,7 +150,7 @@ def instance_key(host: Host, key: InstanceKey) -> Action | None:
     before = host.state.instance_key if host.state else "unknown"
     if before == key.mark:
         return None
-    reason = "instances answer only those who have the key of the load balancers"
+    reason = "instances accept only requests with the load balancers' key"
     target, source = "of the load balancers", "load_balancer_instance_auth"
     return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
 
@@ -181,8 +181,8 @@ def partition(host: Host) -> tuple[Action, ...]:
         wanted = settings.compute
         found.append(_partition(host, "compute_partition", before, wanted, "gpu_partition_compute", wanted))
     if state is not None and state.partition_change and not found:
-        reason = "an earlier change of partition modes did not come to its end"
-        before = f"cut off at step {state.partition_change}"
+        reason = "an earlier partition change was interrupted"
+        before = f"interrupted at step {state.partition_change}"
         found.append(_gpu_action(host, "partition_change", before, "finished", reason))
     if settings.clean and needs_reload(state):
         reason = "gpu_clean is true"
@@ -230,8 +230,8 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
             continue
         if has_image(host.state, wanted):
             if deployment.image_ref in unknown:
-                reason = "its name does not tell which vLLM it holds"
-                action = Action("image", "vllm_image", step.ref, "present", "asked", reason, PROBED)
+                reason = "its name does not show which vLLM it contains"
+                action = Action("image", "vllm_image", step.ref, "present", "probed", reason, PROBED)
                 found[wanted] = step, action
             continue
         if step.build:
@@ -239,8 +239,8 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         else:
             after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
             after += f", {size(step.bytes)}" if step.bytes is not None else ""
-        after += ", and asked which vLLM it holds" if deployment.image_ref in unknown else ""
-        by = f"deployment {deployment.name} runs in it"
+        after += ", and probed for its vLLM version" if deployment.image_ref in unknown else ""
+        by = f"deployment {deployment.name} uses it"
         source = "fleet.lock.json" if step.digest else "the deployment"
         found[wanted] = step, Action("image", "vllm_image", step.ref, "absent", after, by, source)
     return tuple(found[key] for key in sorted(found))
@@ -303,7 +303,9 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
             "hf_model",
             f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
             _weights_before(host, step.repo, pin),
-            f"commit {pin.commit[:12]}{amount}" if pin.commit else "the commit that it stands for",
+            f"commit {pin.commit[:12]}{amount}"
+            if pin.commit
+            else "its current commit, pinned on the first online run",
             _users(users),
             HUB,
         )
@@ -313,9 +315,9 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
 
 _VERBS = {
     MODEL: ("serves it", "serve it"),
-    DRAFT: ("drafts with it", "draft with it"),
+    DRAFT: ("uses it as draft model", "use it as draft model"),
     ADAPTER: ("serves it as an adapter", "serve it as an adapter"),
-    TOKENIZER: ("takes its tokenizer", "take its tokenizer"),
+    TOKENIZER: ("uses its tokenizer", "use its tokenizer"),
 }
 
 
@@ -376,7 +378,7 @@ def _weights_before(host: Host, repo: str, pin: ModelPin) -> str:
 def remove(running: Running) -> Action:
     """Return the action that removes an instance of this toolkit that no deployment defines."""
     before = running.state or "stopped"
-    reason = f"no deployment of this host makes {running.name}"
+    reason = f"no deployment on this host defines {running.name}"
     return Action("remove_server", "vllm_serve", running.name, before, "removed", reason, "vllm_deployments")
 
 
@@ -387,7 +389,7 @@ def server(
     after = f"running, spec {spec[:12]}"
     source = "vllm_deployments"
     if running is None:
-        return Action("server", "vllm_serve", name, "absent", after, "the deployment wants it", source)
+        return Action("server", "vllm_serve", name, "absent", after, "not deployed yet", source)
     before = _container_state(running)
     if running.spec_hash != spec:
         return Action(
@@ -404,7 +406,7 @@ def server(
         reason = _why_down(running)
         return Action("server", "vllm_serve", name, before, after, reason, source)
     if not running.ready:
-        reason = "it was started and has not generated tokens yet"
+        reason = "it was started but has not generated tokens yet"
         return Action("server", "vllm_serve", name, before, f"{after}, ready", reason, source)
     if repartition:
         reason = "it is stopped while the compute partition changes"
@@ -436,9 +438,9 @@ def _container_state(running: Running) -> str:
 
 def _difference(file_hashes: Mapping[str, str], running: Running, spec: str) -> str:
     if running.spec_hash is None:
-        return "it was not made by this toolkit's present form"
+        return "its container was created by an older version of instinct-fleet"
     if running.artefact_hash == spec:
-        return "its files are as wanted, and the container was made from older ones"
+        return "its files are current, but its container was created from older ones"
     return f"its specification changed{_which(file_hashes, running)}"
 
 

@@ -44,7 +44,7 @@ def check_disk(
             continue
         paths = " and ".join(dict.fromkeys(path for path, _, _ in entries))
         parts = ", ".join(f"{what} {size(amount)}" for _, amount, what in entries)
-        what = f"not enough disk for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
+        what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
         problems.append(Problem((), what, _fix(entries, root), (host.name,)))
     return tuple(problems), tuple(warnings)
 
@@ -56,7 +56,7 @@ def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:
         ways.append("remove unused images (docker image prune -a)")
     if paths - {root}:
         ways.append("point hf_model_cache_dir at a larger file system")
-    return f"Free some, {', or '.join(ways)}."
+    return f"Free some space: {', or '.join(ways)}."
 
 
 def _partial(host: Host, model: ModelStep) -> int:

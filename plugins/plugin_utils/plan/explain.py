@@ -16,7 +16,7 @@ from .text import gpus_text, numbered, wrapped
 
 TITLES = {
     "docker_engine": "install the Docker engine",
-    "build_tools": "install what building an image needs:",
+    "build_tools": "install for building images:",
     "numa_balancing": "automatic NUMA balancing",
     "compute_partition": "compute partition",
     "memory_partition": "memory partition",
@@ -25,16 +25,16 @@ TITLES = {
     "instance_key": "key",
     "stop_server": "stop",
     "image": "image",
-    "model": "weights",
-    "generation": "generation of",
+    "model": "download",
+    "generation": "record",
     "hold": "hold",
     "remove_server": "remove",
     "server": "serve",
     "haproxy": "install",
     "keepalived": "install",
-    "drain": "take out",
-    "balancer": "balance",
-    "undrain": "take in",
+    "drain": "drain",
+    "balancer": "configure",
+    "undrain": "return to service",
 }
 
 
@@ -62,7 +62,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     if notes:
         lines += ["", "Warnings", *(f"  {note}" for note in notes)]
     if plan.unreachable:
-        lines += ["", "Not planned"]
+        lines += ["", "Excluded hosts"]
         lines += [
             f"  {listed(hosts)}: {text}"
             for text, hosts in _by_text((text, name) for name, text in plan.unreachable)
@@ -72,19 +72,18 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
 
 def _summary(plan: FleetPlan, busy: int) -> str:
     hosts = plural(len(plan.hosts), "host")
+    head = f"Plan: {hosts},"
     if plan.hosts and not any(host.host.state for host in plan.hosts):
-        hosts += (
-            ", planned from the inventory alone and taken to be bare, with device names by the driver's rule"
-        )
+        head = f"Offline plan for {hosts} (not contacted; assumed empty; device names predicted):"
     running = sum(len(host.instances) for host in plan.hosts)
     count = sum(len(host.actions) for host in plan.hosts)
     extra = [f"{plural(len(item.actions), 'action')} on load balancer {item.host.name}"
              for item in plan.balancers if item.actions]  # fmt: skip
-    rest = f"{plural(running, 'instance')} as wanted"
+    rest = f"{plural(running, 'instance')} up to date"
     if not busy:
-        return f"Plan: {hosts}, nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
+        return f"{head} nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
     work = f"{plural(count, 'action')} on {busy} of them"
-    return f"Plan: {hosts}, {'; '.join([work, *extra])}."
+    return f"{head} {'; '.join([work, *extra])}."
 
 
 def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
@@ -158,8 +157,12 @@ def _actions(host: HostPlan) -> list[str]:
             gpus = [numbers[node] for name in names for node in members[name].render_nodes if node in numbers]
             target += f", {numbered('port', ports)}, {gpus_text(gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
-        lines.append(f"  {number:2d}. {head}: {_bare(first.before)} → {_bare(first.after)}")
-        lines.append(f"      because {first.reason}")
+        change, why = f": {_bare(first.before)} → {_bare(first.after)}", "because"
+        if first.kind == "generation":
+            now = "" if first.before == "none" else f" (now {first.before})"
+            change, why = f" as generation {first.after}{now}, so it can be rolled back to", "change:"
+        lines.append(f"  {number:2d}. {head}{change}")
+        lines.append(f"      {why} {first.reason}")
     return lines
 
 
@@ -186,6 +189,7 @@ def _sources(plan: FleetPlan) -> list[str]:
 def _partial(images: Sequence[str]) -> list[str]:
     names = ", ".join(images)
     return [
-        f"Not known yet: which vLLM is in {names}. site.yml brings it, asks it, and plans the rest in the same run;",
-        'vllm_version: "…" in the deployment says it now.',
+        f"The vLLM version in {names} is unknown. site.yml pulls the image, probes it and plans the rest in the "
+        "same run.",
+        'To plan everything now, set vllm_version: "…" in the deployment.',
     ]

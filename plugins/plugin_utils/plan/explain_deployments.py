@@ -52,9 +52,9 @@ class Told:
         where = (
             "each group of hosts"
             if len(self.groups) > 1
-            else "both"
+            else "both hosts"
             if deployment.nodes == 2
-            else "all of them"
+            else "all hosts"
         )
         place = f"{many} over {where}" if self.groups else f"{many} per host"
         lines = [
@@ -66,8 +66,8 @@ class Told:
             lines += wrapped("group", f"{hosts[0]} is the head, with {', '.join(hosts[1:])}; {meeting}")
         if self.groups:
             own = gpus_text([gpu.index for gpu in instance.slot.gpus]) if self.count == 1 else ""
-            parts = [_division(deployment), f"{own} of each host" if own else ""]
-            parts += [f"{numbered('GPU', self.idle)} of each host idle"] if self.idle else []
+            parts = [_division(deployment), f"{own} on each host" if own else ""]
+            parts += [f"{numbered('GPU', self.idle)} on each host idle"] if self.idle else []
             lines += wrapped("parallel", "; ".join(part for part in parts if part))
         fit = instance.verdict.fit
         if fit:
@@ -172,8 +172,8 @@ def _division(deployment: Deployment) -> str:
 
 
 def _memory(fit: Fit, sharing: int) -> str:
-    # The reserve for activations and graphs is always an estimate; with a guessed shape, everything is.
-    guess = "" if fit.basis == "exact" else ", a guess"
+    # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
+    guess = "" if fit.basis == "exact" else ", a rough estimate"
     unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
     return (
         f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "

@@ -14,8 +14,8 @@ from .text import wrapped
 
 MEANING = {
     "held": "held",
-    "rollback": "the operator goes back to it",
-    "trial": "an upgrade of it was cut off: each instance stays at what it runs",
+    "rollback": "rollback requested",
+    "trial": "its upgrade was interrupted: each instance stays as it runs",
 }
 
 
@@ -34,7 +34,7 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
             if first:
                 found.setdefault(first, []).append(host.host.name)
         where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
-        number = "what runs" if turn.generation is None else f"generation {turn.generation}"
+        number = "as it runs" if turn.generation is None else f"generation {turn.generation}"
         lines += ["", f"Deployment {turn.deployment} on {where}: {number}, from the nodes' own records"]
         lines += wrapped("because", f"{MEANING[kind]}{f' ({turn.why})' if turn.why else ''}")
         made = (item.generation for item in found)
@@ -53,7 +53,7 @@ def kept_lines(plan: FleetPlan) -> list[str]:
             hosts.setdefault(text, []).append(host.host.name)
     if not hosts:
         return []
-    lines = ["", "Kept for a rollback only (removing them makes these generations impossible)"]
+    lines = ["", "Kept for a rollback only (without them these generations cannot be restored)"]
     return [*lines, *(f"  {listed(names)}: {text}" for text, names in hosts.items())]
 
 

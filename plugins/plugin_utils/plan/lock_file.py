@@ -18,4 +18,4 @@ def read_lock(path: Path) -> Lock:
         return Lock()
     except (OSError, ValueError) as error:
         what = f"{path} cannot be used: {error}."
-        raise FleetError([Problem((), what, "Restore it, or remove it to pin everything anew.")]) from None
+        raise FleetError([Problem((), what, "Restore it, or remove it to pin everything again.")]) from None

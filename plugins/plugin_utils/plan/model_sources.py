@@ -27,7 +27,7 @@ def read_models(fleet: Fleet, base: Path) -> dict[str, ModelSource]:
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is not a JSON object"
                 what = f"{path} cannot be read: {why}."
-                fix = "Name a config.json, or a directory with one, on this machine."
+                fix = "Name a config.json on this machine, or a directory that contains one."
                 problems.append(Problem((*deployment.path, "model_config"), what, fix, (host.name,)))
     if problems:
         raise FleetError(problems)

@@ -110,7 +110,7 @@ def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
                 path = (*deployment.path, "build" if deployment.build else "image")
                 text = " with vLLM "
                 what = f"{first[1].name} would run {text.join(theirs)} on {head} and {text.join(mine)} on {host}."
-                yield Problem(path, what, "Bring the same image to all hosts of a group.", (host,))
+                yield Problem(path, what, "Use the same image on all hosts of a group.", (host,))
             if uses_ray(deployment, instance.tuned.table):
                 yield from _ray_mixes(host, head, instance, first[1])
 
@@ -123,6 +123,9 @@ def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem
     )
     for name in names:
         each = f"{own.get(name, 'not set')} on {host} and {given.get(name, 'not set')} on {head}"
-        what = f"{name} is {each}, and by Ray all get the head's."
-        fix = "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or name interfaces and devices alike."
+        what = f"{name} is {each}, but with Ray all hosts get the head's value."
+        fix = (
+            "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or give interfaces and devices the same "
+            "names."
+        )
         yield Problem((*mine.deployment.path, "nodes"), what, fix, (host,))

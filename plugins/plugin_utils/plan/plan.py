@@ -282,8 +282,11 @@ def _nowhere_to_listen(host: Host) -> list[Problem]:
         return []
     if not any(item.endpoint and not item.listen for item in host.deployments):
         return []
-    what = f"a load balancer on another host has to reach the instances, and {host.address} is no IP address of it."
-    fix = "Set instinct_address to the address at which they are to listen (or listen in the deployments)."
+    what = (
+        f"a load balancer on another host has to reach the instances, but {host.address} is not an IP address of "
+        "this host."
+    )
+    fix = "Set instinct_address (or listen in the deployments) to the address on which they should listen."
     return [Problem((), what, fix, (host.name,))]
 
 
@@ -295,7 +298,7 @@ def _check(host: Host) -> tuple[Problem, ...]:
         found.append(Problem((), what, fix, (host.name,)))
     if host.state is not None and not host.deployments_defined and host.state.instances:
         names = ", ".join(item.name for item in host.state.instances)
-        what = f"is not defined, and the host has instances ({names})."
+        what = f"is not defined, but the host has instances ({names})."
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
     found += _nowhere_to_listen(host)
@@ -457,7 +460,7 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
         if build and not (len(build.ref) == 40 and all(char in "0123456789abcdef" for char in build.ref)):
             found.append(
                 f"deployment {deployment.name} builds {build.ref}, which may move: "
-                "a commit gives every node the same"
+                "name a commit to give every node the same build"
             )
     return tuple(item for item in found if item)
 

@@ -70,8 +70,8 @@ def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
     try:
         layers = [manifest["config"]["size"], *(layer["size"] for layer in manifest["layers"])]
     except (KeyError, TypeError):
-        what = f"the manifest of {ref} has a form that is not understood ({manifest.get('mediaType')})."
-        fix = "Push the image again with a Docker engine of this decade."
+        what = f"the manifest of {ref} has an unknown format ({manifest.get('mediaType')})."
+        fix = "Push the image again with a current Docker release."
         raise ResolveError(Problem(path, what, fix)) from None
     return ImagePin(digest, sum(int(size) for size in layers))
 
@@ -112,12 +112,12 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
     try:
         text, response = client.get_manifest_and_response(name)
     except dxf.exceptions.DXFAuthInsecureError:
-        what = f"registry {ref.registry} wants a log-in, and is spoken to without TLS."
-        fix = f"Serve it by https, and remove insecure from {where}."
+        what = f"registry {ref.registry} requires a login, but is configured without TLS."
+        fix = f"Serve it over https, and remove insecure from {where}."
         raise ResolveError(Problem(path, what, fix), REFUSED) from None
     except dxf.exceptions.DXFUnauthorizedError:
         what = f"registry {ref.registry} refuses access to {ref.path}"
-        what += f" for user {access.username}." if access.username else " without a log-in."
+        what += f" for user {access.username}." if access.username else " without a login."
         fix = f"Check the name, and set username and password in {where}."
         raise ResolveError(Problem(path, what, fix), REFUSED) from None
     except requests.exceptions.HTTPError as error:
@@ -125,8 +125,8 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
         status = error.response.status_code if error.response is not None else 0
         raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
     except requests.exceptions.SSLError:
-        what = f"registry {ref.registry} does not speak TLS that this machine trusts."
-        fix = f"If it is served by plain http, set insecure: true in {where}; otherwise install its CA."
+        what = f"registry {ref.registry} does not offer TLS that this machine trusts."
+        fix = f"If it uses plain http, set insecure: true in {where}; otherwise install its CA."
         raise ResolveError(Problem(path, what, fix)) from None
     except (requests.exceptions.RequestException, OSError) as error:
         what = f"registry {ref.registry} cannot be reached from this machine ({_cause(error)})."
@@ -136,7 +136,7 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
         manifest = json.loads(text)
         digest = response.headers.get("Docker-Content-Digest") or dxf.hash_bytes(response.content)
     except ValueError:
-        what = f"registry {ref.registry} answers something that is not a manifest."
+        what = f"registry {ref.registry} returned something that is not a manifest."
         raise ResolveError(Problem(path, what, "Check the registry's name and port.")) from None
     return Answer(manifest, str(digest))
 
@@ -153,8 +153,8 @@ def _http_problem(error: Any, ref: ImageRef, shown: str, path: Path, where: str)
     if status == 429:
         what = f"registry {ref.registry} limits requests (429)."
         return Problem(path, what, f"Wait, or log in: set username and password in {where}.")
-    what = f"registry {ref.registry} answers with status {status}."
-    return Problem(path, what, "Look at the registry's log.")
+    what = f"registry {ref.registry} returned status {status}."
+    return Problem(path, what, "Check the registry's log.")
 
 
 def _cause(error: BaseException) -> str:
@@ -199,7 +199,7 @@ def model_pin(
         siblings = info.siblings or []
         unsized = [item.rfilename for item in siblings if item.size is None]
         if not info.sha or unsized:
-            what = f"the hub at {hub} does not tell the {'size of ' + unsized[0] if unsized else 'commit'}."
+            what = f"the hub at {hub} does not report the {'size of ' + unsized[0] if unsized else 'commit'}."
             raise ResolveError(Problem(path, what, "Use a hub with the API of huggingface.co."))
         files = tuple(sorted((item.rfilename, int(item.size or 0)) for item in siblings))
         return ModelPin(info.sha, files, _config(repo, info.sha, dict(files), hub, token))
@@ -235,7 +235,7 @@ def _of_hub(
             raise ResolveError(_gated(repo, path, hub, token), REFUSED) from None
         except hub_errors.RevisionNotFoundError:
             what = f"model {repo} has no revision {revision} on {hub}."
-            fix = "Give a branch, a tag or a commit that it has."
+            fix = "Use a branch, tag or commit that exists there."
             beside = (*path[:-1], "revision") if path[-1:] == ("model",) else path
             raise ResolveError(Problem(beside, what, fix), GONE) from None
         except hub_errors.RepositoryNotFoundError:
@@ -298,13 +298,13 @@ def _absent(repo: str, path: Path, hub: str, token: str | None) -> Problem:
         return Problem(
             path, f"{what}, or it is private.", "Check the name; for a private model set hf_model_token."
         )
-    fix = "Check the name, and that the token of hf_model_token is right and may see it."
+    fix = "Check the name, and that the token of hf_model_token is valid and has access to it."
     return Problem(path, f"{what} for this token.", fix)
 
 
 def _status_problem(status: int, repo: str, path: Path, hub: str, token: str | None) -> Problem:
     if status == 429:
-        what = f"the hub at {hub} limits requests (429), also after {len(RETRY_PAUSES)} pauses."
+        what = f"the hub at {hub} still limits requests (429) after {len(RETRY_PAUSES)} pauses."
         fix = "Wait some minutes" + (
             "." if token else ", or set hf_model_token: limits are higher with a token."
         )
@@ -314,6 +314,4 @@ def _status_problem(status: int, repo: str, path: Path, hub: str, token: str | N
         if token is None:
             what = f"the hub at {hub} refuses access to model {repo} without a token ({status})."
         return Problem(path, what, "Set a valid token in hf_model_token or hf_model_token_file.")
-    return Problem(
-        path, f"the hub at {hub} answers for model {repo} with status {status}.", "Try again later."
-    )
+    return Problem(path, f"the hub at {hub} returned status {status} for model {repo}.", "Try again later.")

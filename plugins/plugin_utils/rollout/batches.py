@@ -273,8 +273,8 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
         parts = given if isinstance(given, (list, tuple)) else str(given).strip("[] ").split(",")
         counts = [parse_count(part.strip("\"' ") if isinstance(part, str) else part) for part in parts]
         if not counts or any(not count or count == "0%" for count in counts):
-            what = f"{given!r} is not a number of units, a percentage of them, or a list of these."
-            problems.append(Problem(("upgrade_serial",), what, 'Such as 2, "25%" or [1, "25%"].'))
+            what = f"{given!r} is not a number of groups, a percentage of them, or a list of these."
+            problems.append(Problem(("upgrade_serial",), what, 'Use for example 2, "25%" or [1, "25%"].'))
         else:
             serial = tuple(count for count in counts if count)
     keep = None
@@ -282,12 +282,14 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
         keep = parse_count(values["upgrade_min_in"])
         if keep is None:
             what = f"{values['upgrade_min_in']!r} is not a number of engines or a percentage of them."
-            problems.append(Problem(("upgrade_min_in",), what, 'Such as 1 or "75%".'))
+            problems.append(Problem(("upgrade_min_in",), what, 'Use for example 1 or "75%".'))
     given = values.get("upgrade_soak")
     soak = parse_count(public_variables()["upgrade_soak"].default if given is None else given)
     if not isinstance(soak, int):
         problems.append(
-            Problem(("upgrade_soak",), f"{given!r} is not a whole number of seconds.", "Such as 30, or 0.")
+            Problem(
+                ("upgrade_soak",), f"{given!r} is not a whole number of seconds.", "Use for example 30, or 0."
+            )
         )
         soak = 0
     return Terms(serial, keep, soak), tuple(problems)
@@ -426,20 +428,31 @@ def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterabl
             if left >= room.keep or name in told:
                 continue
             told.add(name)
-            kept = f"upgrade_min_in keeps {room.keep} of {plural(room.there, 'engine')} of {name} in"
+            kept = (
+                f"upgrade_min_in requires {room.keep} of {plural(room.there, 'engine')} of {name} in service"
+            )
             if count > 1:
                 what = (
-                    f"{unit.name} can only change together, as one gets GPUs or ports of the other; that leaves "
+                    f"{unit.name} have to change together, because one takes over GPUs or ports of another; that "
+                    "leaves "
                     f"{left}, and {kept}."
                 )
-                fix = "Keep their GPUs and ports, or accept the gap: -e upgrade_min_in=" + str(max(left, 0))
+                fix = "Keep their GPUs and ports, or accept less capacity: -e upgrade_min_in=" + str(
+                    max(left, 0)
+                )
             elif room.serving <= room.keep and room.serving < room.there:
                 what = f"only {room.serving} of {plural(room.there, 'engine')} of {name} serve, and {kept}."
-                fix = "Mend the others first (status.yml, undrain.yml), or accept less: -e upgrade_min_in="
+                fix = (
+                    "Repair the others first (see status.yml, undrain.yml), or accept less capacity: -e "
+                    "upgrade_min_in="
+                )
                 fix += str(max(left, 0))
             else:
                 what = f"changing {unit.name} leaves {left}, and {kept}."
-                fix = f"There is no room to change one at a time; accept it: -e upgrade_min_in={max(left, 0)}"
+                fix = (
+                    f"Capacity does not allow even one change at a time. To accept that: -e "
+                    f"upgrade_min_in={max(left, 0)}"
+                )
             yield Problem(("upgrade_min_in",), what, fix + ".", unit.hosts)
 
 
@@ -452,9 +465,9 @@ def _too_many(batches: Sequence[Batch], terms: Terms, capacity: Mapping[str, Cap
                 if room.serving - count < room.keep:
                     serial = ", ".join(map(str, terms.serial or SERIAL))
                     what = (
-                        f"[{serial}] lets {len(batch.units)} units change at a time, which leaves "
-                        f"{room.serving - count} of {plural(room.there, 'engine')} of {name} in; upgrade_min_in keeps "
-                        f"{room.keep}."
+                        f"[{serial}] lets {len(batch.units)} groups change at a time, which leaves "
+                        f"{room.serving - count} of {plural(room.there, 'engine')} of {name} in service; "
+                        f"upgrade_min_in requires {room.keep}."
                     )
                     fix = f"At most {room.serving - room.keep} fit: -e upgrade_serial={room.serving - room.keep}."
                     yield Problem(("upgrade_serial",), what, fix)
@@ -466,8 +479,8 @@ def _gaps(batches: Iterable[Batch], capacity: Mapping[str, Capacity]) -> Iterabl
         for name, count in lost(batch.units).items():
             room = capacity[name]
             if room.serving and room.serving - count <= 0:
-                who = "its only engine" if room.there == 1 else "all its engines"
-                yield f"deployment {name}: nobody serves it while {who} changes: clients get 503 meanwhile"
+                who = "its only engine is" if room.there == 1 else "all its engines are"
+                yield f"deployment {name} is unavailable while {who} replaced: clients get 503"
 
 
 def sorted_members(members: Iterable[Member]) -> tuple[Member, ...]:

@@ -326,28 +326,28 @@ def _refusals(plan: FleetPlan, wanted: Wanted, rollout: Rollout) -> Iterable[Pro
     """What a rollout needs beside room."""
     if rollout.batches and wanted.operation != STOP:
         for name, why in wanted.absent:
-            what = f"instances cannot leave load balancer {name} before they change: {why}."
+            what = f"instances cannot be drained from load balancer {name} before they change: {why}."
             yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
     for balancer in plan.balancers if rollout.batches and wanted.operation != STOP else ():
         if balancer.host.seen is None or not balancer.host.seen.running:
-            what = "its load balancer does not run, so that nothing can leave it before it changes."
+            what = "the load balancer does not run, so instances cannot be drained before they change."
             yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
     if wanted.operation == ROLLBACK and not wanted.deployment:
         names = ", ".join(turn.deployment for turn in plan.turns)
-        yield Problem(("deployment",), "is not given.", f"-e deployment=NAME; there are: {names or 'none'}.")
+        yield Problem(("deployment",), "is required.", f"-e deployment=NAME; there are: {names or 'none'}.")
     if wanted.operation in (UPGRADE, ROLLBACK):
         hosts = tuple(
             host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
         )
         if hosts:
-            what = "partition modes are to change, which stops every instance of a host."
+            what = "partition modes have to change first, which stops every instance of a host."
             yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
     if wanted.operation in (RESTART, STOP) and not rollout.batches:
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip
         if wanted.deployment or wanted.instance:
             meant = wanted.instance or wanted.deployment
-            what = f"nothing of {meant} runs."
+            what = f"no instance of {meant} runs."
             yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
 
 

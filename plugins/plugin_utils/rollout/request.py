@@ -63,13 +63,13 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
-        what = f"an {UPGRADE} or {ROLLBACK} is of whole deployments."
+        what = f"{UPGRADE}.yml and {ROLLBACK}.yml work on whole deployments, not on single instances."
         found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
     if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
-        what = "only rollback.yml goes to a generation."
+        what = "only rollback.yml can choose a generation."
         found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
     if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
-        what = f"{operation}.yml begins with what runs, which only the hosts know."
+        what = f"{operation}.yml needs the current state of the hosts, so it cannot run offline."
         found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
     return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
 
@@ -96,7 +96,7 @@ def explain_request(
     rollout, problems = _rollout(options, plan, None, UPGRADE)
     if problems:
         return []
-    text = f"site.yml replaces {count} that serve at once on all hosts; upgrade.yml goes by batches:"
+    text = f"site.yml would replace {count} serving instances at the same time. upgrade.yml replaces them in batches:"
     return ["", text, *explain_rollout(rollout, timeouts(options, data))]
 
 

@@ -29,7 +29,7 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
         data = [item for item in planned.batches if item["deployment"] == name]
         units = sum(len(batch.units) for batch in batches)
         verb = VERBS.get(planned.operation, UPGRADE)
-        lines += ["", f"{verb} of {name}: {plural(units, 'unit')} in {plural(len(batches), 'batch', 'es')}"]
+        lines += ["", f"{verb} of {name}: {plural(units, 'group')} in {plural(len(batches), 'batch', 'es')}"]
         if data[0]["why"] and planned.operation in (UPGRADE, ROLLBACK):
             lines += wrapped("changes", f"generation {data[0]['generation']}: {data[0]['why']}")
         lines += _kept(planned, name)
@@ -64,20 +64,25 @@ def _canary(batch: Batch) -> str:
     assert canary is not None
     text = f"{canary.host} {canary.name}, alone"
     if not canary.there:
-        return f"{text}; it is new, so that there is nothing to compare it with but what it answers"
+        return f"{text}; it is new, so only its answers can be checked, not compared"
     text += ", measured before and after"
     if batch.reference:
-        text += f", each time beside {batch.reference.name}, which stays as it is"
+        text += f", each time with {batch.reference.name} (unchanged) as reference"
     return text
 
 
 def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
     if planned.operation == STOP:
-        return f"running requests end (at most {waits['drain']} s), then at most {waits['stop']} s until it stops"
+        return (
+            f"running requests end (at most {waits['drain']} s), then each instance stops (at most {waits['stop']} "
+            "s)"
+        )
     soak = planned.terms.soak
     return (
-        f"each batch: running requests end (at most {waits['drain']} s), stop (at most {waits['stop']} s), start until "
-        f"tokens come (at most {waits['start']} s), {soak} s under watch; so {batches * soak} s and {batches} starts"
+        f"each batch: running requests end (at most {waits['drain']} s), instances stop (at most {waits['stop']} s), "
+        "start until "
+        f"tokens come (at most {waits['start']} s), {soak} s of watching; in all {batches * soak} s and {batches} "
+        "starts"
     )
 
 
@@ -115,7 +120,7 @@ def judge(
         back = operation == UPGRADE
         return Verdict(True, back, why, f"{what}: failed")
     if gone:
-        return Verdict(True, False, f"{', '.join(gone)} cannot be reached any more", f"{what}: cut off")
+        return Verdict(True, False, f"{', '.join(gone)} can no longer be reached", f"{what}: interrupted")
     return Verdict(False, False, "", f"{what}: done")
 
 
@@ -141,25 +146,31 @@ def report(
     ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed.
     """
     done = [item for item in batches if ended is None or item["number"] < ended]
-    lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'unit')} of {_units(batches)} done."]
+    lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'group')} of {_units(batches)} done."]
     if ended is None:
         return lines[0]
     batch = next(item for item in batches if item["number"] == ended)
     name, held = batch["deployment"], batch["held"]
     lines.append(f"{batch['text']}: {verdict['why']}")
     if verdict["turned"] and not unmended:
-        text = f"It is back at generation {held} and serves" if held else "Nothing is known to go back to"
+        text = "No earlier generation is recorded, so nothing was rolled back"
+        if held:
+            text = f"Rolled back: generation {held} serves again"
         lines.append(f"{text}. {_next(batch, done)}")
     elif verdict["turned"]:
-        lines += [f"{host} did not come back to generation {held}: {why}" for host, why in unmended.items()]
-        lines.append(f"Look at it first; rollback.yml -e deployment={name} tries again.")
+        lines += [
+            f"{host} could not be rolled back to generation {held}: {why}" for host, why in unmended.items()
+        ]
+        lines.append(f"Fix that first, then run rollback.yml -e deployment={name} to try again.")
     elif operation == UPGRADE:
         lines.append(
-            "The rollout ended there; what is done stays. Run upgrade.yml again when the host is back: it goes on; "
-            f"rollback.yml -e deployment={name} takes it back."
+            "The rollout stopped; finished batches keep the new generation. When the host is reachable, run "
+            f"upgrade.yml to continue, or rollback.yml -e deployment={name} to undo it."
         )
     else:
-        lines.append("The rollout ended there; the same command goes on when the cause is gone.")
+        lines.append(
+            "The rollout stopped. Fix the cause and run the same command again; it continues from here."
+        )
     return "\n".join(lines)
 
 
@@ -170,10 +181,10 @@ def _units(batches: Sequence[Mapping[str, Any]]) -> int:
 def _next(batch: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
     name = batch["deployment"]
     mine = _units([item for item in done if item["deployment"] == name])
-    text = f"{name} is held there until upgrade.yml finds another definition, or runs with -e again=true."
+    text = f"{name} is held until upgrade.yml finds another definition, or runs with -e again=true."
     if mine:
         text += (
-            f" {plural(mine, 'unit')} of earlier batches still run{'s' if mine == 1 else ''} generation "
-            f"{batch['generation']}: rollback.yml -e deployment={name} takes back those too."
+            f" {plural(mine, 'group')} of earlier batches still run{'s' if mine == 1 else ''} generation "
+            f"{batch['generation']}: rollback.yml -e deployment={name} rolls back those too."
         )
     return text

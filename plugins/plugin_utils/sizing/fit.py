@@ -120,7 +120,7 @@ def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
         notes += (f"The model's shape is from {origin}",)
     if model.missing:
         lacking = ", ".join(model.missing)
-        notes += (f"config.json lacks {lacking}: only the weights' size is held against the memory",)
+        notes += (f"config.json lacks {lacking}: only the size of the weights is compared with the memory",)
         left = min(available)
         return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, reserve, left, ESTIMATED, notes)
     cache = plan(stages(model.layers, engine.pp), engine.layout(model))
@@ -208,12 +208,10 @@ def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
     outside = engine.memory_bytes - engine.requested_bytes
     if engine.platform != "cpu" and not engine.rules.graphs_counted and outside < graph_bytes(engine):
         notes.append(
-            f"Graphs come on top of gpu_memory_utilization in this release, and it leaves {outside / GIB:.1f} GiB"
+            f"In this release graphs need memory beyond gpu_memory_utilization, which leaves {outside / GIB:.1f} GiB"
         )
     if not model.known and not model.missing:
-        notes.append(
-            "The architecture or its quantization is not one whose layers are known: sizes are estimates"
-        )
+        notes.append("The layers of this architecture or quantization are unknown: sizes are estimates")
     return tuple(notes)
 
 
@@ -222,8 +220,8 @@ def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
     if not reserve or engine.kv_cache_memory_bytes is not None:
         return ()
     return (
-        f"About {reserve / GIB:.1f} GiB per GPU are set aside for activations, graphs and libraries. That is an "
-        "estimate, and with it the tokens of the KV cache: vLLM measures it when it starts",
+        f"About {reserve / GIB:.1f} GiB per GPU are reserved for activations, graphs and libraries. This is an "
+        "estimate, as is the number of tokens in the KV cache: vLLM measures both when it starts",
     )
 
 
@@ -277,7 +275,7 @@ def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
     missing = -found.headroom_bytes
     needed = found.weights_bytes_per_gpu + found.reserve_bytes
     advice.append(
-        f"Take a larger GPU or partition: {missing / GIB:.1f} GiB are missing of the "
+        f"Use a larger GPU or partition: {missing / GIB:.1f} GiB are missing of the "
         f"{(engine.requested_bytes + missing) / GIB:.1f} GiB that it needs ({needed / GIB:.1f} GiB before the KV cache)"
     )
     return tuple(advice)
@@ -294,4 +292,4 @@ def _quantized(model: ModelShape, engine: Engine) -> list[str]:
     if not fit(model, eight).fits:
         return []
     weights = max(stage_weights(model, eight)) / GIB
-    return [f"Take a checkpoint quantized to FP8: its weights are about {weights:.1f} GiB per GPU"]
+    return [f"Use a checkpoint quantized to FP8: its weights are about {weights:.1f} GiB per GPU"]

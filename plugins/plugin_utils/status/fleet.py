@@ -189,9 +189,7 @@ def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]
         for name, history in histories(state).items():
             for bound in (history.held, history.trial):
                 if bound:
-                    what = (
-                        "held at" if bound is history.held else "a rollout is under way, or was cut off, to"
-                    )
+                    what = "held at" if bound is history.held else "rollout in progress, or interrupted, to"
                     key = (name, f"{what} generation {bound.generation}", bound.why)
                     told.setdefault(key, {})[host] = bound.since
     found: dict[str, tuple[str, ...]] = {}

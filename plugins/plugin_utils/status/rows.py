@@ -22,13 +22,13 @@ TROUBLE = STATES[: STATES.index(WAITING)]
 WELL = (SERVING, WORKING)
 
 NEXT = {
-    SILENT: "docker logs instinct-{instance} on {host} says what it does; restart it when that is nothing",
-    DEAD: "its supervisor starts it again; when that does not help, docker logs instinct-{instance} on {host}",
-    MISSING: "site.yml makes it again",
-    NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host says why its checks fail",
+    SILENT: "docker logs instinct-{instance} on {host} shows what it does; restart it if it does nothing",
+    DEAD: "its supervisor starts it again; if that does not help, see docker logs instinct-{instance} on {host}",
+    MISSING: "site.yml creates it again",
+    NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host shows why its checks fail",
     PAUSED: "docker unpause instinct-{instance} on {host}",
-    NOT_REACHED: "look at the host; drain.yml --limit {host} keeps requests away from it for good",
-    STOPPED: "site.yml starts it, when it is still wanted",
+    NOT_REACHED: "check the host; drain.yml --limit {host} keeps it out of service until undrain.yml",
+    STOPPED: "site.yml starts it, if the inventory still defines it",
 }
 
 WINDOW = 1800.0
@@ -149,13 +149,9 @@ def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
     for item in servers:
         out = item.get("out") or {}
         if item["state"] != "ready" and out:
-            who = (
-                "drain.yml took it out"
-                if out.get("by") == "operator"
-                else "a run took it out, and did not end"
-            )
+            who = "drained by drain.yml" if out.get("by") == "operator" else "drained by an interrupted run"
             back = "undrain.yml" if out.get("by") == "operator" else "the next run of site.yml"
-            return f"{who}, {out.get('since', '')}; {back} takes it in"
+            return f"{who} at {out.get('since', '')}; {back} returns it"
     return ""
 
 
@@ -175,7 +171,7 @@ def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Map
         state = NO_TRAFFIC
     why, next_step = why_of(seen, state, host)
     if state == NO_TRAFFIC:
-        why = f"it serves, and the load balancer's check says {servers[0]['check']}"
+        why = f"it serves, but the load balancer's check reports {servers[0]['check']}"
     elif where == OUT and not why:
         why = who_took_out(servers)
     if state in WELL:

@@ -71,7 +71,7 @@ def _placed(entry: Value, repo: str, place: str) -> Value:
 
 def _reason(flag: str, value: str, pin: Pin) -> Reason:
     item, commit = pin
-    text = f"what {item.revision} of {item.repo} was when it was pinned: every node loads the same"
+    text = f"the commit of {item.revision} of {item.repo} when it was pinned: every node loads the same"
     if commit == item.revision:
         text = f"the commit of {item.repo} that the deployment names"
     return Reason(flag, value, text, "fleet.lock.json")

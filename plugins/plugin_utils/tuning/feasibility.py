@@ -85,8 +85,8 @@ def judge(
     if tuned.problems:
         return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
     if model.config is None:
-        what = f"whether {deployment.model} fits is not checked: its config.json is not known"
-        fix = "model_config can name a copy of it on the control node"
+        what = f"could not check whether {deployment.model} fits: its config.json is unknown"
+        fix = "point model_config at a copy of it on the control node"
         return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
     shape = model_shape(model.config, model.files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
@@ -117,7 +117,7 @@ def _drafting(draft: Draft | None) -> tuple[str, ...]:
     if draft is None:
         return ()
     if draft.bytes is None:
-        return (f"What the draft {draft.repo} takes is not known, and not counted",)
+        return (f"The memory that the draft {draft.repo} needs is unknown, and is not counted",)
     return (
         f"The weights include {size_text(draft.bytes)} of the draft {draft.repo} in all; its KV cache is not counted",
     )
@@ -193,7 +193,7 @@ def _image(
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     path = (*deployment.path, "build" if deployment.build else "image")
     if software.platform in OTHER_PLATFORMS:
-        note = f"the image's vLLM is built for {software.platform.upper()}: the GPUs are not used"
+        note = f"the image's vLLM is built for {software.platform.upper()}, so the GPUs are not used"
         return (), (note, *software.notes)
     problems, warnings = [], []
     for finding in check_image(knowledge.images, software, machine.gfx, machine.name):
@@ -219,7 +219,7 @@ def _too_large(
         f"gpu_memory_utilization {engine.gpu_memory_utilization:g} gives of {size_text(engine.memory_bytes)}"
     )
     fixes = remedies(shape, engine, found)
-    fix = f"Helps: {'; '.join(fixes)}." if fixes else "Use larger GPUs or partitions."
+    fix = f"To make it fit: {'; '.join(fixes)}." if fixes else "Use larger GPUs or partitions."
     certain = found.basis == "exact" and found.headroom_bytes + found.reserve_bytes < 0
     if certain:
         return (Problem(deployment.path, f"{what}.", fix),), ()
@@ -237,7 +237,8 @@ def _starved(machine: Machine, shape: ModelShape, engine: Engine, found: Fit) ->
         return ()
     whole = fit(shape, replace(engine, memory_bytes=machine.gpu_bytes, tp=1))
     return (
-        f"{machine.compute} starves the KV cache of this model: it holds {found.max_concurrency:.1f} requests of "
+        f"{machine.compute} leaves too little memory for this model's KV cache: it holds {found.max_concurrency:.1f} "
+        "requests of "
         f"{found.max_model_len} tokens per instance; the whole GPU (SPX) would hold {whole.max_concurrency:.0f}",
     )
 

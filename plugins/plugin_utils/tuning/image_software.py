@@ -80,7 +80,7 @@ def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | Non
     """Return the facts, with a note if the probe contradicts the operator."""
     if not asked or asked.vllm in ("", deployment.vllm_version):
         return facts
-    note = f"vllm_version is {deployment.vllm_version}, and the image says that it has {asked.vllm}."
+    note = f"vllm_version is {deployment.vllm_version}, but the image contains {asked.vllm}."
     return replace(facts, notes=(*facts.notes, note))
 
 

@@ -95,8 +95,8 @@ def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, 
     ):
         asked = dict(values).get(key)
         if asked not in (None, "ray"):
-            what = f"{asked} does not span hosts in vLLM {table.release.asked}; from 0.11.1 on it does."
-            fix = "Use a newer vLLM, or leave it out: before, hosts are joined by Ray."
+            what = f"{asked} cannot span hosts in vLLM {table.release.asked}; it can from 0.11.1 on."
+            fix = "Use a newer vLLM, or leave it out: older releases join hosts with Ray."
             return (Problem((*deployment.path, where, key), what, fix),)
     return ()
 
@@ -106,7 +106,7 @@ def ray_env(slot: Slot, table: FlagTable) -> tuple[Reason, ...]:
     if slot.rank is None or not uses_ray(slot.deployment, table):
         return ()
     reason = (
-        "Ray leaves devices alone: HIP reads which it may use only once, before Ray would narrow them down"
+        "keeps Ray from setting visible devices: HIP reads them only once, before Ray would narrow them down"
     )
     names = ("HIP", "ROCR")
     return tuple(
@@ -157,17 +157,17 @@ def _sizes(deployment: Deployment) -> Iterator[Argument]:
         (
             "tensor_parallel_size",
             deployment.tensor_parallel_size,
-            "every layer is divided over so many GPUs",
+            "every layer is divided over this many GPUs",
         ),
         (
             "pipeline_parallel_size",
             deployment.pipeline_parallel_size,
-            "the layers are divided over so many groups of GPUs",
+            "the layers are divided over this many groups of GPUs",
         ),
         (
             "data_parallel_size",
             deployment.data_parallel_size,
-            "so many replicas of what is not an expert, with a KV cache each",
+            "this many replicas of everything but the experts, with a KV cache each",
         ),
     ):
         if size > 1:
@@ -189,7 +189,7 @@ def _data_parallel(deployment: Deployment, rank: Rank) -> Iterator[Argument]:
     balancing = deployment_key(deployment, "data_parallel_balancing")
     where = f"the address of {rank.hosts[0]}, the first host" if rank.hosts else "all ranks are on this host"
     if external(deployment):
-        reason = "each rank is a server of its own, and what is in front of them balances"
+        reason = "each rank is a server of its own, and the proxy in front of them balances"
         yield Argument("data_parallel_rank", rank.data_rank, reason, balancing)
     else:
         local = deployment.data_parallel_size // rank.nodes

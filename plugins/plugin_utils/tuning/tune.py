@@ -185,9 +185,7 @@ class _Desk:
                 self.check_range(path, name, part)
             clash = self.ledger.clash(found.args, found.env)
             if clash:
-                what = (
-                    f"wants {clash.subject} as {token(clash.wanted)}, and it is set as {token(clash.held)}."
-                )
+                what = f"needs {clash.subject} to be {token(clash.wanted)}, but it is set to {token(clash.held)}."
                 self.problems.append(Problem(path, what, "Keep one of the two."))
                 continue
             source = deployment_key(self.deployment, "settings", key)
@@ -315,7 +313,10 @@ def _drafts(
     for pair in speculative_pairs(knowledge.recipes, model, context):
         settings = {"speculative": pair["speculative"], **pair["settings"]}
         listed = ", ".join(f"{name}: {token(value)}" for name, value in settings.items())
-        text = f"{pair['draft']} can draft for it, which makes few requests at once faster: {listed}. {pair['reason']}."
+        text = (
+            f"{pair['draft']} can serve as its draft model, which speeds up small numbers of concurrent requests: "
+            f"{listed}. {pair['reason']}."
+        )
         found.append(Advice("speculative-pair", "advise", text, pair["source"], "speculative"))
     return tuple(found)
 
