@@ -79,7 +79,7 @@ class HostAuditor:
         known = [item.id for item in self.items]
         for key in ("host_prep_skip", "host_prep_also"):
             for unknown in set(own.get(key) or ()) - set(known):
-                what = f"no item is called {unknown}."
+                what = f"there is no item {unknown}."
                 raise FleetError([Problem((key,), what, suggest(unknown, known), (name,))])
         # Who wants NUMA balancing on has said so in a variable that is older than host_prep_skip.
         skip = [
