@@ -34,7 +34,7 @@ PLAY = """
   gather_facts: false
   vars: {rollout_verdict_result: {stop: false, back: false, turned: false}}
   tasks:
-    - ansible.builtin.include_tasks: ROOT/playbooks/tasks/unit_batch.yml
+    - ansible.builtin.include_role: {name: instinct.fleet.rollout, rolespec_validate: false}
       loop: "{{ fleet_host_plan.rollout.batches }}"
       loop_control: {loop_var: rollout_batch, label: "{{ rollout_batch.text }}"}
     - instinct.fleet.rollout_verdict: {rollout: "{{ fleet_host_plan.rollout }}"}
@@ -133,7 +133,7 @@ def play(
     }
     inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"instinct": {"hosts": hosts}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    (tmp_path / "play.yml").write_text(PLAY.replace("ROOT", str(ROOT)))
+    (tmp_path / "play.yml").write_text(PLAY)
     log = tmp_path / "log"
     log.touch()
     env = {
