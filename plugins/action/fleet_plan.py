@@ -149,6 +149,8 @@ class ActionModule(ControllerAction):
         text = explain(news, options["explain"])
         data = plan.to_json()
         rollout = roll_out(options, plan, endpoint)
+        if rollout:
+            data["rollout"] = rollout.to_json()
         text = "\n".join([text, *told(options, plan, data, rollout)])
         self._display.display(f"\n{text}")
         if options["plan_file"]:

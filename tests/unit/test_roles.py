@@ -55,9 +55,7 @@ def tasks_of(path: Path) -> list[dict[str, Any]]:
 
 
 def tasks_below(role: str) -> list[dict[str, Any]]:
-    return [
-        task for path in sorted((ROOT / "roles" / role).glob("tasks/*.yml")) for task in tasks_of(path)
-    ]
+    return [task for path in sorted((ROOT / "roles" / role).glob("tasks/*.yml")) for task in tasks_of(path)]
 
 
 def test_all_roles_but_one_have_tasks() -> None:

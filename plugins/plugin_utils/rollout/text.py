@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
 from ..plan.text import wrapped
 from .batches import KEEP, Batch
 from .plan import RolloutPlan
+from .steps import Step, holds
 
 SHOWN = 8  # batches that are told one by one
 VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
@@ -22,12 +23,12 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
     names = dict.fromkeys(batch.deployment for batch in planned.rollout.batches)
     for name in names:
         batches = [batch for batch in planned.rollout.batches if batch.deployment == name]
-        data = [item for item in planned.batches if item["deployment"] == name]
         units = sum(len(batch.units) for batch in batches)
         verb = VERBS.get(planned.operation, UPGRADE)
         lines += ["", f"{verb} of {name}: {_count(units, 'unit')} in {_count(len(batches), 'batch', 'es')}"]
-        if data[0]["why"] and planned.operation in (UPGRADE, ROLLBACK):
-            lines += wrapped("changes", f"generation {data[0]['generation']}: {data[0]['why']}")
+        if planned.operation in (UPGRADE, ROLLBACK):
+            data = next(item for item in planned.batches if item["deployment"] == name)
+            lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
         lines += _kept(planned, name)
         canary = next((batch for batch in batches if batch.canary), None)
         if canary:
@@ -86,33 +87,54 @@ def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from a batch. stop: no more batches. back: this one goes back. why: in one line."""
+    """What follows from a batch. stop: no more batches. back: this one goes back. why: in one line.
+
+    phases: those that follow, steps: what all hosts do in some of them.
+    """
 
     stop: bool
     back: bool
     why: str
     told: str
+    phases: Sequence[str] = ()
+    steps: Mapping[str, Step] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """For the playbook."""
-        return dict(vars(self))
+        steps = {phase: step.to_json() for phase, step in self.steps.items()}
+        return {**vars(self), "phases": list(self.phases), "steps": steps}
 
 
 def judge(
-    operation: str, batch: Mapping[str, Any], failures: Mapping[str, str], gone: Sequence[str]
+    operation: str,
+    batch: Mapping[str, Any],
+    failures: Mapping[str, str],
+    gone: Sequence[str],
+    not_started: Collection[str] = (),
 ) -> Verdict:
     """`failures`: why hosts of the batch failed; `gone`: hosts that cannot be reached any more.
 
-    A host that went away says nothing about the new generation: the others keep it, and the rollout ends.
+    not_started: hosts of which an instance did not start. The report of a canary that did not is written on the way
+    back; one that was measured has its report. A host that went away says nothing about the new generation: the others
+    keep it, and the rollout ends.
     """
     what = f"{VERBS.get(operation, operation)} of {batch['deployment']}, {batch['text']}"
     if failures:
         why = "; ".join(dict.fromkeys(f"{host}: {text}" for host, text in failures.items()))
-        back = operation == UPGRADE
-        return Verdict(True, back, why, f"{what}: failed")
+        if operation != UPGRADE:
+            return Verdict(True, False, why, f"{what}: failed")
+        canary = batch["canary"].partition("/")[0] in not_started
+        way = [phase for phase in batch["way_back"] if phase != "report" or canary]
+        return Verdict(True, True, why, f"{what}: failed", way, holds(batch, why))
     if gone:
         return Verdict(True, False, f"{', '.join(gone)} cannot be reached any more", f"{what}: cut off")
-    return Verdict(False, False, "", f"{what}: done")
+    return Verdict(False, False, "", f"{what}: done", batch["passed"])
+
+
+def unmended_message(action: str, result: Any) -> str:
+    """What is wrong with a host that was to go back; `action`: the module that failed."""
+    text = message_of(result)
+    return f"It serves, and is not held: {text}" if action.endswith("serving_generation") else text
 
 
 def message_of(result: Any) -> str:
@@ -142,6 +164,8 @@ def report(
     lines.append(f"{batch['text']}: {verdict['why']}")
     if verdict["turned"] and not unmended:
         text = f"It is back at generation {held} and serves" if held else "Nothing is known to go back to"
+        if held and batch["lost"]:
+            text += f", but for {', '.join(batch['lost'])}, of which nothing is known to go back to"
         lines.append(f"{text}. {_next(batch, done)}")
     elif verdict["turned"]:
         lines += [f"{host} did not come back to generation {held}: {why}" for host, why in unmended.items()]
