@@ -83,6 +83,7 @@ TESTS = {
         "test_rollout_playbook",
         "test_rollout_text",
     ],
+    "rollout.steps": ["test_rollout_steps"],
     "rollout.plan": ["test_rollout_plan", "test_misspelt", "test_rollout_balancer"],
     "serving.converge": ["test_servers", "test_vllm_server"],
     "sizing.fit": ["test_fit_small", "test_fit_vllm", "test_fit"],

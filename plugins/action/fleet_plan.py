@@ -66,6 +66,8 @@ class ActionModule(ControllerAction):
             typos = misspelt(reader.names(names), public_variables())
             plan = news = replace(plan, warnings=(*plan.warnings, *typos, *found))
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint)
+        if rollout:
+            data["rollout"] = rollout.to_json()
         lines = request.explain_request(options, plan, data, rollout)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self._display.display(f"\n{text}")

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import judge, message_of, report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
+    judge,
+    message_of,
+    report,
+    unmended_message,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "rollout": {"type": "dict", "required": True},
@@ -19,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
+SERVER = "instinct.fleet.vllm_server"
 
 
 class ActionModule(ControllerAction):
@@ -33,11 +39,13 @@ class ActionModule(ControllerAction):
         if batch is None:
             return self._end(rollout, before, facts)
         if before.get("stop"):
-            return {"changed": False, **_kept(before), "back": False}
+            return {"changed": False, **_kept(before), "back": False, "phases": [], "steps": {}}
         alive = set(facts["ansible_play_hosts"])
         notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
         gone = [host for host in batch["hosts"] if host not in alive]
-        verdict = judge(rollout["operation"], batch, notes, gone)
+        why = {host: message_of(note["result"]) for host, note in notes.items()}
+        not_started = [host for host, note in notes.items() if note["action"] == SERVER]
+        verdict = judge(rollout["operation"], batch, why, gone, not_started)
         self._display.display(verdict.told)
         return {"changed": False, **verdict.to_json(), "turned": verdict.back, "batch": batch["number"]}
 
@@ -46,7 +54,8 @@ class ActionModule(ControllerAction):
     ) -> dict[str, Any]:
         ended = before.get("batch") if before.get("stop") else None
         hosts = [host for batch in rollout["batches"] for host in batch["hosts"]]
-        unmended = _notes(variables, hosts, UNMENDED, ended) if ended else {}
+        notes = _notes(variables, hosts, UNMENDED, ended) if ended else {}
+        unmended = {host: unmended_message(note["action"], note["result"]) for host, note in notes.items()}
         text = report(rollout["operation"], rollout["batches"], ended, before, unmended)
         if ended is None:
             self._display.display(text)
@@ -57,11 +66,11 @@ def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
     return {key: before[key] for key in ("stop", "why", "told", "turned", "batch")}
 
 
-def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, str]:
-    """What hosts noted of a batch, as text."""
+def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, Any]:
+    """What hosts noted of a batch: the module that failed (action), and its result."""
     found = {}
     for host in dict.fromkeys(hosts):
         note = variables["hostvars"].raw_get(host).get(name)
         if note and note["batch"] == number:
-            found[str(host)] = message_of(note["result"])
+            found[str(host)] = note
     return found

@@ -55,6 +55,15 @@ turned:
   description: Whether the batch that ended the rollout was to be rolled back.
   type: bool
   returned: with O(batch)
+phases:
+  description: The phases of the batch that follow, by name.
+  type: list
+  elements: str
+  returned: with O(batch)
+steps:
+  description: What all hosts do in some of these phases, such as to hold the deployment.
+  type: dict
+  returned: with O(batch)
 why:
   description: The reason for the decision.
   type: str

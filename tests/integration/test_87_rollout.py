@@ -190,17 +190,17 @@ def during(lab: Lab, step: str) -> None:
 
 # A task at which the run is killed, and whether the canary is still to be judged then; None: that may have been noted.
 MOMENTS = [
-    ("Leave the load balancer", True),
-    ("Measure the old generation", True),
-    ("Serve", True),
-    ("Watch", True),
+    ("Set servers of the load balancers, phase drain", True),
+    ("Compare with the old generation, phase measure", True),
+    ("Change instances, phase serve", True),
+    ("Watch instances, phase watch", True),
 ]
 DEEP = [
     ("Record generations", True),
-    ("Note what the old generation is measured with", True),
-    ("Compare with the old generation", True),
-    ("Come back into the load balancer", True),
-    ("Note that the canary was judged", None),
+    ("Record how far the rollout is, phase record_baseline", True),
+    ("Compare with the old generation, phase judge", True),
+    ("Set servers of the load balancers, phase undrain", True),
+    ("Record how far the rollout is, phase record_verdict", None),
     ("Note that nothing is on trial any more", False),
 ]
 

@@ -205,5 +205,5 @@ def test_no_playbook_names_a_group_that_is_not_there(collections: Path, empty: P
         str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "--list-hosts", "-e", "reboot=true", *playbooks,
         cwd=empty, ANSIBLE_COLLECTIONS_PATH=str(collections),
     )  # fmt: skip
-    assert told.count("playbook: ") == len(playbooks) > 15
+    assert told.count("playbook: ") == len(playbooks) >= 14
     assert "Could not match" not in told

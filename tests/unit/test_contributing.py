@@ -107,7 +107,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "I want a playbook of my own in the tool.": (
         "add-an-operation",
-        {"playbooks/restart.yml": "plan.yml", "tests/ACCEPTANCE.md": "promise"},
+        {"playbooks/stop.yml": "plan.yml", "tests/ACCEPTANCE.md": "promise"},
     ),
     "How do I make the lab break in a new way?": (
         "add-a-fault-to-the-lab",

@@ -40,7 +40,8 @@ def test_every_option_is_named_after_the_role_and_described(role: str) -> None:
             assert option.get("no_log") is True, name
 
 
-def tasks_below(role: str) -> list[dict[str, Any]]:
+def tasks_of(path: Path) -> list[dict[str, Any]]:
+    """The tasks of a file, those of blocks among them."""
     found: list[dict[str, Any]] = []
 
     def walk(tasks: list[dict[str, Any]]) -> None:
@@ -49,9 +50,12 @@ def tasks_below(role: str) -> list[dict[str, Any]]:
             for part in ("block", "rescue", "always"):
                 walk(task.get(part, []))
 
-    for path in sorted((ROOT / "roles" / role).glob("tasks/*.yml")):
-        walk(load(path))
+    walk(load(path))
     return found
+
+
+def tasks_below(role: str) -> list[dict[str, Any]]:
+    return [task for path in sorted((ROOT / "roles" / role).glob("tasks/*.yml")) for task in tasks_of(path)]
 
 
 def test_all_roles_but_one_have_tasks() -> None:
@@ -60,7 +64,8 @@ def test_all_roles_but_one_have_tasks() -> None:
 
 @pytest.mark.parametrize("role", WORKING)
 def test_roles_are_small(role: str) -> None:
-    assert len(tasks_below(role)) <= 12
+    for path in (ROOT / "roles" / role).glob("tasks/*.yml"):
+        assert len([task for task in tasks_of(path) if "block" not in task]) <= 12, path
 
 
 @pytest.mark.parametrize("role", WORKING)

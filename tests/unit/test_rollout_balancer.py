@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
     plan_steps,
     replaced,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import Step
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
 from .test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host
@@ -68,11 +70,20 @@ def rolled(
     return made
 
 
-def lists(step: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """The servers that one balancer takes out, and in, and in again when the step is turned back."""
-    parts = step["out"], step["into"], step["back"]["into"]
-    found = [[name for entry in part for name in entry["servers"]] for part in parts]
+def lists(steps: Mapping[str, Step]) -> tuple[list[str], list[str], list[str]]:
+    """The servers that one balancer takes out, and in, and in again when the batch goes back."""
+    found = [[name for entry in entries(steps, phase) for name in entry["servers"]] for phase in PHASES]
+    assert steps.get("confirm", UNDRAINED).args["servers"] == entries(steps, "undrain")
     return found[0], found[1], found[2]
+
+
+PHASES = ("drain", "undrain", "undrain_old")
+UNDRAINED = Step("", {"servers": []})
+
+
+def entries(steps: Mapping[str, Step], phase: str) -> list[Any]:
+    """What a phase sets in each balancer."""
+    return list(steps[phase].args["servers"]) if phase in steps else []
 
 
 ONE = [deployment(gpus=[0])]
@@ -110,9 +121,9 @@ def test_servers_of_each_step(case: str) -> None:
     old, new, expected = STEPS[case]
     states, balancers = served(old)
     made = rolled(states, new, balancers)
-    assert [lists(step) for step in made.steps["n1"]] == expected
-    assert {step["spans"] for step in made.steps["n1"]} == {False}
-    elsewhere = [name for step in made.steps["n2"] for part in lists(step) for name in part]
+    assert [lists(steps) for steps in made.steps["n1"].values()] == expected
+    assert not any("start" in steps for steps in made.steps["n1"].values())
+    elsewhere = [name for steps in made.steps["n2"].values() for part in lists(steps) for name in part]
     assert all("/n2." in name for name in elsewhere)
     assert len(elsewhere) <= sum(len(part) for step in expected for part in step)
 
@@ -121,12 +132,12 @@ def test_every_balancer_has_its_own_list_and_one_without_such_servers_none() -> 
     states, (one, two) = served(ONE, "lb1", "lb2")
     made = rolled(states, [deployment(gpus=[0], **SEQS)], [one, two])
     both = [{"balancer": "lb1", "servers": [A0]}, {"balancer": "lb2", "servers": [A0]}]
-    assert made.steps["n1"][0]["out"] == both
-    assert made.steps["n1"][0]["back"]["into"] == both
+    assert entries(made.steps["n1"][1], "drain") == both
+    assert entries(made.steps["n1"][1], "undrain_old") == both
     # What a balancer has not yet cannot come back into it.
     empty = applied(planned(states, [], [host(name="lb2")]).balancers[0])
     made = rolled(states, [deployment(gpus=[0], **SEQS)], [one, host(empty, name="lb2")])
-    assert made.steps["n1"][0]["back"]["into"] == both[:1]
+    assert entries(made.steps["n1"][1], "undrain_old") == both[:1]
 
 
 def test_a_reference_leaves_on_its_own_host_only() -> None:
@@ -136,9 +147,16 @@ def test_a_reference_leaves_on_its_own_host_only() -> None:
     made = rolled(states, spanning, balancers, upgrade_min_in=1)
     first = made.rollout.batches[0]
     assert (first.hosts, first.reference.id if first.reference else "") == (("n1", "n2"), "n1/llama-1")
-    assert lists(made.steps["n1"][0])[0] == [A0, A1]
-    assert lists(made.steps["n2"][0])[0] == ["llama/n2.llama-0:8000"]
-    assert [step["spans"] for step in (made.steps["n1"][0], made.steps["n2"][0])] == [True, True]
+    assert lists(made.steps["n1"][1])[0] == [A0, A1]
+    assert lists(made.steps["n2"][1])[0] == ["llama/n2.llama-0:8000"]
+    assert starts(made) == [True, True]
+
+
+def starts(made: RolloutPlan) -> list[bool]:
+    """Whether servers of the first batch start before one is waited for, on each host."""
+    found = [made.steps[name][1].get("start") for name in ("n1", "n2")]
+    assert all(step.args["wait"] is False for step in found if step)
+    return [step is not None for step in found]
 
 
 # ---- engines over two hosts --------------------------------------------------------------------------
@@ -165,7 +183,7 @@ def test_what_is_recorded_as_one_engine_changes_as_one(
     made = rolled(states, wanted, balancers, operation)
     assert [batch["units"] for batch in made.batches] == units
     assert (made.rollout.capacity["llama"].there, made.rollout.capacity["llama"].serving) == (1, 1)
-    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [True, True]
+    assert starts(made) == [operation != STOP] * 2
 
 
 def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
@@ -176,8 +194,8 @@ def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
     made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
-    assert [made.steps[name][0]["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
-    assert [made.steps[name][0]["back"]["servers"][0]["generation"] for name in ("n1", "n2")] == [2, 2]
+    assert [made.steps[name][1]["serve"].args["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
+    assert made.batches[0]["held"] == 2
 
 
 def test_a_recorded_engine_over_two_hosts_that_was_removed_comes_back_as_one() -> None:
@@ -189,7 +207,7 @@ def test_a_recorded_engine_over_two_hosts_that_was_removed_comes_back_as_one() -
     made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
-    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [True, True]
+    assert starts(made) == [True, True]
 
 
 RANKS = deployment(gpus=[0, 1], data_parallel_size=2, data_parallel_balancing="external")
@@ -202,7 +220,8 @@ def test_servers_of_one_engine_on_a_host_change_as_one(old: Any) -> None:
     assert [batch["units"] for batch in made.batches] == [
         [[f"{name}/llama-0", f"{name}/llama-1"]] for name in ("n1", "n2")
     ]
-    assert [made.steps[name][0]["spans"] for name in ("n1", "n2")] == [False, False]
+    # The batch of n2 is the second one.
+    assert ["start" in made.steps[name][number] for number, name in ((1, "n1"), (2, "n2"))] == [False, False]
 
 
 # ---- what runs, and what serves ----------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     DEPLOY,
     RESTART,
     ROLLBACK,
+    STOP,
     UPGRADE,
     Wishes,
 )
@@ -27,6 +29,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
 
 from .plan_world import COMMIT, PULL, REPO, apply_to_state, deployment, fleet, state, workshop
+from .test_plan import SCHEMA
 
 States = dict[str, dict[str, Any]]
 
@@ -95,14 +98,14 @@ def test_every_instance_in_turn_with_the_way_back() -> None:
         [["n1/llama-0"]], [["n2/llama-0"]], [["n1/llama-1"]], [["n2/llama-1"]],
     ]  # fmt: skip
     assert [batch["canary"] for batch in made.batches] == ["n1/llama-0", "", "", ""]
-    first = made.steps["n1"][0]
-    assert [server["name"] for server in first["servers"]] == ["llama-0"]
-    assert [(server["name"], server["generation"]) for server in first["back"]["servers"]] == [("llama-0", 1)]
-    assert first["canary"]["measure"] is True
-    assert first["canary"]["old"]["generation"] == 1
-    assert first["canary"]["new"]["spec_hash"] != first["back"]["servers"][0]["spec_hash"]
+    first = {phase: step.args for phase, step in made.steps["n1"][1].items()}
+    assert [server["name"] for server in first["serve"]["servers"]] == ["llama-0"]
+    old = first["serve_old"]["servers"]
+    assert [(server["name"], server["generation"]) for server in old] == [("llama-0", 1)]
+    assert first["measure"]["old"]["generation"] == 1
+    assert first["judge"]["new"]["spec_hash"] != old[0]["spec_hash"]
     # One of four may be missing: the other instance of the host is what the canary is compared beside.
-    assert first["canary"]["reference"]["name"] == "llama-1"
+    assert first["judge"]["reference"]["name"] == "llama-1"
     assert made.trials["n2"] == [
         {
             "deployment": "llama",
@@ -114,7 +117,8 @@ def test_every_instance_in_turn_with_the_way_back() -> None:
 
 def test_what_the_canary_is_compared_with_comes_from_the_records() -> None:
     states = deployed(OLD)
-    canary = rolled(states, NEW)[0].steps["n1"][0]["canary"]
+    steps = rolled(states, NEW)[0].steps["n1"][1]
+    canary = steps["measure"].args
     (made,) = states["n1"]["generations"][0]["kept"]
     for part, name, port in (("old", "llama-0", 8000), ("reference", "llama-1", 8001)):
         told, member = canary[part], next(item for item in made["members"] if item["name"] == name)
@@ -132,7 +136,9 @@ def test_what_the_canary_is_compared_with_comes_from_the_records() -> None:
         )
     assert canary["old"]["gpus"] == canary["new"]["gpus"]
     assert canary["old"]["gpus"]
-    assert (canary["id"], canary["new"]["host"], canary["new"]["name"]) == ("n1/llama-0", "n1", "llama-0")
+    assert (canary["new"]["host"], canary["new"]["name"]) == ("n1", "llama-0")
+    (noted,) = steps["record_baseline"].args["bindings"]
+    assert noted["trial"]["baseline"] == {"canary": "n1/llama-0", "found": {}}
 
 
 def test_nothing_to_do_is_no_batch() -> None:
@@ -147,12 +153,9 @@ def test_what_comes_takes_the_place_of_what_goes() -> None:
     assert [batch["units"] for batch in made.batches] == [
         [["n1/llama-0", "n1/qwen-0"]], [["n1/llama-1", "n1/qwen-1"]],
     ]  # fmt: skip
-    step = made.steps["n1"][0]
-    assert ([server["name"] for server in step["servers"]], step["remove"]) == (["qwen-0"], ["llama-0"])
-    assert ([item["name"] for item in step["back"]["servers"]], step["back"]["remove"]) == (
-        ["llama-0"],
-        ["qwen-0"],
-    )
+    for phase, comes, goes in (("serve", "qwen-0", "llama-0"), ("serve_old", "llama-0", "qwen-0")):
+        args = made.steps["n1"][1][phase].args
+        assert ([server["name"] for server in args["servers"]], args["remove"]) == ([comes], [goes])
 
 
 def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
@@ -179,11 +182,12 @@ def test_a_canary_that_was_cut_off_is_judged(
     made, problems = rolled(states, NEW)
     assert problems == []
     assert len(made.batches) == 4
-    assert (made.batches[0]["canary"], made.steps["n1"][0]["canary"]["measure"]) == (canary, measure)
-    assert made.steps["n1"][0]["back"]["servers"][0]["generation"] == 1
+    steps = made.steps["n1"][1]
+    assert (made.batches[0]["canary"], "measure" in steps, "judge" in steps) == (canary, measure, True)
+    assert steps["serve_old"].args["servers"][0]["generation"] == 1
     assert made.trials.get("n1", []) == []
     if replaced:
-        assert made.steps["n1"][0]["canary"]["baseline"] == {"tps": 1}
+        assert steps["judge"].args["baseline"] == {"tps": 1}
 
 
 def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted() -> None:
@@ -211,7 +215,9 @@ def test_another_definition_than_the_one_on_trial_has_a_canary_of_its_own() -> N
     assert len(made.batches) == 4
     assert made.batches[0]["canary"] == "n1/llama-0"
     # What was measured of another generation is no baseline of this one.
-    assert made.steps["n1"][0]["canary"]["baseline"] == {}
+    steps = made.steps["n1"][1]
+    assert "baseline" not in steps["judge"].args
+    assert steps["record_baseline"].args["bindings"][0]["trial"]["baseline"]["found"] == {}
 
 
 def test_without_a_canary_a_trial_that_was_cut_off_gives_no_order() -> None:
@@ -237,10 +243,11 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
     assert problems == ()
     # Nobody knows which GPUs and ports they have: they change together.
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
-    (step,) = made.steps["n1"]
-    assert step["back"] == {"servers": [], "remove": [], "into": [], "lost": ["llama-0", "llama-1"]}
-    assert (step["canary"]["measure"], step["canary"]["old"]) == (False, {})
-    assert (made.batches[0]["held"], made.batches[0]["generation"]) == (None, 1)
+    assert set(made.steps["n1"][1]) == {"serve", "judge", "report", "record_verdict", "watch"}
+    (batch,) = made.batches
+    assert (batch["held"], batch["generation"]) == (None, 1)
+    assert batch["lost"] == ["n1/llama-0", "n1/llama-1"]
+    assert batch["way_back"] == ["report"]
 
 
 def test_a_fleet_that_nobody_looked_at() -> None:
@@ -250,7 +257,8 @@ def test_a_fleet_that_nobody_looked_at() -> None:
     made, problems = plan_steps(plan, Wanted(UPGRADE))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0"]], [["n1/llama-1"]]]
-    assert made.steps["n1"][0]["back"] == {"servers": [], "remove": ["llama-0"], "into": [], "lost": []}
+    assert made.steps["n1"][1]["serve_old"].args == {"servers": [], "remove": ["llama-0"]}
+    assert made.batches[0]["lost"] == []
 
 
 def test_a_rollback_has_no_canary() -> None:
@@ -258,7 +266,8 @@ def test_a_rollback_has_no_canary() -> None:
     made, problems = rolled(states, NEW, ROLLBACK, deployments=frozenset({"llama"}))
     assert problems == []
     assert [(batch["canary"], batch["generation"]) for batch in made.batches] == [("", 1)] * 4
-    assert [server["generation"] for server in made.steps["n1"][0]["servers"]] == [1]
+    assert [server["generation"] for server in made.steps["n1"][1]["serve"].args["servers"]] == [1]
+    assert {batch["way_back"] == [] for batch in made.batches} == {True}
     assert made.trials.get("n1", []) == []
 
 
@@ -266,7 +275,14 @@ def test_a_restart_takes_what_runs_as_it_runs() -> None:
     states = deployed(OLD)
     made, problems = rolled(states, NEW, RESTART)
     assert problems == []
-    assert [server["generation"] for step in made.steps["n1"] for server in step["servers"]] == [1, 1]
+    assert {
+        phase: [
+            server["generation"]
+            for steps in made.steps["n1"].values()
+            for server in steps[phase].args["servers"]
+        ]
+        for phase in ("stop", "serve")
+    } == {"stop": [1, 1], "serve": [1, 1]}
     assert sum(len(batch["units"]) for batch in made.batches) == 4
 
 
@@ -294,6 +310,36 @@ def test_a_restart_ends_no_trial() -> None:
 def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
     made, _ = rolled(deployed(OLD), NEW)
     shared = {"operation": UPGRADE, "batches": list(made.batches), "soak": made.terms.soak}
-    assert made.host("n2") == {**shared, "steps": made.steps["n2"], "finish": made.finish["n2"]}
-    assert made.steps["n2"]
-    assert made.host("n3") == {**shared, "steps": [], "finish": None}
+    steps = {
+        str(number): {phase: {"action": step.action, "args": step.args} for phase, step in found.items()}
+        for number, found in made.steps["n2"].items()
+    }
+    assert list(steps) == ["2", "4"]
+    assert made.host("n2") == {**shared, "steps": steps, "finish": made.finish["n2"]}
+    assert made.host("n3") == {**shared, "steps": {}, "finish": None}
+
+
+def test_all_that_stops_stops_in_one_batch() -> None:
+    states = deployed([*llama(gpus=[0, 1]), deployment(name="qwen", gpus=[2], port=9000)])
+    made, problems = rolled(states, NEW, STOP)
+    assert problems == []
+    (batch,) = made.batches
+    assert (batch["deployment"], batch["hosts"], batch["phases"]) == ("llama, qwen", ["n1", "n2"], ["stop"])
+    for name in ("n1", "n2"):
+        stop = made.steps[name][1]["stop"]
+        assert stop.action == "vllm_server"
+        assert sorted(server["name"] for server in stop.args["servers"]) == ["llama-0", "llama-1", "qwen-0"]
+        assert stop.args["state"] == "stopped"
+    text = "\n".join(explain_rollout(made, {"drain": 300, "stop": 120, "start": 1800}))
+    assert "Stop of llama: 4 units" in text
+    assert "Stop of qwen: 2 units" in text
+
+
+@pytest.mark.parametrize("operation", [UPGRADE, RESTART, STOP])
+def test_a_plan_with_its_rollout_is_as_its_schema_says(operation: str) -> None:
+    states = deployed(OLD)
+    data = planned(states, NEW, operation).to_json()
+    made, _ = rolled(states, NEW, operation)
+    SCHEMA.validate(json.loads(json.dumps({**data, "rollout": made.to_json()})))
+    SCHEMA.validate(json.loads(json.dumps(data)))
+    assert not SCHEMA.is_valid({**data, "rollout": {**made.to_json(), "batches": [{"number": 1}]}})

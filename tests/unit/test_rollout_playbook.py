@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout's tasks for real, on modules that only note that they were called: their order, and the way back."""
+"""A planned rollout played for real, on modules that only note that they were called: their order, and the way back."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,8 +14,24 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    RESTART,
+    STOP,
+    UPGRADE,
+    Wishes,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import Wanted, plan_steps
+
+from tests.playbook_variables import load
+
+from .plan_world import deployment
+from .test_rollout_balancer import PAIR, SEQS, planned, served
+from .test_rollout_balancer import SPANNING as ENGINE
 
 ROOT = Path(__file__).resolve().parents[2]
+CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
+NEW = 2  # what comes has no number of its own, and files; what is recorded has a number
+SPAN, SPAN_CHANGED = [ENGINE], [{**ENGINE, **SEQS}]
 # The word WANT_JSON in it makes Ansible hand over any parameters, in a file.
 MODULE = """#!/usr/bin/python
 # WANT_JSON
@@ -29,17 +46,6 @@ if any(all(word in text for word in part) for part in json.loads(os.environ["FAK
     answer = {"failed": True, "msg": "broken by the test: " + NAME}
 print(json.dumps(answer))
 """
-PLAY = """
-- hosts: instinct
-  gather_facts: false
-  vars: {rollout_verdict_result: {stop: false, back: false, turned: false}}
-  tasks:
-    - ansible.builtin.include_tasks: ROOT/playbooks/tasks/unit_batch.yml
-      loop: "{{ fleet_host_plan.rollout.batches }}"
-      loop_control: {loop_var: rollout_batch, label: "{{ rollout_batch.text }}"}
-    - instinct.fleet.rollout_verdict: {rollout: "{{ fleet_host_plan.rollout }}"}
-      run_once: true
-"""
 
 
 @dataclass
@@ -51,51 +57,24 @@ class Played:
     calls: list[str]
 
 
-def server(name: str, generation: int) -> dict[str, Any]:
-    return {"name": name, "generation": generation, "deployment": "llama"}
-
-
-def step(batch: int, host: str, name: str, canary: bool = False, spans: bool = False) -> dict[str, Any]:
-    there = [{"balancer": "lb", "servers": [f"llama/{host}.{name}:8000"]}]
-    return {
-        "batch": batch,
-        "servers": [server(name, 2)],
-        "remove": [],
-        "spans": spans,
-        "out": there,
-        "into": there,
-        "back": {"servers": [server(name, 1)], "remove": [], "into": there, "lost": []},
-        "canary": {
-            "id": f"{host}/{name}", "old": server(name, 1), "new": server(name, 2), "reference": {}, "measure": True,
-            "baseline": {},
-        }
-        if canary
-        else None,
-    }  # fmt: skip
-
-
-def batch(number: int, *units: str) -> dict[str, Any]:
-    hosts = sorted({unit.partition("/")[0] for unit in units})
-    return {
-        "number": number, "of": 2, "deployment": "llama", "generation": 2, "held": 1, "why": "other flags",
-        "canary": units[0] if number == 1 else "", "hosts": hosts, "all_hosts": ["n1", "n2"],
-        "units": [list(units)], "text": f"batch {number} of 2",
-    }  # fmt: skip
-
-
-STEPS = {
-    "n1": [step(1, "n1", "llama-0", canary=True), step(2, "n1", "llama-1")],
-    "n2": [step(2, "n2", "llama-0")],
-}
-BATCHES = [batch(1, "n1/llama-0"), batch(2, "n1/llama-1", "n2/llama-0")]
+def rollout(
+    operation: str = UPGRADE, old: Any = PAIR, new: Any = CHANGED, **wanted: Any
+) -> dict[str, dict[str, Any]]:
+    """The planner's own part of each host, of two hosts behind a load balancer: the canary, then all others at once."""
+    states, balancers = served(old)
+    plan = planned(states, new, balancers, Wishes(operation))
+    terms = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
+    made, problems = plan_steps(plan, Wanted(operation, terms, **wanted))
+    assert problems == ()
+    parts = {name: made.host(name) for name in made.hosts}
+    assert "{{" not in json.dumps(parts)  # an inventory's variables are templates
+    return parts
 
 
 def play(
-    tmp_path: Path,
-    *fail: list[str],
-    operation: str = "upgrade",
-    steps: dict[str, list[dict[str, Any]]] = STEPS,
+    tmp_path: Path, *fail: list[str], operation: str = UPGRADE, parts: dict[str, dict[str, Any]] | None = None
 ) -> Played:
+    """Run the play of upgrade.yml, or of stop.yml, that changes what serves."""
     collections = tmp_path / "collections"
     collection = collections / "ansible_collections/instinct/fleet"
     modules, actions = collection / "plugins/modules", collection / "plugins/action"
@@ -111,29 +90,21 @@ def play(
         "plugins/modules/rollout_verdict.py", "plugins/action/rollout_verdict.py",
     ):  # fmt: skip
         (collection / name).symlink_to(ROOT / name)
-    batches = [item if operation == "upgrade" else {**item, "canary": ""} for item in BATCHES]
-    hosts: dict[str, Any] = {
-        name: {
-            "fleet_host_plan": {
-                "rollout": {
-                    "operation": operation,
-                    "batches": batches,
-                    "soak": 7,
-                    "steps": mine,
-                    "finish": None,
-                }
-            }
-        }
-        for name, mine in steps.items()
-    }
+    parts = rollout(operation) if parts is None else parts
+    hosts = {name: {"fleet_host_plan": {"rollout": part}} for name, part in parts.items()}
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ansible_become": False,
     }
-    inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"instinct": {"hosts": hosts}}}}
+    inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"todo_rollout": {"hosts": hosts}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    (tmp_path / "play.yml").write_text(PLAY.replace("ROOT", str(ROOT)))
+    playbook = "stop" if operation == STOP else "upgrade"
+    plays = [
+        item for item in load(ROOT / f"playbooks/{playbook}.yml") if item["name"] in ("Roll out", "Stop")
+    ]
+    assert len(plays) == 1
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
     log = tmp_path / "log"
     log.touch()
     env = {
@@ -154,23 +125,28 @@ def short(name: str, given: dict[str, Any]) -> str:
     if name == "balancer_server":
         return f"{given['state']} {given['servers'][0].partition('/')[2].partition(':')[0]}"
     if name == "vllm_server":
-        server = given["servers"][0]
+        servers = given["servers"]
         words = [given.get("state", ""), "start" if str(given.get("wait")) == "False" else "serve"]
-        return f"{words[0] or words[1]} {server['name']} {server['generation']}"
+        names = "+".join(server["name"] for server in servers)
+        return f"{words[0] or words[1]} {names} {servers[0].get('generation', NEW)}"
     if name == "serving_generation":
         found = given["bindings"][0]
         if found.get("held"):
             return f"hold {found['held']['generation']}"
+        if found["trial"] is None:
+            return "trial ended"
         return "trial judged" if found["trial"]["units"] else f"trial {found['trial']['baseline']['found']}"
     if name == "vllm_watch":
-        return f"watch {given['servers'][0]}"
+        return f"watch {'+'.join(given['servers'])} {given['seconds']}"
     return f"{name} {given.get('phase', '')}".strip()
 
 
 CANARY = [
     "drain n1.llama-0", "vllm_smoke", "vllm_bench", "canary_verdict before", "trial {'tps': 5}", "serve llama-0 2",
-    "vllm_smoke", "canary_verdict after", "ready n1.llama-0", "watch llama-0", "ready n1.llama-0", "trial judged",
+    "vllm_smoke", "canary_verdict after", "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0", "trial judged",
 ]  # fmt: skip
+TASKS = 40
+"""Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""
 
 
 def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> None:
@@ -179,19 +155,27 @@ def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> No
     assert done.calls[: len(CANARY)] == CANARY
     rest = done.calls[len(CANARY) :]
     assert sorted(rest[:2]) == ["drain n1.llama-1", "drain n2.llama-0"]
-    assert sorted(rest[2:4]) == ["serve llama-0 2", "serve llama-1 2"]
-    assert len(rest) == 10
-    assert "Upgrade: 2 groups of 2 done." in done.out
+    assert sorted(rest[2:4]) == ["serve llama-0+llama-1 2", "serve llama-1 2"]
+    assert sorted(rest[4:10]) == [
+        "ready n1.llama-1", "ready n1.llama-1", "ready n2.llama-0", "ready n2.llama-0", "watch llama-0+llama-1 7",
+        "watch llama-1 7",
+    ]  # fmt: skip
+    assert rest[10:] == ["trial ended"] * 2
+    assert "Upgrade: 4 groups of 4 done." in done.out
+    counts = re.search(r"^n2 +: ok=(\d+) .*skipped=(\d+)", done.out, re.MULTILINE)
+    assert counts is not None
+    assert sum(map(int, counts.groups())) <= TASKS
 
 
 BACK = ["hold 1", "hold 1", "drain n1.llama-0"]
 SERVES = ["serve llama-0 1", "ready n1.llama-0"]
+CONFIRM = ["hold 1", "hold 1"]
 
 
 @pytest.mark.parametrize(
     ("fail", "until", "report"),
     [
-        (['["vllm_server"', '"generation": 2'], "serve llama-0 2", ["canary_verdict failed"]),
+        (['["vllm_server"', '"files"'], "serve llama-0 2", ["canary_verdict failed"]),
         (['["canary_verdict"', '"after"'], "canary_verdict after", []),
     ],
 )
@@ -201,17 +185,20 @@ def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
     done = play(tmp_path, fail)
     assert done.rc != 0
     before = CANARY[: CANARY.index(until) + 1]
-    assert done.calls == [*before, *BACK, *report, *SERVES]
-    assert "0 groups of 2 done" in done.out
+    assert done.calls == [*before, *BACK, *report, *SERVES, *CONFIRM]
+    assert "0 groups of 4 done" in done.out
     assert "Rolled back: generation 1 serves again" in done.out
 
 
 def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_server"', '"generation": 2', "llama-1"])
+    """One of its hosts failed; the other one, which had changed already, goes back too."""
+    done = play(tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1"])
     assert done.rc != 0
     assert "trial judged" in done.calls
-    back = ["ready n1.llama-1", "ready n2.llama-0", "serve llama-0 1", "serve llama-1 1"]
-    assert sorted(done.calls[-4:]) == back
+    assert done.calls.count("watch llama-1 7") == 1
+    back = ["ready n1.llama-1", "ready n2.llama-0", "serve llama-0+llama-1 1", "serve llama-1 1"]
+    assert sorted(done.calls[-6:-2]) == back
+    assert done.calls[-2:] == CONFIRM
     assert "1 group of earlier batches still runs generation 2" in done.out
 
 
@@ -219,29 +206,39 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_server"'])
     assert done.rc != 0
     assert "n1 could not be rolled back to generation 1" in done.out
-    assert done.calls[-1] == "serve llama-0 1"
+    assert done.calls[-2:] == ["serve llama-0 1", "hold 1"]  # that of the other host
 
 
 def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_watch"'], ['"held": {'])
-    assert done.calls[-2:] == SERVES
+    assert done.calls[-4:] == [*SERVES, *CONFIRM]
     assert "is not held: broken by the test" in done.out
 
 
-def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
-    steps = {name: [{**item, "canary": None} for item in mine] for name, mine in STEPS.items()}
-    done = play(tmp_path, ['["vllm_server"', "llama-1", "remove"], operation="restart", steps=steps)
+def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["serving_generation"', '"units": ["n1/llama-0"]'])
     assert done.rc != 0
-    assert done.calls[:3] == ["drain n1.llama-0", "stopped llama-0 2", "serve llama-0 2"]
+    assert done.calls[: len(CANARY)] == CANARY
+    assert not [call for call in done.calls if call.startswith("hold")]
+    assert "n1 cannot be reached any more" in done.out
+
+
+def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["vllm_server"', "llama-1", "remove"], operation=RESTART)
+    assert done.rc != 0
+    assert done.calls[:3] == ["drain n1.llama-0", "stopped llama-0 1", "serve llama-0 1"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial"))]
 
 
 def test_servers_of_several_hosts_all_start_before_one_is_waited_for(tmp_path: Path) -> None:
-    steps = {
-        "n1": [{**STEPS["n1"][0], "canary": None}, {**STEPS["n1"][1], "spans": True}],
-        "n2": [{**STEPS["n2"][0], "spans": True}],
-    }
-    done = play(tmp_path, steps=steps)
-    starts = [call for call in done.calls if call.startswith(("start", "serve"))][1:]
-    assert sorted(starts[:2]) == ["start llama-0 2", "start llama-1 2"]
-    assert sorted(starts[2:]) == ["serve llama-0 2", "serve llama-1 2"]
+    done = play(tmp_path, parts=rollout(old=SPAN, new=SPAN_CHANGED, canary=False))
+    starts = [call for call in done.calls if call.startswith(("start", "serve"))]
+    assert starts == ["start llama-0 2"] * 2 + ["serve llama-0 2"] * 2
+
+
+def test_all_stop_at_once(tmp_path: Path) -> None:
+    done = play(tmp_path, operation=STOP)
+    assert done.rc == 0, done.out
+    assert sorted(done.calls[:2]) == ["drain n1.llama-0", "drain n2.llama-0"]
+    assert done.calls[2:] == ["stopped llama-0+llama-1 1"] * 2
+    assert "Stop: 4 units of 4 done." in done.out

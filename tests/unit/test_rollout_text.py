@@ -6,7 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import judge, message_of, report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
+    judge,
+    message_of,
+    report,
+    unmended_message,
+)
 
 
 def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
@@ -17,6 +22,10 @@ def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
         "deployment": "llama",
         "generation": 3,
         "held": 2,
+        "lost": [],
+        "canary": f"{hosts[0]}/llama-0" if number == 1 else "",
+        "passed": ["record_verdict"] if number == 1 else [],
+        "way_back": ["hold", "drain", "report", "serve_old", "confirm_hold"],
         "hosts": hosts,
         "units": units,
         "text": f"batch {number} of 3: {hosts[0]}",
@@ -46,6 +55,43 @@ def test_what_follows(
 ) -> None:
     verdict = judge(operation, BATCHES[1], failures, gone)
     assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
+    assert list(verdict.phases) == (["hold", "drain", "serve_old", "confirm_hold"] if back else [])
+    assert list(verdict.steps) == (["hold", "confirm_hold"] if back else [])
+
+
+@pytest.mark.parametrize(
+    ("failures", "not_started", "phases"),
+    [
+        ({}, [], ["record_verdict"]),
+        ({"n1": "slower"}, [], ["hold", "drain", "serve_old", "confirm_hold"]),
+        ({"n1": "out of memory"}, ["n1"], ["hold", "drain", "report", "serve_old", "confirm_hold"]),
+        ({"n2": "out of memory"}, ["n2"], ["hold", "drain", "serve_old", "confirm_hold"]),
+    ],
+    ids=["good", "measured", "did not start", "one that is not the canary did not start"],
+)
+def test_phases_that_follow_a_canary(
+    failures: dict[str, str], not_started: list[str], phases: list[str]
+) -> None:
+    verdict = judge("upgrade", BATCHES[0], failures, [], not_started)
+    assert list(verdict.phases) == phases
+    assert verdict.to_json()["phases"] == phases
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        ("instinct.fleet.vllm_server", "disk full"),
+        ("instinct.fleet.serving_generation", "It serves, and is not held: disk full"),
+    ],
+)
+def test_why_a_host_did_not_come_back(action: str, text: str) -> None:
+    assert unmended_message(action, {"msg": "disk full"}) == text
+
+
+def test_instances_that_nobody_recorded_are_named_in_the_end() -> None:
+    batches = [batch(1, [["n1/llama-0"]], lost=["n1/llama-0", "n1/llama-1"])]
+    told = report("upgrade", batches, 1, {"turned": True, "why": "x"}, {})
+    assert "It is back at generation 2 and serves, but for n1/llama-0, n1/llama-1, of which nothing" in told
 
 
 END = {

@@ -19,6 +19,19 @@ from ..instances.planned import Planned, RecordedInstance, Serving, recorded
 from ..plan.actions import PARTITION_KINDS
 from ..plan.plan import FleetPlan, HostPlan
 from .batches import Batch, Member, Place, Rollout, Terms, Trial, parse_terms, plan_rollout, sorted_members
+from .steps import (
+    FORWARD,
+    PASSED,
+    WAY_BACK,
+    Canary,
+    Change,
+    Step,
+    Work,
+    no_trial,
+    phases,
+    steps_of,
+    trial_record,
+)
 
 Data = Mapping[str, Any]
 
@@ -37,13 +50,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The rollout, and by host: what it does in each batch, the trials that it begins, and what ends them."""
+    """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them."""
 
     operation: str
     rollout: Rollout
     terms: Terms
     batches: tuple[dict[str, Any], ...]
-    steps: Mapping[str, list[dict[str, Any]]]
+    steps: Mapping[str, Mapping[int, Mapping[str, Step]]]
     trials: Mapping[str, list[dict[str, Any]]]
     finish: Mapping[str, dict[str, Any]]
 
@@ -62,7 +75,11 @@ class RolloutPlan:
 
     def host(self, name: str) -> dict[str, Any]:
         """A host's part; all of it, as hosts that were planned twice have another result than the others."""
-        return {**self.to_json(), "steps": self.steps.get(name, []), "finish": self.finish.get(name)}
+        steps = {
+            str(number): {phase: step.to_json() for phase, step in found.items()}
+            for number, found in self.steps.get(name, {}).items()
+        }
+        return {**self.to_json(), "steps": steps, "finish": self.finish.get(name)}
 
 
 def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
@@ -76,31 +93,46 @@ def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Prob
     terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
     rollout, wrong = plan_rollout(members, terms, trials if canary else {})
     problems = (*problems, *wrong, *_refusals(plan, wanted, rollout))
-    steps: dict[str, list[dict[str, Any]]] = {}
-    for batch in rollout.batches:
-        for name in batch.hosts:
-            steps.setdefault(name, []).append(hosts[name].step(batch, trials.get(batch.deployment)))
-    batches = tuple(_batch(batch, rollout, turns.get(batch.deployment), steps) for batch in rollout.batches)
-    upgraded = {item["deployment"]: item for item in batches} if wanted.operation == UPGRADE else {}
+    batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
+    changes = {item.number: _change(item, wanted, turns, terms) for item in batches}
+    work = {
+        item.number: {name: hosts[name].work(item, trials.get(item.deployment)) for name in item.hosts}
+        for item in batches
+    }
+    steps: dict[str, dict[int, dict[str, Step]]] = {}
+    for number, parts in work.items():
+        for name, part in parts.items():
+            steps.setdefault(name, {})[number] = steps_of(part, changes[number])
+    told = tuple(_batch(item, batches, changes[item.number], work, steps) for item in batches)
+    upgraded = {item["deployment"]: item for item in told} if wanted.operation == UPGRADE else {}
     begun: dict[str, list[dict[str, Any]]] = {}
     finish: dict[str, dict[str, Any]] = {}
     for name, host in hosts.items():
         mine = [item for item in upgraded.values() if name in item["all_hosts"]]
-        begun[name] = [_begin(item) for item in mine if item["deployment"] not in trials]
+        begun[name] = [
+            trial_record(changes[item["number"]]) for item in mine if item["deployment"] not in trials
+        ]
         ends = [item["deployment"] for item in mine] + [
             deployment
             for deployment, history in host.histories.items()
             if history.trial and deployment in trials and deployment not in upgraded
         ]
         if ends:
-            finish[name] = {"bindings": [{"deployment": item, "trial": None} for item in dict.fromkeys(ends)]}
-    return RolloutPlan(wanted.operation, rollout, terms, batches, steps, begun, finish), problems
+            finish[name] = no_trial(ends)
+    return RolloutPlan(wanted.operation, rollout, terms, told, steps, begun, finish), problems
 
 
-def _begin(batch: Data) -> dict[str, Any]:
-    """The trial of an upgrade that begins."""
-    trial = {"generation": batch["generation"], "why": batch["why"], "units": [], "baseline": {}}
-    return {"deployment": batch["deployment"], "trial": trial}
+def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """All units in one batch, whatever they are of: nothing waits for another to stop."""
+    names = ", ".join(dict.fromkeys(item.deployment for item in batches))
+    units = tuple(unit for item in batches for unit in item.units)
+    return (Batch(1, names, units),) if units else ()
+
+
+def _change(batch: Batch, wanted: Wanted, turns: Mapping[str, Turn], terms: Terms) -> Change:
+    turn = turns.get(batch.deployment)
+    why = (turn.why if turn else "") or "once more"
+    return Change(wanted.operation, batch.deployment, turn.generation if turn else None, why, terms.soak)
 
 
 def replaced(plan: FleetPlan) -> int:
@@ -197,8 +229,8 @@ class _Host:
             for server, entry in (balancer.host.seen.out if balancer.host.seen else {}).items()
         )
 
-    def step(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
-        """What this host does in a batch."""
+    def work(self, batch: Batch, trial: Trial | None) -> Work:
+        """This host's part of a batch."""
         members = [item for unit in batch.units for item in unit.members if item.host == self.name]
         spans = {item.id for unit in batch.units if len(unit.hosts) > 1 for item in unit.members}
         names = [item.name for item in members]
@@ -206,23 +238,18 @@ class _Host:
         back = {name: self.before(name) for name in names}
         gone = {item.name for item in members if item.new is None}
         comes = [name for name in names if name not in gone]
-        return {
-            "batch": batch.number,
-            "servers": [self.server(name) for name in comes],
-            "remove": [name for name in names if name in gone],
-            "spans": any(item.id in spans for item in members),
-            "out": self._servers([*names, *beside], "before"),
-            "into": self._servers([*comes, *beside], "after"),
-            "back": {
-                "servers": [known.server for known in back.values() if known],
-                "remove": [
-                    name for name, known in back.items() if known is None and name not in self.running
-                ],
-                "into": self._servers([*(n for n, known in back.items() if known), *beside], "old"),
-                "lost": [name for name, known in back.items() if known is None and name in self.running],
-            },
-            "canary": self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
-        }
+        return Work(
+            servers=[self.server(name) for name in comes],
+            remove=[name for name in names if name in gone],
+            leave=self._servers([*names, *beside], "before"),
+            enter=self._servers([*comes, *beside], "after"),
+            old_servers=[known.server for known in back.values() if known],
+            old_remove=[name for name, known in back.items() if known is None and name not in self.running],
+            enter_old=self._servers([*(n for n, known in back.items() if known), *beside], "old"),
+            lost=[name for name, known in back.items() if known is None and name in self.running],
+            spans=any(item.id in spans for item in members),
+            canary=self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
+        )
 
     def server(self, name: str) -> Data:
         """SERVER of an instance as it is to run: as it is wanted, or as it does."""
@@ -231,21 +258,21 @@ class _Host:
             return item.server
         return known.server if known else {"name": name}
 
-    def _canary(self, batch: Batch, trial: Trial | None) -> dict[str, Any]:
+    def _canary(self, batch: Batch, trial: Trial | None) -> Canary:
         measured, beside = batch.canary, batch.reference
         name = measured.name if measured else ""
         item, found, old = self.wanted[name], self.running.get(name), self.before(name)
         reference = self.known(beside.name) if beside else None
         continued = trial is not None and trial.canary == f"{self.name}/{name}"
-        return {
-            "id": f"{self.name}/{name}",
-            "old": {**old.described, "gpus": item.described.get("gpus")} if old else {},
-            "new": {"host": self.name, **item.described},
-            "reference": reference.described if reference else {},
+        return Canary(
+            id=f"{self.name}/{name}",
+            old={**old.described, "gpus": item.described.get("gpus")} if old else {},
+            new={"host": self.name, **item.described},
+            reference=reference.described if reference else {},
             # What is new already was measured by the run that was cut off, or never.
-            "measure": bool(old and found and found.state == "running" and not self._equal(found, item)),
-            "baseline": dict(self._baseline(batch.deployment)) if continued else {},
-        }
+            measure=bool(old and found and found.state == "running" and not self._equal(found, item)),
+            baseline=dict(self._baseline(batch.deployment)) if continued else {},
+        )
 
     def _baseline(self, deployment: str) -> Mapping[str, Any]:
         history = self.histories.get(deployment)
@@ -352,31 +379,40 @@ def _refusals(plan: FleetPlan, wanted: Wanted, rollout: Rollout) -> Iterable[Pro
 
 
 def _batch(
-    batch: Batch, rollout: Rollout, turn: Turn | None, steps: Mapping[str, list[dict[str, Any]]]
+    batch: Batch,
+    batches: Sequence[Batch],
+    change: Change,
+    work: Mapping[int, Mapping[str, Work]],
+    steps: Mapping[str, Mapping[int, Mapping[str, Step]]],
 ) -> dict[str, Any]:
     """A batch for the playbook. held: the generation to stay at when it is turned back; None: none is known."""
-    same = [item for item in rollout.batches if item.deployment == batch.deployment]
-    hosts = tuple(dict.fromkeys(host for item in same for host in item.hosts))
-    numbers = {item.number for item in same}
+    same = [item for item in batches if item.deployment == batch.deployment]
     old = [
         server["generation"]
-        for host in hosts
-        for step in steps[host]
-        if step["batch"] in numbers
-        for server in step["back"]["servers"]
+        for item in same
+        for mine in work[item.number].values()
+        for server in mine.old_servers
         if server["deployment"] == batch.deployment
     ]
+    held = max(old, default=None)
+    mine = [steps[name][batch.number] for name in batch.hosts]
+    back = phases(mine, WAY_BACK)
+    if held is not None:
+        back = ["hold", *back, "confirm_hold"]
     return {
         "number": batch.number,
-        "of": len(rollout.batches),
+        "of": len(batches),
         "deployment": batch.deployment,
-        "generation": turn.generation if turn else None,
-        "held": max(old, default=None),
-        "why": (turn.why if turn else "") or "once more",
+        "generation": change.generation,
+        "held": held,
+        "lost": [f"{host}/{name}" for host, part in work[batch.number].items() for name in part.lost],
+        "why": change.why,
         "canary": batch.canary.id if batch.canary else "",
         "hosts": list(batch.hosts),
-        "all_hosts": list(hosts),
+        "all_hosts": list(dict.fromkeys(host for item in same for host in item.hosts)),
         "units": [[item.id for item in unit.members] for unit in batch.units],
-        "text": f"batch {batch.number} of {len(rollout.batches)}: "
-        + "; ".join(unit.name for unit in batch.units),
+        "phases": phases(mine, FORWARD),
+        "passed": phases(mine, PASSED),
+        "way_back": back if change.operation == UPGRADE else [],
+        "text": f"batch {batch.number} of {len(batches)}: " + "; ".join(unit.name for unit in batch.units),
     }

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
@@ -12,6 +12,7 @@ from ..plan.text import wrapped
 from ..text import plural
 from .batches import KEEP, Batch
 from .plan import RolloutPlan
+from .steps import Step, holds
 
 SHOWN = 8  # batches that are listed one by one
 VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
@@ -26,12 +27,12 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
     names = dict.fromkeys(batch.deployment for batch in planned.rollout.batches)
     for name in names:
         batches = [batch for batch in planned.rollout.batches if batch.deployment == name]
-        data = [item for item in planned.batches if item["deployment"] == name]
         units = sum(len(batch.units) for batch in batches)
         verb = VERBS.get(planned.operation, UPGRADE)
         lines += ["", f"{verb} of {name}: {plural(units, 'group')} in {plural(len(batches), 'batch', 'es')}"]
-        if data[0]["why"] and planned.operation in (UPGRADE, ROLLBACK):
-            lines += wrapped("changes", f"generation {data[0]['generation']}: {data[0]['why']}")
+        if planned.operation in (UPGRADE, ROLLBACK):
+            data = next(item for item in planned.batches if item["deployment"] == name)
+            lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
         lines += _kept(planned, name)
         canary = next((batch for batch in batches if batch.canary), None)
         if canary:
@@ -93,35 +94,53 @@ def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
 class Verdict:
     """The consequence of a batch's result.
 
-    stop: no more batches. back: roll this batch back. why: the reason, in one line.
+    stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow; steps:
+    the arguments of those that are the same on all hosts.
     """
 
     stop: bool
     back: bool
     why: str
     told: str
+    phases: Sequence[str] = ()
+    steps: Mapping[str, Step] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict for the playbook."""
-        return dict(vars(self))
+        steps = {phase: step.to_json() for phase, step in self.steps.items()}
+        return {**vars(self), "phases": list(self.phases), "steps": steps}
 
 
 def judge(
-    operation: str, batch: Mapping[str, Any], failures: Mapping[str, str], gone: Sequence[str]
+    operation: str,
+    batch: Mapping[str, Any],
+    failures: Mapping[str, str],
+    gone: Sequence[str],
+    not_started: Collection[str] = (),
 ) -> Verdict:
     """Judge a batch.
 
     failures: why hosts of the batch failed. gone: hosts that became unreachable. An unreachable host says nothing about
-    the new generation: the others keep it, and the rollout ends.
+    the new generation: the others keep it, and the rollout ends. not_started: hosts of which an instance did not start.
+    A canary that did not start gets its report on the way back; one that was measured already has its report.
     """
     what = f"{VERBS.get(operation, operation)} of {batch['deployment']}, {batch['text']}"
     if failures:
         why = "; ".join(dict.fromkeys(f"{host}: {text}" for host, text in failures.items()))
-        back = operation == UPGRADE
-        return Verdict(True, back, why, f"{what}: failed")
+        if operation != UPGRADE:
+            return Verdict(True, False, why, f"{what}: failed")
+        canary = batch["canary"].partition("/")[0] in not_started
+        way = [phase for phase in batch["way_back"] if phase != "report" or canary]
+        return Verdict(True, True, why, f"{what}: failed", way, holds(batch, why))
     if gone:
         return Verdict(True, False, f"{', '.join(gone)} can no longer be reached", f"{what}: interrupted")
-    return Verdict(False, False, "", f"{what}: done")
+    return Verdict(False, False, "", f"{what}: done", batch["passed"])
+
+
+def unmended_message(action: str, result: Any) -> str:
+    """Return why a host could not be rolled back wholly; `action`: the module that failed."""
+    text = message_of(result)
+    return f"It serves, and is not held: {text}" if action.endswith("serving_generation") else text
 
 
 def message_of(result: Any) -> str:
@@ -156,6 +175,8 @@ def report(
         text = "No earlier generation is recorded, so nothing was rolled back"
         if held:
             text = f"Rolled back: generation {held} serves again"
+            if batch["lost"]:
+                text += f", except for {', '.join(batch['lost'])}, of which no earlier generation is recorded"
         lines.append(f"{text}. {_next(batch, done)}")
     elif verdict["turned"]:
         lines += [
