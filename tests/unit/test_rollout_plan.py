@@ -331,8 +331,8 @@ def test_all_that_stops_stops_in_one_batch() -> None:
         assert sorted(server["name"] for server in stop.args["servers"]) == ["llama-0", "llama-1", "qwen-0"]
         assert stop.args["state"] == "stopped"
     text = "\n".join(explain_rollout(made, {"drain": 300, "stop": 120, "start": 1800}))
-    assert "Stop of llama: 4 units" in text
-    assert "Stop of qwen: 2 units" in text
+    assert "Stop of llama: 4 groups" in text
+    assert "Stop of qwen: 2 groups" in text
 
 
 @pytest.mark.parametrize("operation", [UPGRADE, RESTART, STOP])

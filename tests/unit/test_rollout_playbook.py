@@ -206,7 +206,8 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_server"'])
     assert done.rc != 0
     assert "n1 could not be rolled back to generation 1" in done.out
-    assert done.calls[-2:] == ["serve llama-0 1", "hold 1"]  # that of the other host
+    assert "serve llama-0 1" in done.calls
+    assert done.calls.count("hold 1") == 3  # that of both hosts, and confirmed by the other one
 
 
 def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None
     assert done.rc != 0
     assert done.calls[: len(CANARY)] == CANARY
     assert not [call for call in done.calls if call.startswith("hold")]
-    assert "n1 cannot be reached any more" in done.out
+    assert "n1 can no longer be reached" in done.out
 
 
 def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
@@ -241,4 +242,4 @@ def test_all_stop_at_once(tmp_path: Path) -> None:
     assert done.rc == 0, done.out
     assert sorted(done.calls[:2]) == ["drain n1.llama-0", "drain n2.llama-0"]
     assert done.calls[2:] == ["stopped llama-0+llama-1 1"] * 2
-    assert "Stop: 4 units of 4 done." in done.out
+    assert "Stop: 4 groups of 4 done." in done.out

@@ -91,7 +91,7 @@ def test_why_a_host_did_not_come_back(action: str, text: str) -> None:
 def test_instances_that_nobody_recorded_are_named_in_the_end() -> None:
     batches = [batch(1, [["n1/llama-0"]], lost=["n1/llama-0", "n1/llama-1"])]
     told = report("upgrade", batches, 1, {"turned": True, "why": "x"}, {})
-    assert "It is back at generation 2 and serves, but for n1/llama-0, n1/llama-1, of which nothing" in told
+    assert "Rolled back: generation 2 serves again, except for n1/llama-0, n1/llama-1, of which no" in told
 
 
 END = {

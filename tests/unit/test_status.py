@@ -225,7 +225,7 @@ RUNS = "runs attention backend triton, not the planned aiter_fa"
             OTHER,
             [server("n1", state="drain", out={"by": "run", "since": "T"})],
             "triton",
-            f"a run took it out, and did not end, T; the next run of site.yml takes it in; {RUNS}",
+            f"drained by an interrupted run at T; the next run of site.yml returns it; {RUNS}",
         ),
         ({**OTHER, **DOWN, "supervisor": says("waiting", "waits for n2")}, [], "triton", "waits for n2"),
     ],
