@@ -290,7 +290,7 @@ def test_one_that_was_not_looked_at_has_nothing_to_lose() -> None:
 # ---- packages ----------------------------------------------------------------------------------------
 
 SHARED = {"virtual": VirtualAddress("192.0.2.100/24", 7)}
-FIX = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
+FIX = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
 
 
 @pytest.mark.parametrize(
@@ -307,14 +307,14 @@ FIX = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
             SHARED,
             "rhel",
             ["haproxy", "keepalived"],
-            "host lb: has no haproxy and keepalived, and rhel is not one",
+            "host lb: has no haproxy and keepalived, and the toolkit cannot install packages on rhel",
         ),
         (
             {},
             {},
             "",
             ["haproxy"],
-            "host lb: has no haproxy, and the toolkit cannot install it on its system.",
+            "host lb: has no haproxy, and the toolkit cannot install packages on its system.",
         ),
         ({"installed": True}, {}, "rhel", [], ""),
         (None, {}, "rhel", ["haproxy"], ""),

@@ -270,7 +270,7 @@ def test_figures_in_notes() -> None:
     )
     late = engine("0.25.1", enforce_eager=False, gpu_memory_utilization=0.875)
     (graphs,) = (note for note in fit(shape(), late).notes if GRAPHS in note)
-    assert graphs.endswith("it leaves 0.5 GiB")
+    assert graphs.endswith("which leaves 0.5 GiB")
     assert any("About 1.0 GiB per GPU" in note for note in fit(shape(), engine()).notes)
     assert not any(UNKNOWN in note for note in fit(shape(known=False, missing=("x",)), engine()).notes)
 

@@ -165,14 +165,14 @@ def none_available() -> list[dict[str, object]]:
         (
             {"gpus": [], "driver": {"loaded": False}},
             {"gpu_partition_compute": "SPX"},
-            "host n1: amdgpu is not loaded. Look at dmesg and lspci -d 1002:, load the driver (modprobe "
-            "amdgpu), and run again.",
+            "host n1: amdgpu is not loaded. Check dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and "
+            "run again.",
         ),
         (
             {"gpus": []},
             {"gpu_partition_compute": "SPX"},
-            "host n1: the amdgpu driver shows no GPU. Look at dmesg and lspci -d 1002:, load the driver "
-            "(modprobe amdgpu), and run again.",
+            "host n1: the amdgpu driver shows no GPU. Check dmesg and lspci -d 1002:, load the driver (modprobe "
+            "amdgpu), and run again.",
         ),
         ({"gpus": []}, {}, None),
         ({"gpus": none_available()}, {}, None),

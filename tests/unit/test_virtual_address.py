@@ -146,7 +146,7 @@ def test_what_the_host_lacks() -> None:
     )
     _, problems = planned(host(balancer=lacking, os="rocky"), host("lb2", "192.0.2.2"))
     assert [str(problem.what) for problem in problems] == [
-        "has no keepalived, and the toolkit cannot install it on rocky."
+        "has no keepalived, and the toolkit cannot install packages on rocky."
     ]
 
 

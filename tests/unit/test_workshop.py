@@ -75,7 +75,7 @@ def test_an_image_that_is_there_is_asked() -> None:
     there = state(images=[{"id": "sha256:" + "a" * 64, "tags": [IMAGE], "digests": [PULL]}])
     host = made(UNKNOWN, there).to_json()["hosts"]["n1"]
     assert [(item["before"], item["after"]) for item in host["actions"] if item["kind"] == "image"] == [
-        ("present", "asked")
+        ("present", "probed")
     ]
     assert [image["pull"] for image in host["images"]] == [PULL]
 

@@ -195,8 +195,8 @@ def _plan(
     packages = tuple(name for name, _ in _missing(host))
     if seen and host.os_id not in DEBIAN and packages:
         system = host.os_id or "its system"
-        what = f"has no {' and '.join(packages)}, and the toolkit cannot install it on {system}."
-        fix = "Install it (HAProxy 2.4, keepalived 2.0 or newer), and run again."
+        what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."
+        fix = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
         problems.append(Problem((), what, fix, (host.name,)))
     planned = BalancerPlan(
         host=host,

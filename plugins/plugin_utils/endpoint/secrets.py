@@ -132,7 +132,7 @@ def _keys(path: Path, host: BalancerHost, load: Load, parse: Callable[[str], Any
     except (OSError, ValueError) as error:
         raise _unreadable("load_balancer_api_keys", path, host, error) from None
     if not isinstance(found, dict) or not found:
-        what = f"{path} holds no keys."
+        what = f"{path} contains no keys."
         fix = "Write one line per key, name: key; or remove the file to have a key generated."
         raise FleetError([Problem(("load_balancer_api_keys",), what, fix, (host.name,))])
     problems = [(name, key_problem(name, key)) for name, key in found.items()]
