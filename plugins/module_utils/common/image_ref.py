@@ -62,7 +62,14 @@ class ImageSoftware:
 
     def to_json(self) -> dict[str, Any]:
         """As fleet.lock.json and the node's file have it."""
-        return {**vars(self), "gfx": None if self.gfx is None else list(self.gfx)}
+        return {
+            "vllm": self.vllm,
+            "platform": self.platform,
+            "rocm": self.rocm,
+            "pytorch": self.pytorch,
+            "python": self.python,
+            "gfx": None if self.gfx is None else list(self.gfx),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ImageSoftware:

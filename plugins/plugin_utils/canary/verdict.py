@@ -56,6 +56,15 @@ class Rules:
     runs: int
     max_runs: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return `rules` of canary.json."""
+        return {
+            "tolerance": self.tolerance,
+            "latency_tolerance": self.latency_tolerance,
+            "runs": self.runs,
+            "max_runs": self.max_runs,
+        }
+
     @property
     def more(self) -> int:
         """Runs of a second look; 0: there is none."""
@@ -109,6 +118,19 @@ class Comparison:
     high: float
     state: str
     tolerance: float  # percent
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of `comparisons` in canary.json."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "change": self.change,
+            "low": self.low,
+            "high": self.high,
+            "state": self.state,
+            "tolerance": self.tolerance,
+            "metric": self.metric.key,
+        }
 
     def text(self) -> str:
         """`31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""

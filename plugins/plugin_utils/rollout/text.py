@@ -95,7 +95,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """For the playbook."""
-        return dict(vars(self))
+        return {"stop": self.stop, "back": self.back, "why": self.why, "told": self.told}
 
 
 def judge(
