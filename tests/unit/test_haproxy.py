@@ -258,6 +258,7 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
         with pytest.raises(NodeError, match="refuses to set"):
             put(balancer, Wish((NAME,), "drain", "run", 0), False)
         assert {name: item["by"] for name, item in balancer.out.read().items()} == {NAME: "run"}
+        assert set(balancer.out.read()[NAME]) == {"state", "by", "since"}
     # Taken in is what HAProxy took in, and not before.
     path.unlink()
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=8)

@@ -9,7 +9,7 @@ records only changes of its own, so the newest record of a host "as of generatio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -166,9 +166,23 @@ class Generation:
     def _json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            **{item.name: getattr(self, item.name) for item in fields(self)},
-            "models": list(self.models),
+            "deployment": self.deployment,
+            "generation": self.generation,
+            "made": self.made,
+            "why": self.why,
+            "image": self.image,
+            "image_ref": self.image_ref,
+            "vllm": self.vllm,
+            "model": self.model,
+            "commit": self.commit,
             "weights": [list(item) for item in self.weights],
+            "modes": self.modes,
+            "command": self.command,
+            "env": self.env,
+            "models": list(self.models),
+            "listen": self.listen,
+            "endpoint": self.endpoint,
+            "stop_timeout": self.stop_timeout,
             "members": [member.to_json() for member in self.members],
         }
 
@@ -209,7 +223,7 @@ class Hold:
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of the store."""
-        return dict(vars(self))
+        return {"generation": self.generation, "why": self.why, "since": self.since}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Hold:
@@ -229,7 +243,13 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of the store."""
-        return {**vars(self), "units": list(self.units), "baseline": dict(self.baseline)}
+        return {
+            "generation": self.generation,
+            "why": self.why,
+            "since": self.since,
+            "units": list(self.units),
+            "baseline": dict(self.baseline),
+        }
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Trial:

@@ -66,7 +66,14 @@ class ImageSoftware:
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of fleet.lock.json and the node's file."""
-        return {**vars(self), "gfx": None if self.gfx is None else list(self.gfx)}
+        return {
+            "vllm": self.vllm,
+            "platform": self.platform,
+            "rocm": self.rocm,
+            "pytorch": self.pytorch,
+            "python": self.python,
+            "gfx": None if self.gfx is None else list(self.gfx),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ImageSoftware:

@@ -57,6 +57,10 @@ class Reply:
     text: str = ""
     error: str = ""
 
+    def to_json(self) -> dict[str, str]:
+        """Return the reply as baselines and canary.json have it."""
+        return {"text": self.text, "error": self.error}
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reply:
         return cls(str(data.get("text") or ""), str(data.get("error") or ""))

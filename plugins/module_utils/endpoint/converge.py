@@ -123,7 +123,12 @@ class Places:
 
     def service_files(self, routers: bool) -> dict[str, str]:
         """Return the services' unit files, by path."""
-        values = {**vars(self)}
+        values = {
+            "directory": self.directory,
+            "state": self.state,
+            "haproxy": self.haproxy,
+            "router": self.router,
+        }
         found = {
             os.path.join(self.units, SERVICE): UNIT.format(**values),
             self.agent_unit: AGENT_UNIT.format(**values),

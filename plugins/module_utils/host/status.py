@@ -141,7 +141,9 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
         finally:
             engine.close()
         finding = classify(SIGNATURES, text, found["exit_code"], found["oom_killed"])
-        found["failure"] = redact.data(dict(vars(finding)))
+        found["failure"] = redact.data(
+            {"kind": finding.kind, "line": finding.line, "next_step": finding.next_step}
+        )
     return found
 
 

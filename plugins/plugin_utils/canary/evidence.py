@@ -64,7 +64,7 @@ class Baseline:
             "schema": SCHEMA,
             "identity": dict(self.identity),
             "endpoint": self.endpoint,
-            "rounds": [[vars(reply) for reply in replies] for replies in self.rounds],
+            "rounds": [[reply.to_json() for reply in replies] for replies in self.rounds],
             "window": self.window.to_json() if self.window else None,
             "reference": self.reference,
             "notes": list(self.notes),

@@ -52,20 +52,19 @@ def to_json(case: Case) -> dict[str, Any]:
         "warnings": list(verdict.warnings),
         "old": dict(case.before.identity),
         "new": dict(case.new),
-        "rules": dict(vars(case.rules)),
+        "rules": case.rules.to_json(),
         "reference": case.before.reference,
         "before": case.before.window.to_json() if case.before.window else None,
         "after": [window.to_json() for window in verdict.looks],
-        "comparisons": [
-            {
-                **{key: value for key, value in vars(item).items() if key != "metric"},
-                "metric": item.metric.key,
-            }
-            for item in (verdict.speed.comparisons if verdict.speed else ())
-        ],
+        "comparisons": [item.to_json() for item in (verdict.speed.comparisons if verdict.speed else ())],
         "agreement": {"with_itself": smoke.with_itself, "with_old": smoke.with_old} if smoke else None,
         "prompts": [
-            {"prompt": row.prompt.text, "old": vars(row.old), "new": vars(row.new), "wrong": row.wrong}
+            {
+                "prompt": row.prompt.text,
+                "old": row.old.to_json(),
+                "new": row.new.to_json(),
+                "wrong": row.wrong,
+            }
             for row in (smoke.rows if smoke else ())
         ],
     }

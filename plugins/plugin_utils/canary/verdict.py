@@ -60,6 +60,15 @@ class Rules:
     runs: int
     max_runs: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return `rules` of canary.json."""
+        return {
+            "tolerance": self.tolerance,
+            "latency_tolerance": self.latency_tolerance,
+            "runs": self.runs,
+            "max_runs": self.max_runs,
+        }
+
     @property
     def more(self) -> int:
         """Return the number of runs of a second look; 0 if there is none."""
@@ -118,6 +127,19 @@ class Comparison:
     high: float
     state: str
     tolerance: float  # percent
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of `comparisons` in canary.json."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "change": self.change,
+            "low": self.low,
+            "high": self.high,
+            "state": self.state,
+            "tolerance": self.tolerance,
+            "metric": self.metric.key,
+        }
 
     def text(self) -> str:
         """Return a text such as `31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""

@@ -111,6 +111,16 @@ class Advice:
     source: str
     recipe: str
 
+    def to_json(self) -> dict[str, str]:
+        """Return an entry of `advice` and `hints` in plan.json."""
+        return {
+            "name": self.name,
+            "say": self.say,
+            "text": self.text,
+            "source": self.source,
+            "recipe": self.recipe,
+        }
+
 
 @dataclass(frozen=True)
 class Selection:

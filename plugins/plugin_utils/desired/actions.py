@@ -24,6 +24,18 @@ class Action:
     reason: str
     source: str
 
+    def to_json(self) -> dict[str, str]:
+        """Return an entry of `actions` in plan.json."""
+        return {
+            "kind": self.kind,
+            "role": self.role,
+            "target": self.target,
+            "before": self.before,
+            "after": self.after,
+            "reason": self.reason,
+            "source": self.source,
+        }
+
 
 def has_image(state: NodeState | None, ref: str) -> bool:
     """Return whether the host's Docker has an image under this reference, a tag or a digest."""

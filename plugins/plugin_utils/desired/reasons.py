@@ -28,6 +28,15 @@ class Reason:
     reason: str
     source: str
 
+    def to_json(self) -> dict[str, str]:
+        """Return an entry of `reasons` in plan.json."""
+        return {
+            "setting": self.setting,
+            "value": self.value,
+            "reason": self.reason,
+            "source": self.source,
+        }
+
 
 def deployment_key(deployment: Deployment, *keys: str) -> str:
     """Return a key of a deployment as a source.

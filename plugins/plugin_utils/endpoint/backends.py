@@ -37,7 +37,15 @@ class Member:
 
     def to_json(self) -> dict[str, Any]:
         """Return the instance's entry in balancer.json."""
-        return {"name": self.name, **vars(self), "target": f"{bracketed(self.address)}:{self.port}"}
+        return {
+            "name": self.name,
+            "host": self.host,
+            "instance": self.instance,
+            "address": self.address,
+            "port": self.port,
+            "limit": self.limit,
+            "target": f"{bracketed(self.address)}:{self.port}",
+        }
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Member:

@@ -89,7 +89,7 @@ class BalancerPlan:
             "status": "observed" if self.host.seen else "declared",
             "url": self.url,
             "backends": [backend_json(item) for item in self.backends],
-            "actions": [dict(vars(action)) for action in self.actions],
+            "actions": [action.to_json() for action in self.actions],
             "packages": list(self.packages),
             "files": dict(self.files),
             "files_before": dict(self.files_before),

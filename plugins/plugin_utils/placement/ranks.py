@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...module_utils.common.errors import Problem
 from ..desired.deployment import Deployment
@@ -42,6 +43,21 @@ class Rank:
     servers: int
     data_rank: int = 0
     headless: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `rank` of an instance in plan.json."""
+        return {
+            "group": self.group,
+            "node_rank": self.node_rank,
+            "hosts": list(self.hosts),
+            "master": self.master,
+            "master_port": self.master_port,
+            "group_port": self.group_port,
+            "number": self.number,
+            "servers": self.servers,
+            "data_rank": self.data_rank,
+            "headless": self.headless,
+        }
 
     @property
     def nodes(self) -> int:

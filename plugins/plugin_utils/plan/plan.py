@@ -87,7 +87,7 @@ class HostPlan:
                 "logical": len(self.layout.gpus),
                 "compute": settings.compute,
             },
-            "actions": [dict(vars(action)) for action in self.actions],
+            "actions": [action.to_json() for action in self.actions],
             "todo": list(self.todo),
             "unknown_images": list(self.unknown),
             "packages": list(self.packages),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -46,6 +46,10 @@ class Failure:
     host: str
     what: str
     message: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return an entry of `failures` in summary.json."""
+        return {"host": self.host, "what": self.what, "message": self.message}
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]
         "benchmarks": [dict(row) for row in measured.rows],
         "deployments": {name: dict(item) for name, item in measured.deployments.items()},
         "hosts": {name: dict(item) for name, item in measured.hosts.items()},
-        "failures": [asdict(failure) for failure in measured.failures],
+        "failures": [failure.to_json() for failure in measured.failures],
     }
 
 

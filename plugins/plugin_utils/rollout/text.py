@@ -107,8 +107,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict for the playbook."""
-        steps = {phase: step.to_json() for phase, step in self.steps.items()}
-        return {**vars(self), "phases": list(self.phases), "steps": steps}
+        return {
+            "stop": self.stop,
+            "back": self.back,
+            "why": self.why,
+            "told": self.told,
+            "phases": list(self.phases),
+            "steps": {phase: step.to_json() for phase, step in self.steps.items()},
+        }
 
 
 def judge(

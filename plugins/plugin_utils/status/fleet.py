@@ -34,7 +34,18 @@ class Sums:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for -e status_file."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {
+            "name": self.name,
+            "total": self.total,
+            "serving": self.serving,
+            "balanced": self.balanced,
+            "inside": self.inside,
+            "tokens": self.tokens,
+            "running": self.running,
+            "waiting": self.waiting,
+            "kv": self.kv,
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True)

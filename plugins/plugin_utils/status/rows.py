@@ -76,7 +76,27 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for -e status_file."""
-        return {**vars(self), "well": self.well}
+        return {
+            "deployment": self.deployment,
+            "host": self.host,
+            "instance": self.instance,
+            "state": self.state,
+            "why": self.why,
+            "next_step": self.next_step,
+            "version": self.version,
+            "generation": self.generation,
+            "age": self.age,
+            "kv": self.kv,
+            "running": self.running,
+            "waiting": self.waiting,
+            "tokens": self.tokens,
+            "restarts": self.restarts,
+            "failures": self.failures,
+            "balancer": self.balancer,
+            "rank": self.rank,
+            "backend": self.backend,
+            "well": self.well,
+        }
 
 
 def state_of(seen: Mapping[str, Any], now: float) -> str:
