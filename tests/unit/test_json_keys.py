@@ -67,11 +67,11 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             ),
             (backends.Member("n1", "llama-0", "::1", 80, 4), "name host instance address port limit target"),
             (Failure("n1", "llama-0", "no"), "host what message"),
-            (Verdict(False, False, "", ""), "stop back why told"),
+            (Verdict(False, False, "", ""), "stop back why told phases steps"),
             (
                 Row("llama", "n1", "llama-0", "serving"),
                 "deployment host instance state why next_step version generation age kv running waiting tokens "
-                "restarts failures balancer rank well",
+                "restarts failures balancer rank backend well",
             ),
             (
                 Sums("llama", 1, 1, 1, 1, 0.0, 0, 0, None),

@@ -42,7 +42,13 @@ class Proof:
 
     def to_text(self) -> str:
         """As the file has it."""
-        return json.dumps({**vars(self), "running": list(self.running)}) + "\n"
+        data = {
+            "container": self.container,
+            "planned": self.planned,
+            "running": list(self.running),
+            "line": self.line,
+        }
+        return json.dumps(data) + "\n"
 
     @classmethod
     def from_text(cls, text: str, container: str) -> Proof | None:
