@@ -29,7 +29,7 @@ def test_json_that_cannot_be_written(tmp_path: Path, name: str, why: str) -> Non
     with pytest.raises(FleetError) as caught:
         write_json(tmp_path / name, {})
     assert str(caught.value) == (
-        f"{tmp_path / name} cannot be written: {why}. Make its directory, or choose another place."
+        f"{tmp_path / name} cannot be written: {why}. Create its directory, or choose another path."
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -321,7 +321,7 @@ def test_a_haproxy_that_takes_its_time_is_waited_for(node: Node) -> None:
 
 def test_a_first_start_that_fails_is_left_to_be_looked_at(node: Node) -> None:
     node.failing["start"] = ""
-    with pytest.raises(NodeError, match=f"systemctl start {SERVICE} failed: exit code 1 Look at"):
+    with pytest.raises(NodeError, match=f"systemctl start {SERVICE} failed: exit code 1 See journalctl"):
         converge(node.texts(), False, node.places, node.run)
     assert Path(node.path("haproxy.cfg")).read_text() == "v1"
     node.failing.clear()

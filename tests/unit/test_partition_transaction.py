@@ -658,7 +658,7 @@ def test_neither_there_nor_back() -> None:
     stubborn = Stubborn()
     stubborn.faults = {"lost"}
     outcome = change(stubborn, replace(CPX4, servers=()), check=False)
-    assert "is CPX, was SPX; the memory mode was NPS1. Run again" in str(outcome.error)
+    assert "is CPX, was SPX; the memory mode was NPS1. Fix the cause and run again" in str(outcome.error)
     assert "Still stopped" not in str(outcome.error)
     assert outcome.changed  # nothing was stopped, and the modes are others
     assert outcome.stopped == []

@@ -456,7 +456,7 @@ def test_says_what_could_not_be_put_back(tree: Tree, module: Any) -> None:
     result, failed = module()
     assert failed
     assert "Could not set back: The GPUs are busy after 6 attempts" in result["msg"]
-    assert "GPU 1 (0000:26:00.0) is CPX, was SPX. Run again" in result["msg"]
+    assert "GPU 1 (0000:26:00.0) is CPX, was SPX. Fix the cause and run again" in result["msg"]
     assert result["changed"]
     assert json.loads((tree.root / JOURNAL).read_text())["step"] == "undo"
     assert tree.modes() == ["SPX", "CPX", *["SPX"] * 6]

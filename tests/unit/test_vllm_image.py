@@ -58,9 +58,9 @@ def pull_args(docker: FakeDocker, **more: Any) -> dict[str, Any]:
 
 def requested(actions: list[str]) -> list[str]:
     """The requests that change something, as the engine gets them for these actions."""
-    found = [action.partition(" (ask")[0] for action in actions]
+    found = [action.partition(" (probe")[0] for action in actions]
     for action in actions:
-        if " (ask " in action:
+        if " (probe " in action:
             name = action.partition("name=")[2].partition(" ")[0]
             found += [f"POST /containers/{name}/start", f"DELETE /containers/{name}?v=true"]
     return found
