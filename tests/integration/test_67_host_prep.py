@@ -209,7 +209,7 @@ def test_a_host_that_does_not_come_back_ends_the_reboots(fresh_lab: Lab) -> None
     wait_for("its boot", lambda: came_back(lab, lab.hosts[0], boots))
     after = {host: lab.on(host, "cat /proc/sys/kernel/random/boot_id") for host in lab.hosts}
     assert [host for host in lab.hosts if after[host] != boots[host]] == lab.hosts[:1]
-    assert f"Failed: {lab.hosts[0]}, at: Reboot" in run.out
+    assert f"Failed: {lab.hosts[0]}, at: instinct.fleet.host_prep : Reboot" in run.out
     # The same command goes on with the others.
     run = lab.play("prepare", "-e", "reboot=true")
     assert run.rc == 0, run.out
