@@ -293,7 +293,7 @@ def test_every_command_of_the_rollback_runbook(endpoint: Endpoint) -> None:
 
     foreseen = book(lab, check)
     assert foreseen.rc == 0, foreseen.out[-3000:]
-    assert "Rollback of llama: 4 units" in foreseen.out
+    assert "Rollback of llama: 4 groups" in foreseen.out
     assert runs(lab) == {str(new)}
     run = book(lab, back)
     assert run.rc == 0, run.out[-4000:]
