@@ -129,7 +129,7 @@ bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
 MODULES := canary.statistics canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \
-    generations.numbering partition.modes partition.transaction placement.layout plan.actions plan.registry \
+    generations.revisions partition.modes partition.transaction placement.layout plan.actions plan.registry \
     programs.supervisor.group programs.supervisor.main rollout.batches rollout.plan rollout.steps serving.converge \
     sizing.fit sizing.kv_cache sizing.weights weights.download
 mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="sizing.fit plan.pins" SEED=1 COUNT=15 JOBS=2)

@@ -28,7 +28,7 @@ from pathlib import Path
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from tests.integration.conftest import BIN, LAB, copy_inventory
@@ -162,9 +162,9 @@ def planning(hosts: int) -> float:
 
     def once() -> float:
         start = time.process_time()
-        workshop = Workshop(Knowledge(ROOT / "catalog"), plan_world.LOCK, render, {})
+        factory = InstanceFactory(Knowledge(ROOT / "catalog"), plan_world.LOCK, render, {})
         fleet = build_fleet(inputs, groups, catalog)
-        data = plan_fleet(check_fleet(fleet), workshop).to_json()
+        data = plan_fleet(check_fleet(fleet), factory).to_json()
         seconds = time.process_time() - start
         assert sum(len(host["servers"]) for host in data["hosts"].values()) == INSTANCES * hosts
         return seconds
@@ -204,8 +204,8 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def fitting(judge: Judge) -> None:
     """Print what it costs to tell whether a model fits: once for each deployment and kind of GPU."""
-    shapes, engine = [test_fit.model(name) for name in test_fit.CONFIGS], test_fit.engine(tp=8)
-    each = cpu_seconds(lambda: [test_fit.fit(shape, engine) for shape in shapes]) / len(shapes)
+    shapes, client = [test_fit.model(name) for name in test_fit.CONFIGS], test_fit.engine(tp=8)
+    each = cpu_seconds(lambda: [test_fit.fit(shape, client) for shape in shapes]) / len(shapes)
     state = plan_world.state(hostname="n1")
     ratio = each / cpu_seconds(lambda: json.loads(json.dumps(state)))
     target = judge.holds("fit", ratio)

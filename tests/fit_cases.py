@@ -13,8 +13,8 @@ import random
 import sys
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import Engine, Fit, fit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import EngineConfig, Fit, fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import CacheRules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
 
 Config = dict[str, Any]
@@ -392,13 +392,13 @@ def every_case() -> list[dict[str, Any]]:
     return found
 
 
-def planned(question: dict[str, Any], rules: Rules) -> Fit:
+def planned(question: dict[str, Any], rules: CacheRules) -> Fit:
     """The planner's answer to a case, for vLLM's CPU build."""
     given = dict(question["engine"])
     hybrid = not given.pop("disable_hybrid_kv_cache_manager", False)
     return fit(
         model_shape(question["config"]),
-        Engine(
+        EngineConfig(
             rules=rules,
             memory_bytes=0,
             gpu_memory_utilization=0.9,

@@ -213,8 +213,8 @@ class Load:
         """The same, and AssertionError unless every answer came whole, and in time."""
         found = self.assert_accounted(at_least)
         failed = [item for item in self.outcomes if item.problem]
-        told = "".join(f"\n  {item}" for item in failed[:10])
-        assert not failed, f"{len(failed)} of {found.begun} requests are lost: {found}{told}"
+        text = "".join(f"\n  {item}" for item in failed[:10])
+        assert not failed, f"{len(failed)} of {found.begun} requests are lost: {found}{text}"
         answers = len({item.id for item in self.outcomes})
         assert answers == found.begun, f"{found.begun} requests have {answers} answers: {found}"
         return found

@@ -68,7 +68,7 @@ TESTS = {
         "test_rollout_balancer",
         "test_virtual_address",
     ],
-    "generations.numbering": ["test_numbering", "test_generations_plan"],
+    "generations.revisions": ["test_numbering", "test_generations_plan"],
     "partition.modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
     "partition.transaction": ["test_partition_transaction"],
     "placement.layout": ["test_layout", "test_layout_groups", "test_network"],

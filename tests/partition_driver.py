@@ -21,14 +21,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import CommandResult
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import PartitionNode
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import PartitionRequest
 
 SPEED = 10.0
 
 
-class FastNode(Node):
+class FastNode(PartitionNode):
     """The node, in a hurry; it may come to a sudden end."""
 
     def __init__(self, kill_at: str | None, speed: float) -> None:
@@ -42,7 +42,7 @@ class FastNode(Node):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds / self.speed)
 
-    def run(self, command: Command, timeout: float) -> Ran:
+    def run(self, command: Command, timeout: float) -> CommandResult:
         return super().run(command, timeout / self.speed)
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
@@ -62,7 +62,7 @@ def case(order: dict[str, Any]) -> dict[str, Any]:
     """The result of one change."""
     if order.get("user"):
         os.setuid(order["user"])
-    request = Request(**{**order["request"], "servers": services_of(order.get("servers", []))})
+    request = PartitionRequest(**{**order["request"], "servers": services_of(order.get("servers", []))})
     try:
         node = FastNode(order.get("kill_at"), order.get("speed", SPEED))
         return asdict(change(node, request, order.get("check", False)))

@@ -33,9 +33,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks imp
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import Verdict
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import Feasibility
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, tune
 
 from tests.commands import entries, instances
 from tests.unit.catalogue import knowledge
@@ -59,9 +59,9 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 """Keys of deployments that change a command line."""
 MACHINES = (
-    (Machine("gfx942", "MI300X", "SPX", "NPS1", 192 * GIB, 192 * GIB), len(SHAPES)),
-    (Machine("gfx942", "MI300X", "CPX", "NPS4", 24 * GIB, 192 * GIB), 2),
-    (Machine("gfx950", "MI355X", "SPX", "NPS1", 288 * GIB, 288 * GIB), 3),
+    (TargetGpu("gfx942", "MI300X", "SPX", "NPS1", 192 * GIB, 192 * GIB), len(SHAPES)),
+    (TargetGpu("gfx942", "MI300X", "CPX", "NPS4", 24 * GIB, 192 * GIB), 2),
+    (TargetGpu("gfx950", "MI355X", "SPX", "NPS1", 288 * GIB, 288 * GIB), 3),
 )
 """Sorts of GPUs, and how many of SHAPES are tried on them."""
 HOSTS = ("host-1", "host-2")
@@ -82,7 +82,7 @@ def shaped(repository: str, objective: str, shape: int) -> Deployment:
     return deployment(model=repository, **given, **SHAPES[shape])
 
 
-def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: str) -> Iterator[Line]:
+def lines_of(wanted: Deployment, machine: TargetGpu, model: ModelFacts, version: str) -> Iterator[Line]:
     """The command line of every server of an engine; nothing when the release cannot serve it.
 
     AssertionError when a variable has a text that stops vLLM.
@@ -102,7 +102,7 @@ def lines_of(wanted: Deployment, machine: Machine, model: ModelFacts, version: s
         for index in range(servers_per_host(wanted)):
             slot = Slot(wanted, index, gpus, rank=rank_of(wanted, index, group, host))
             pinned = with_pins(tuned, wanted, lambda _: "c" * 40)
-            made = compose(slot, Surroundings("127.0.0.1", "/hf"), Pins(), pinned, Verdict())
+            made = compose(slot, Surroundings("127.0.0.1", "/hf"), Pins(), pinned, Feasibility())
             words = tuple(word for part in made.argv for word in part)
             if words[:2] == ("vllm", "serve"):  # a Ray worker runs something else
                 yield words[2:]

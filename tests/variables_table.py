@@ -58,10 +58,10 @@ def _row(name: str, option: Mapping[str, Any]) -> str:
         else f"`{default if isinstance(default, str) else json.dumps(default)}`"
     )
     choices = [str(item) for item in option.get("choices", ()) if item]
-    told = _prose(option["description"]) + (
+    text = _prose(option["description"]) + (
         f" One of {', '.join(f'`{item}`' for item in choices)}." if choices else ""
     )
-    return f"| `{name}` | {kind} | {_cell(shown)} | {_cell(told)} |"
+    return f"| `{name}` | {kind} | {_cell(shown)} | {_cell(text)} |"
 
 
 def _prose(text: str | list[str]) -> str:

@@ -15,8 +15,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader, plain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.masks import mask_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+    InventoryReader,
+    to_plain_data,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -58,7 +61,7 @@ class ActionModule(ControllerAction):
         """Return run, directory, failures and text; or fail when the results cannot be written."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
-        reader = Reader(facts)
+        reader = InventoryReader(facts)
         hosts = reader.hosts(options["hosts"] or None)
         own = {host: reader.values(host, VARIABLES, lenient=True) for host in hosts}
         redact = Redactor(inventory_secrets(own.values()))
@@ -83,7 +86,7 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     files = _files(summary, measured)
     plan = options["plan"] or last_plan(own.values())
     if plan:
-        files["plan.json"] = json_text(redact.data(mask_data(plain(plan, templates=True))))
+        files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, templates=True))))
     if options["report"]:
         from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 

@@ -18,12 +18,16 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary import repor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
     BROKEN,
     Baseline,
-    Verdict,
+    CanaryVerdict,
     baseline,
     client,
-    conclude,
+    judge_canary,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK, CanaryError, Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
+    OK,
+    CanaryError,
+    CanaryTolerances,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -60,7 +64,9 @@ class ActionModule(ControllerAction):
         """Return the baseline; or the verdict, or how many more runs it takes."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "more": 0, "msg": "Nothing is measured in check mode."}
-        rules = Rules(*(options[name] for name in ("tolerance", "latency_tolerance", "runs", "max_runs")))
+        rules = CanaryTolerances(
+            *(options[name] for name in ("tolerance", "latency_tolerance", "runs", "max_runs"))
+        )
         rules.check()
         if options["phase"] == "before":
             found = baseline(options["smoke"], (options["benchmarks"] or [{}])[0], options["reference"])
@@ -69,9 +75,9 @@ class ActionModule(ControllerAction):
             return {"changed": False, "baseline": {} if found.empty else found.to_json()}
         before = Baseline.from_json(options["baseline"])
         if options["phase"] == "failed":
-            verdict = Verdict(BROKEN, (options["failure"] or "it did not start",), before.notes)
+            verdict = CanaryVerdict(BROKEN, (options["failure"] or "it did not start",), before.notes)
         else:
-            verdict = conclude(before, options["smoke"], options["benchmarks"], rules)
+            verdict = judge_canary(before, options["smoke"], options["benchmarks"], rules)
         if verdict.more:
             return {
                 "changed": False,
@@ -83,7 +89,7 @@ class ActionModule(ControllerAction):
         return self._final(options, before, verdict, rules)
 
     def _final(
-        self, options: Mapping[str, Any], before: Baseline, verdict: Verdict, rules: Rules
+        self, options: Mapping[str, Any], before: Baseline, verdict: CanaryVerdict, rules: CanaryTolerances
     ) -> dict[str, Any]:
         """Write the report and print it."""
         now = datetime.now(UTC)
@@ -92,15 +98,15 @@ class ActionModule(ControllerAction):
         named = f"canary-{new.get('deployment') or 'deployment'}-{now.strftime('%Y%m%dT%H%M%SZ')}"
         run = free_run(results_dir, check_run(options["run"] or named))
         made = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        case = report.Case(run, made, options["host"], options["change"], new, before, verdict, rules)
+        case = report.CanaryReport(run, made, options["host"], options["change"], new, before, verdict, rules)
         redact = Redactor()  # modules masked what they know; this is for what looks like a secret
-        told = redact(report.text(case))
-        files = {"canary.json": json_text(redact.data(report.to_json(case))), "canary.txt": told}
+        text = redact(report.text(case))
+        files = {"canary.json": json_text(redact.data(report.to_json(case))), "canary.txt": text}
         if options["log"]:
             files["startup.log"] = redact(options["log"])
         directory = write_run(results_dir, run, files, newest=False)
         page = directory / "canary.txt"
-        self._display.display(f"\n{told}{page}")
+        self._display.display(f"\n{text}{page}")
         for warning in verdict.warnings:
             self._display.warning(f"canary: {warning}")
         summary = redact(re.sub(r"\s+", " ", verdict.summary))
@@ -111,7 +117,7 @@ class ActionModule(ControllerAction):
             "summary": summary,
             "warnings_told": list(verdict.warnings),
             "directory": str(directory),
-            "text": told,
+            "text": text,
             "msg": f"{summary} Report: {page}",
         }
         stops = verdict.kind != OK and options["phase"] != "failed"

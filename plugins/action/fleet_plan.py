@@ -14,15 +14,17 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import misspelt
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, Reader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
+    unknown_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import VaultReader, load_endpoint
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
@@ -32,7 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import ch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import learned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
 
 class ActionModule(ControllerAction):
@@ -42,7 +44,7 @@ class ActionModule(ControllerAction):
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return plan, todo, changes and text; or fail with every problem of the input."""
-        reader, offline, again = Reader(facts), options["offline"], options["again"]
+        reader, offline, again = InventoryReader(facts), options["offline"], options["again"]
         names = reader.hosts(options["hosts"])
         base, groups = reader.beside_inventory(names), reader.groups()
         inputs = {name: reader.host(name, offline) for name in names}
@@ -56,14 +58,14 @@ class ActionModule(ControllerAction):
         make = not offline and not self._task.check_mode
         balancers, files = reader.balancers(offline), VaultReader(self._loader)
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, make, files)
-        key = endpoint.kit.instance_key if endpoint else NO_KEY
-        workshop = Workshop(Knowledge(CATALOG), lock, load_renderer(), models, key)
-        plan = news = plan_fleet(checked, workshop, endpoint)
+        key = endpoint.assets.instance_key if endpoint else NO_KEY
+        factory = InstanceFactory(Knowledge(CATALOG), lock, load_renderer(), models, key)
+        plan = news = plan_fleet(checked, factory, endpoint)
         if again is not None:
             news = restrict_to(plan, again)
         else:
             found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
-            typos = misspelt(reader.names(names), public_variables())
+            typos = unknown_variables(reader.names(names), public_variables())
             plan = news = replace(plan, warnings=(*plan.warnings, *typos, *found))
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint)
         if rollout:
@@ -86,7 +88,7 @@ class ActionModule(ControllerAction):
         }
 
     def _pins(
-        self, options: Mapping[str, Any], fleet: Fleet, reader: Reader, base: Path
+        self, options: Mapping[str, Any], fleet: Fleet, reader: InventoryReader, base: Path
     ) -> tuple[Lock, Lock]:
         """Return all pins, which the lock file has afterwards, and those that this run resolved."""
         path = Path(options["lock_file"] or base / "fleet.lock.json")
@@ -95,15 +97,15 @@ class ActionModule(ControllerAction):
             return kept, Lock()
         refresh = options["refresh"] and options["again"] is None
         fresh = resolve.resolve_pins(fleet, kept, refresh, reader.token)
-        lock = learned(fleet, kept.merged(fresh))
+        lock = merge_probed(fleet, kept.merged(fresh))
         if lock != kept and not self._task.check_mode:
             write_json(path, lock.to_json())
         return lock, fresh
 
-    def told(self, error: Exception, facts: Mapping[str, Any]) -> str:
+    def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
         """Every problem of the input, with the place where it was written."""
         assert isinstance(error, FleetError)
-        reader = Reader(facts)
+        reader = InventoryReader(facts)
         lines = [
             problem.text(reader.origin(problem), reader.deployment(problem)) for problem in error.problems
         ]
@@ -111,7 +113,9 @@ class ActionModule(ControllerAction):
         return f"The plan has {count}; nothing was changed.\n" + "\n".join(f"* {line}" for line in lines)
 
 
-def canary_rules(options: Mapping[str, Any]) -> Rules:
+def canary_rules(options: Mapping[str, Any]) -> CanaryTolerances:
     """The operator's rules for canaries."""
     given = options["canary_terms"] or {}
-    return Rules(*(given.get(name, public_variables()[name].default) for name in request.CANARY_TERMS))
+    return CanaryTolerances(
+        *(given.get(name, public_variables()[name].default) for name in request.CANARY_SETTINGS)
+    )

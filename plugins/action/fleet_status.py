@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader, why_unreached
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+    InventoryReader,
+    why_unreached,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import status
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import text
 
@@ -26,7 +29,7 @@ class ActionModule(ControllerAction):
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return status, verdict and text."""
-        reader = Reader(facts)
+        reader = InventoryReader(facts)
         seen: dict[str, Any] = {}
         unreached: dict[str, str] = {}
         for name in (str(host) for host in facts["ansible_play_hosts_all"]):
@@ -36,9 +39,9 @@ class ActionModule(ControllerAction):
             else:
                 unreached[name] = why_unreached(found)
         made = status(seen, unreached)
-        told = text(made, options["detail"])
-        self._display.display(f"\n{told}")
+        message = text(made, options["detail"])
+        self._display.display(f"\n{message}")
         data = made.to_json()
         if options["status_file"]:
             write_json(Path(options["status_file"]), data)
-        return {"changed": False, "status": data, "verdict": made.verdict(), "text": told}
+        return {"changed": False, "status": data, "verdict": made.verdict(), "text": message}

@@ -22,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Report, text, verdict_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 
 
 class ActionModule(ControllerAction):
@@ -36,7 +36,7 @@ class ActionModule(ControllerAction):
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return hosts, failing, todo and text."""
-        reader, auditor = Reader(facts), HostAuditor()
+        reader, auditor = InventoryReader(facts), HostAuditor()
         names = reader.hosts(options["hosts"] or None)
         owns = {name: reader.values(name, VARIABLES) for name in names}
         found = {name: reader.registered(name, "host_facts_result") for name in names}
@@ -45,8 +45,8 @@ class ActionModule(ControllerAction):
         views = {name: auditor.view(seen, owns[name], differing[name]) for name, seen in reached.items()}
         hosts = tuple(auditor.audited(name, views.get(name), found[name], owns[name]) for name in names)
         report = Report(hosts, differences(views), auditor.bios)
-        told = text(report, options["explain"])
-        self._display.display(f"\n{told}")
+        message = text(report, options["explain"])
+        self._display.display(f"\n{message}")
         data = report.to_json()
         if options["audit_file"]:
             write_json(Path(options["audit_file"]), data)
@@ -70,5 +70,5 @@ class ActionModule(ControllerAction):
                     host, [name for name in running[host.name] if name not in spanning[host.name]]
                 )
             ],
-            "text": told,
+            "text": message,
         }

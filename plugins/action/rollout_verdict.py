@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
-    judge,
+    judge_batch,
     message_of,
-    report,
+    summarize_rollout,
     unmended_message,
 )
 
@@ -45,8 +45,8 @@ class ActionModule(ControllerAction):
         gone = [host for host in batch["hosts"] if host not in alive]
         why = {host: message_of(note["result"]) for host, note in notes.items()}
         not_started = [host for host, note in notes.items() if note["action"] == SERVER]
-        verdict = judge(rollout["operation"], batch, why, gone, not_started)
-        self._display.display(verdict.told)
+        verdict = judge_batch(rollout["operation"], batch, why, gone, not_started)
+        self._display.display(verdict.message)
         return {"changed": False, **verdict.to_json(), "turned": verdict.back, "batch": batch["number"]}
 
     def _end(
@@ -56,7 +56,7 @@ class ActionModule(ControllerAction):
         hosts = [host for batch in rollout["batches"] for host in batch["hosts"]]
         notes = _notes(variables, hosts, UNMENDED, ended) if ended else {}
         unmended = {host: unmended_message(note["action"], note["result"]) for host, note in notes.items()}
-        text = report(rollout["operation"], rollout["batches"], ended, before, unmended)
+        text = summarize_rollout(rollout["operation"], rollout["batches"], ended, before, unmended)
         if ended is None:
             self._display.display(text)
         return {"changed": False, "failed": ended is not None, "msg": text}

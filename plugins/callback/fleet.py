@@ -32,7 +32,7 @@ LINES = 6
 WIDTH = 400
 
 
-class Error(NamedTuple):
+class HostError(NamedTuple):
     """A host's first error; `alike` is its text without the host's address, to find equal ones."""
 
     task: str
@@ -40,7 +40,7 @@ class Error(NamedTuple):
     alike: str
 
 
-UNKNOWN = Error("", "no message was kept", "")
+UNKNOWN = HostError("", "no message was kept", "")
 
 
 class CallbackModule(Default):
@@ -52,7 +52,7 @@ class CallbackModule(Default):
 
     def __init__(self) -> None:
         super().__init__()
-        self.errors: dict[str, Error] = {}
+        self.errors: dict[str, HostError] = {}
         self.planning = False
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
@@ -99,17 +99,17 @@ class CallbackModule(Default):
             self._print_task_banner(result.task)
         self._handle_warnings(result.result)
         lines = text.splitlines()
-        told = f" {text}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
+        description = f" {text}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
         color = C.COLOR_ERROR if what == "failed" else C.COLOR_UNREACHABLE
         to_stderr = self.get_option("display_failed_stderr")
         self._display.display(
-            f"{what}: [{self.host_label(result)}]{item}:{told}", color=color, stderr=to_stderr
+            f"{what}: [{self.host_label(result)}]{item}:{description}", color=color, stderr=to_stderr
         )
 
     def _keep(self, result: Any, text: str) -> None:
         name = result.host.get_name()
         address = str(result.host.vars.get("ansible_host", name))
-        self.errors.setdefault(name, Error(result.task.get_name(), text, text.replace(address, "")))
+        self.errors.setdefault(name, HostError(result.task.get_name(), text, text.replace(address, "")))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the recap, and the summary of what failed."""
@@ -121,7 +121,7 @@ class CallbackModule(Default):
 
 
 def summary(
-    failed: Sequence[str], dark: Sequence[str], errors: Mapping[str, Error], planning: bool
+    failed: Sequence[str], dark: Sequence[str], errors: Mapping[str, HostError], planning: bool
 ) -> list[str]:
     """Return the lines of the closing summary.
 

@@ -106,7 +106,12 @@ seconds:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer, Wish, put, select
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
+    Balancer,
+    ServerStateRequest,
+    find_servers,
+    set_state,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import STATES
 
 
@@ -131,10 +136,12 @@ def work(params, check):
     names = params["servers"]
     if names is None:
         keys = ("hosts", "deployment", "instance", "instances", "optional")
-        names = select(balancer, **{key: params[key] for key in keys})
+        names = find_servers(balancer, **{key: params[key] for key in keys})
     if not names:
         return {"changed": False, "actions": [], "servers": []}
-    return put(balancer, Wish(tuple(names), params["state"], params["by"], params["wait"]), check)
+    return set_state(
+        balancer, ServerStateRequest(tuple(names), params["state"], params["by"], params["wait"]), check
+    )
 
 
 def main():

@@ -93,7 +93,7 @@ ROOT = "/"
 
 
 @dataclass(frozen=True)
-class Write:
+class SettingWrite:
     """A value for files of the kernel that have another one; `name` is the pattern that matched them."""
 
     name: str
@@ -135,7 +135,7 @@ def value_of(path: str) -> str:
         raise NodeError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
+def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[SettingWrite]:
     """Return the files of the kernel whose value differs. Raise NodeError for an unknown sysctl or file."""
     found = []
     for key, value in sysctl.items():
@@ -144,7 +144,7 @@ def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
             raise NodeError(f"This kernel has no sysctl {key}.")
         old = value_of(path)
         if not same(old, value):
-            found.append(Write(path, value, (path,), old))
+            found.append(SettingWrite(path, value, (path,), old))
     for pattern, value in sysfs.items():
         files = sorted("/" + os.path.relpath(file, local("/")) for file in glob.glob(local(pattern)))
         if not files:
@@ -152,7 +152,9 @@ def writes(sysctl: Mapping[str, str], sysfs: Mapping[str, str]) -> list[Write]:
         olds = {file: value_of(file) for file in files}
         wrong = tuple(file for file, old in olds.items() if old != value)
         if wrong:
-            found.append(Write(pattern, value, wrong, ", ".join(sorted({olds[file] for file in wrong}))))
+            found.append(
+                SettingWrite(pattern, value, wrong, ", ".join(sorted({olds[file] for file in wrong})))
+            )
     return found
 
 
@@ -177,7 +179,7 @@ def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
     return list(found.values())
 
 
-def apply(module: AnsibleModule, edits: list[Edit], changed: list[Write], link: bool) -> None:
+def apply(module: AnsibleModule, edits: list[Edit], changed: list[SettingWrite], link: bool) -> None:
     """Write the files first, then the kernel's values: after a crash in between, a boot completes the change."""
     for edit in edits:
         os.makedirs(os.path.dirname(local(edit.path)), mode=0o755, exist_ok=True)
@@ -200,7 +202,7 @@ def apply(module: AnsibleModule, edits: list[Edit], changed: list[Write], link: 
                 stream.write(f"{write.value}\n")
 
 
-def diff(edits: list[Edit], changed: list[Write]) -> list[dict[str, str]]:
+def diff(edits: list[Edit], changed: list[SettingWrite]) -> list[dict[str, str]]:
     """Return files and values before and after."""
     found = [(edit.path, edit.old, edit.new) for edit in edits]
     found += [(write.name, f"{write.old}\n", f"{write.value}\n") for write in changed]

@@ -63,7 +63,7 @@ instance_status:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
-from ansible_collections.instinct.fleet.plugins.module_utils.host.status import Node, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
 
 
 def argument_spec():
@@ -74,7 +74,7 @@ def argument_spec():
 def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    node = Node(docker_socket=module.params["docker_socket"])
+    node = StatusPaths(docker_socket=module.params["docker_socket"])
     finish(module, [], lambda: {"changed": False, "instance_status": read_node(node)})
 
 

@@ -160,7 +160,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import BACKENDS
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import follow
@@ -170,8 +170,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus impo
     MEMORY_MODES,
     diff_text,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import PartitionNode
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import PartitionRequest
 
 
 def argument_spec() -> dict[str, Any]:
@@ -189,12 +189,12 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def request_of(params: dict[str, Any]) -> Request:
+def request_of(params: dict[str, Any]) -> PartitionRequest:
     """Return the request in the parameters. Raise NodeError for an impossible number."""
     for key, low in (("timeout", 1), ("retries", 0)):
         if params[key] < low:
             raise NodeError(f"{key} must be at least {low}, not {params[key]}.")
-    return Request(
+    return PartitionRequest(
         compute=params["compute"],
         memory=params["memory"],
         gpus=tuple(params["gpus"]),
@@ -206,11 +206,11 @@ def request_of(params: dict[str, Any]) -> Request:
     )
 
 
-def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
+def work(module: AnsibleModule, node: PartitionNode) -> dict[str, Any]:
     """Change the modes. Return the module's result. Raise NodeError, with any actions taken, on failure."""
     request = request_of(module.params)
     check = module.check_mode
-    with contextlib.nullcontext() if check else alone("rocm_partition", 2 * request.timeout):
+    with contextlib.nullcontext() if check else run_lock("rocm_partition", 2 * request.timeout):
         outcome = change(node, request, check)
     result: dict[str, Any] = {
         "changed": outcome.changed,
@@ -240,7 +240,7 @@ def work(module: AnsibleModule, node: Node) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, secrets_of(module.params["servers"]), lambda: work(module, Node()))
+    finish(module, secrets_of(module.params["servers"]), lambda: work(module, PartitionNode()))
 
 
 if __name__ == "__main__":

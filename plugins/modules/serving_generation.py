@@ -99,7 +99,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import KEEP, change
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 
 
 def argument_spec():
@@ -118,7 +118,7 @@ def work(params, check):
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
     return change(
-        Store(),
+        GenerationStore(),
         params["record"],
         params["instances"],
         params["bindings"],

@@ -177,7 +177,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
     parse_repeat,
     parse_target,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import measure, whole
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import complete_target, measure
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
@@ -185,8 +185,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     require_program,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, Engine
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 
 
 def argument_spec():
@@ -224,7 +224,7 @@ def work(params, check):
     if repeat:
         require_program(repeat.program)
     return measure(
-        lambda: Engine(params["docker_socket"]),
+        lambda: DockerClient(params["docker_socket"]),
         targets,
         params["kind"],
         run,
@@ -239,7 +239,7 @@ def main():
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
-        targets = [whole(target, Store()) for target in module.params["targets"]]
+        targets = [complete_target(target, GenerationStore()) for target in module.params["targets"]]
     except NodeError as error:
         module.fail_json(msg=str(error))
         return

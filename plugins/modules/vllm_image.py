@@ -163,14 +163,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     refuse_short_secrets,
     require_program,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import alone
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import (
     converge_build,
     converge_pull,
-    wanted,
+    parse_pull,
 )
 
 
@@ -202,20 +202,20 @@ def work(params, check):
     """Pull or build the image. Return the module's result."""
     refuse_short_secrets({"registry_password": params["registry_password"]})
     require_program(params["program"])
-    engine = connect(params["docker_socket"], check)
+    client = connect(params["docker_socket"], check)
     if params["build"]:
         plan = build_plan(params["build"], params["ref"])
-        with nullcontext() if check else alone("vllm_image", params["timeout"]):
-            return converge_build(engine, plan, paths.DATA_DIR, params["timeout"], check, params["program"])
-    want = wanted(
+        with nullcontext() if check else run_lock("vllm_image", params["timeout"]):
+            return converge_build(client, plan, paths.DATA_DIR, params["timeout"], check, params["program"])
+    want = parse_pull(
         params["pull"],
         params["ref"],
         params["bytes"],
         params["registry_username"],
         params["registry_password"],
     )
-    with nullcontext() if check else alone("vllm_image", params["timeout"]):
-        return converge_pull(engine, want, check, params["program"])
+    with nullcontext() if check else run_lock("vllm_image", params["timeout"]):
+        return converge_pull(client, want, check, params["program"])
 
 
 def main():

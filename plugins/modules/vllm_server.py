@@ -215,7 +215,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import Fleet, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import note_servers, resolved
 
@@ -260,7 +260,7 @@ def work(params, redact, check):
     """Converge the servers. Return the module's result."""
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
-    fleet = Fleet(
+    fleet = ConvergeContext(
         lambda: connect(params["docker_socket"], check),
         redact,
         params["timeout"],

@@ -88,7 +88,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import cause, whole
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import cause, complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import (
     PATHS,
     ask_all,
@@ -100,8 +100,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS, TOKENS
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, Engine
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
@@ -156,7 +156,9 @@ def work(params, check, api_key):
         for replies in rounds
     ]
     if any(reply.error for replies in rounds for reply in replies):
-        result["cause"] = cause(Engine(params["docker_socket"]), container_name(instance["name"])).strip()
+        result["cause"] = cause(
+            DockerClient(params["docker_socket"]), container_name(instance["name"])
+        ).strip()
     return result
 
 
@@ -165,7 +167,7 @@ def main():
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
-        target = whole(module.params["target"], Store())
+        target = complete_target(module.params["target"], GenerationStore())
     except NodeError as error:
         module.fail_json(msg=str(error))
         return

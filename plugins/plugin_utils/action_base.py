@@ -17,7 +17,7 @@ from . import bytecode  # noqa: F401  before all others
 # isort: split
 from ..module_utils.common.errors import FleetError, Problem
 from .desired.public_variables import public_variables
-from .desired.unknown_variables import mistaken
+from .desired.unknown_variables import unknown_extra_variables
 
 
 class ControllerAction(ActionBase):
@@ -40,7 +40,7 @@ class ControllerAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
-        wrong = mistaken(map(str, load_extra_vars(self._loader)), public_variables())
+        wrong = unknown_extra_variables(map(str, load_extra_vars(self._loader)), public_variables())
         if wrong:
             return {
                 **result,
@@ -51,13 +51,13 @@ class ControllerAction(ActionBase):
         try:
             return {**result, **self.work(options, facts)}
         except self.expected as error:
-            return {**result, "failed": True, "changed": False, "msg": self.told(error, facts)}
+            return {**result, "failed": True, "changed": False, "msg": self.error_message(error, facts)}
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Do the work; `facts` are the task's variables."""
         raise NotImplementedError
 
-    def told(self, error: Exception, facts: Mapping[str, Any]) -> str:
+    def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
         """Return the message of an expected exception."""
         del facts
         return str(error)

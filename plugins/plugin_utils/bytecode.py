@@ -17,7 +17,7 @@ _PLUGINS = __name__.rpartition(".plugin_utils.")[0]
 PACKAGES = (f"{_PLUGINS}.plugin_utils.", f"{_PLUGINS}.module_utils.")
 
 
-class KeptBytecode:
+class BytecodeCache:
     """A finder for sys.meta_path, for modules below PACKAGES only."""
 
     @staticmethod
@@ -38,4 +38,4 @@ def _finder(directory: str) -> FileFinder:
 
 
 if not any(isinstance(finder, type) and finder.__name__ == "KeptBytecode" for finder in sys.meta_path):
-    sys.meta_path.insert(0, KeptBytecode)
+    sys.meta_path.insert(0, BytecodeCache)

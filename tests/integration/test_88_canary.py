@@ -50,11 +50,11 @@ def canary(place: Place) -> Lab:
 
 def containers(lab: Lab) -> dict[str, tuple[str, str]]:
     """Container id and spec of every running instance, by host/instance."""
-    told = "docker ps --no-trunc --format '{{.Names}} {{.ID}} {{.Label \"instinct-fleet.spec\"}}'"
+    text = "docker ps --no-trunc --format '{{.Names}} {{.ID}} {{.Label \"instinct-fleet.spec\"}}'"
     return {
         f"{host}/{name}": (number, spec)
         for host in lab.hosts
-        for name, number, spec in (line.split() for line in lab.on(host, told).splitlines())
+        for name, number, spec in (line.split() for line in lab.on(host, text).splitlines())
     }
 
 
@@ -77,11 +77,11 @@ def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
     run = lab.play("../tests/integration/plays/canary", "-e", json.dumps(variables))
     found = reports(lab)[before:]
     for item in found:
-        told = [
+        lines = [
             (c["metric"], round(c["change"], 3), round(c["low"], 3), round(c["high"], 3))
             for c in item["comparisons"]
         ]
-        print(item["verdict"], len(item["after"]), told)
+        print(item["verdict"], len(item["after"]), lines)
     assert run.rc == 0, run.out[-3000:]
     return found
 

@@ -78,11 +78,11 @@ def parse_argv(table: FlagTable, argv: Sequence[str]) -> ParsedArgv:
         position += 1 + _take(state, text, following)
     for flag in waiting[len(state.positionals) :]:
         if flag.required:
-            what = f"is required in vLLM {table.release.asked}, and was not given"
+            what = f"is required in vLLM {table.release.requested}, and was not given"
             state.findings.append(Finding(flag.name, MISSING, what, "", "", table.release.exact))
     for flag in table.flags.values():
         if flag.required and flag.kind != "positional" and flag.name not in state.values:
-            what = f"is required in vLLM {table.release.asked}, and was not given"
+            what = f"is required in vLLM {table.release.requested}, and was not given"
             state.findings.append(
                 Finding(flag.name, MISSING, what, f"Add {flag.name}.", "", table.release.exact)
             )

@@ -18,8 +18,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings im
     flag_argv,
     render_setting,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import Rules
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Ledger
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import CacheRules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "catalog"
@@ -39,9 +39,9 @@ def matrix() -> dict[str, Any]:
     return found
 
 
-def kv_rules(version: str) -> Rules:
+def kv_rules(version: str) -> CacheRules:
     """How a release lays out the KV cache."""
-    return Rules.of(knowledge().rules("kv_cache", knowledge().release(version)))
+    return CacheRules.of(knowledge().rules("kv_cache", knowledge().release(version)))
 
 
 def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, ...]:
@@ -51,14 +51,14 @@ def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, 
 
 def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Any]]) -> Rendered:
     """Flags and variables of several settings, put together as the planner does. AssertionError when two clash."""
-    ledger, findings = Ledger(), []
+    decisions, findings = Decisions(), []
     for name, value in settings:
         found = render_setting(book, name, value)
-        clash = ledger.clash(found.args, found.env)
+        clash = decisions.conflict(found.args, found.env)
         assert clash is None, clash
-        ledger.add(found.args, found.env, name, "")
+        decisions.add(found.args, found.env, name, "")
         findings += found.findings
-    return Rendered(ledger.args, ledger.env, tuple(findings))
+    return Rendered(decisions.args, decisions.env, tuple(findings))
 
 
 def to_argv(table: FlagTable, args: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerSettings,
     parse_balancer,
@@ -14,10 +14,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 
 
-def rules(**given: Any) -> Rules:
+def rules(**given: Any) -> CanaryTolerances:
     """How a canary is judged."""
-    defaults = {item.name: public_variables()[f"canary_{item.name}"].default for item in fields(Rules)}
-    return Rules(**{**defaults, **given})
+    defaults = {
+        item.name: public_variables()[f"canary_{item.name}"].default for item in fields(CanaryTolerances)
+    }
+    return CanaryTolerances(**{**defaults, **given})
 
 
 def balancer_settings(**given: Any) -> BalancerSettings:

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
-    Finding,
+    AuditFinding,
+    HostView,
     Item,
-    View,
     parse_items,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
@@ -116,8 +116,8 @@ def spoiled(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def view(
     changes: dict[str, Any] | None = None, state_changes: dict[str, Any] | None = None, **more: Any
-) -> View:
-    return View(
+) -> HostView:
+    return HostView(
         facts=spoiled(facts(), changes or {}),
         state=spoiled(state(), state_changes or {}),
         catalog=parse_gpus(catalogue("gpus")),
@@ -127,5 +127,5 @@ def view(
     )
 
 
-def judged(seen: View, **options: Any) -> dict[str, Finding]:
+def judged(seen: HostView, **options: Any) -> dict[str, AuditFinding]:
     return {finding.item.id: finding for finding in audit(items(), seen, **options)}

@@ -10,11 +10,15 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import AUTO, Gpu, PartitionError
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, SysfsWrite
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (
+    AUTO,
+    PartitionedGpu,
+    PartitionError,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import GpuHolder, Service
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal, parse_journal
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import CommandResult
 
 GIB = 1 << 30
 VRAM = 192 * GIB
@@ -35,7 +39,7 @@ class World:
         self.driver = True
         self.running: dict[Service, int] = {}  # service: its pid, 0 for one that holds nothing
         self.stopped_by_hand: set[Service] = set()
-        self.strangers: list[Holder] = []
+        self.strangers: list[GpuHolder] = []
         self.stranded = 0
         self.text: str | None = None
         self.faults: set[str] = set()
@@ -75,24 +79,24 @@ class World:
 
     # ---- the driver ------------------------------------------------------------------------------------
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[PartitionedGpu, ...]:
         if not self.driver or self.clock < self.shown_at:
             return ()
         return tuple(self._gpu(index, mode) for index, mode in enumerate(self.modes))
 
-    def _gpu(self, index: int, mode: str) -> Gpu:
+    def _gpu(self, index: int, mode: str) -> PartitionedGpu:
         count = PARTS[mode] - ("lost" in self.faults and mode == "CPX" and index == 0)
         offered = ("NPS1", "NPS2", "NPS4")
-        return Gpu(
+        return PartitionedGpu(
             index=index, bdf=f"0000:{index:02x}:00.0", sysfs_path=f"/gpu{index}", mode=mode,
             memory_mode=self.memory, available=OFFERED[self.memory], writable=True, partitions=count, xcc=8,
             available_memory=offered, memory_writable=True, vram_total=VRAM,
             vram_used=self.stranded or GIB // 4, bytes=(VRAM // PARTS[mode],) * count,
         )  # fmt: skip
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[GpuHolder]:
         ours = [
-            Holder(pid, service.name, service=service)
+            GpuHolder(pid, service.name, service=service)
             for service, pid in self.running.items()
             if pid and service not in self.stopped_by_hand
         ]
@@ -110,27 +114,27 @@ class World:
         if seconds > timeout:
             raise PartitionError(f"modprobe did not end within {timeout:.0f} s and was killed")
 
-    def run(self, command: Command, timeout: float) -> Ran:
+    def run(self, command: Command, timeout: float) -> CommandResult:
         self.operation(command.text)
         if command.argv == ("modprobe", "-r", "amdgpu"):
             self._modprobe(math.inf if "hang" in self.faults else self.takes["unload"], timeout)
             if "refused" in self.faults or self.holders():
-                return Ran(1, "", "modprobe: FATAL: Module amdgpu is in use.\n")
+                return CommandResult(1, "", "modprobe: FATAL: Module amdgpu is in use.\n")
             self.driver = False
             if self.requested and "kept" not in self.faults:
                 self.memory = self.requested
             self.requested, self.stranded = None, 0
-            return Ran(0, "", "")
+            return CommandResult(0, "", "")
         assert command.argv == ("modprobe", "amdgpu")
         self._modprobe(self.takes["load"], timeout)
         if "broken" in self.faults or "broken once" in self.faults:
             self.faults.discard("broken once")
-            return Ran(1, "", "modprobe: ERROR: could not insert 'amdgpu': Invalid argument\n")
+            return CommandResult(1, "", "modprobe: ERROR: could not insert 'amdgpu': Invalid argument\n")
         self.driver = True
         self.modes = [AUTO[self.memory]] * len(self.modes)
-        return Ran(0, "", "")
+        return CommandResult(0, "", "")
 
-    def write(self, step: Write) -> None:
+    def write(self, step: SysfsWrite) -> None:
         self.operation(step.text)
         if "memory" in step.path:
             if step.value != self.memory:

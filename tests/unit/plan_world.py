@@ -25,7 +25,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource, Workshop
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import (
+    InstanceFactory,
+    ModelSource,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import FILES, Render, renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
@@ -93,9 +96,9 @@ def knowledge() -> Knowledge:
     return Knowledge(ROOT / "catalog")
 
 
-def workshop(lock: Lock = LOCK, models: Mapping[str, ModelSource] | None = None) -> Workshop:
+def workshop(lock: Lock = LOCK, models: Mapping[str, ModelSource] | None = None) -> InstanceFactory:
     """What instances are made with."""
-    return Workshop(knowledge(), lock, render(), models or {})
+    return InstanceFactory(knowledge(), lock, render(), models or {})
 
 
 def gpus(

@@ -11,7 +11,10 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import Reader, why_unreached
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+    InventoryReader,
+    why_unreached,
+)
 
 
 def test_json_is_written_whole(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ class HostVars(dict[str, dict[str, Any]]):
         raise AnsibleError("'nowhere' is undefined")
 
 
-READER = Reader({
+READER = InventoryReader({
     "hostvars": HostVars(
         n1={"a": 1, "empty": None, "bad": "{{ nowhere }}", "result": {"text": "{{ kept }}", "rows": (1, 2)}}
     )

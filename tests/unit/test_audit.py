@@ -26,8 +26,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import 
     IMPROVABLE,
     audit,
     differences,
+    host_work,
     result,
-    todo,
 )
 
 from tests.unit.host_world import facts, gpu, items, judged, state, view
@@ -56,8 +56,8 @@ def test_a_well_kept_host_is_right_in_every_item_that_applies() -> None:
         "intel-iommu", "driver-for-image",
     }  # fmt: skip
     assert result(found.values()) == FINE
-    assert not todo(found.values()).anything
-    assert not todo(found.values()).reboot
+    assert not host_work(found.values()).anything
+    assert not host_work(found.values()).reboot
 
 
 NUMA = "sysctls/kernel.numa_balancing"
@@ -193,7 +193,7 @@ def test_todo() -> None:
     })  # fmt: skip
     found = audit(items(), seen)
     assert result(found) == FAILS
-    work = todo(found)
+    work = host_work(found)
     assert work.cmdline == ("pci=realloc=off",)  # pci=bfsort waits for the boot only
     assert work.reboot
     assert work.settings == {
@@ -207,17 +207,17 @@ def test_todo() -> None:
 
 
 def test_what_holds_until_the_next_boot_needs_no_reboot() -> None:
-    work = todo(judged(view({"cmdline/next": ["quiet"]})).values())
+    work = host_work(judged(view({"cmdline/next": ["quiet"]})).values())
     assert work.cmdline == ("pci=realloc=off", "pci=bfsort", "iommu=pt")
     assert not work.reboot
 
 
 def test_advisory_items_are_done_when_named() -> None:
     seen = view({"huge_pages": "never"})
-    assert not todo(judged(seen).values()).anything
+    assert not host_work(judged(seen).values()).anything
     found = judged(seen, also=["huge-pages"])
     assert result(found.values()) == IMPROVABLE
-    assert todo(found.values()).settings == {
+    assert host_work(found.values()).settings == {
         "sysfs": {"/sys/kernel/mm/transparent_hugepage/enabled": "always"}
     }
 

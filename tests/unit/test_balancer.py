@@ -30,18 +30,21 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
-    Member,
-    before_it_goes,
+    BackendServer,
+    transitional_backends,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
-    Endpoint,
-    Kit,
-    Material,
+    BalancerSecrets,
+    EndpointAssets,
+    EndpointInputs,
     wanted_files,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer, haproxy_word
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
+    haproxy_word,
+    template_renderer,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
@@ -54,10 +57,10 @@ from .programs import program
 from .test_plan import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAW = drawer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
+DRAW = template_renderer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
 KEYS = keys_map({"default": "sk-" + "k" * 40})
 PEM = self_signed(["192.0.2.1"])
-MATERIAL = Material(KEYS, PEM, "keys.yml", "endpoint.pem")
+MATERIAL = BalancerSecrets(KEYS, PEM, "keys.yml", "endpoint.pem")
 ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
 SECRET = "sk-instances-" + "i" * 30
 KEY = InstanceKey("instance-key", mark(SECRET), True, header_map(SECRET))
@@ -90,8 +93,8 @@ def planned(
 ) -> FleetPlan:
     """A plan with balancers."""
     some = hosts or (host(),)
-    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in some}, key, "router\n")
-    endpoint = Endpoint(some, frozenset((*states, *gpu_hosts)), kit)
+    assets = EndpointAssets(DRAW, "agent\n", {item.name: MATERIAL for item in some}, key, "router\n")
+    endpoint = EndpointInputs(some, frozenset((*states, *gpu_hosts)), assets)
     keys.setdefault("own", {name: ADDRESSES.get(name, {}) for name in states})
     groups = {"load_balancer": [item.name for item in some]}
     shop = workshop(LOCK)
@@ -202,7 +205,7 @@ def test_an_instance_leaves_before_it_is_replaced_and_comes_back() -> None:
     assert [item.kind for item in balancer.actions] == ["drain", "drain"]
     both = ["llama/n1.llama-0:8000", "llama/n2.llama-0:8000"]
     assert (list(balancer.drain), list(balancer.undrain)) == (both, both)
-    assert balancer.out("n2") == {"drain": both[1:], "undrain": both[1:]}
+    assert balancer.drain_steps("n2") == {"drain": both[1:], "undrain": both[1:]}
 
 
 def test_what_goes_stays_until_it_has_gone() -> None:
@@ -220,9 +223,9 @@ def test_what_goes_stays_until_it_has_gone() -> None:
 
 
 def test_a_deployment_that_takes_over_a_name_waits_for_the_other_to_go() -> None:
-    old = {"name": "old", "models": ["m"], "servers": [Member("n1", "old-0", "a", 1, 5).to_json()]}
-    new = Backend("a-new", ("m",), (Member("n1", "a-new-0", "a", 2, 5),))
-    assert [item.name for item in before_it_goes([new], {"backends": [old]})] == ["old", "a-new"]
+    old = {"name": "old", "models": ["m"], "servers": [BackendServer("n1", "old-0", "a", 1, 5).to_json()]}
+    new = Backend("a-new", ("m",), (BackendServer("n1", "a-new-0", "a", 2, 5),))
+    assert [item.name for item in transitional_backends([new], {"backends": [old]})] == ["old", "a-new"]
 
 
 def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None:
@@ -260,7 +263,7 @@ def test_a_balancer_that_is_not_part_of_the_run() -> None:
 
 
 def test_keys_that_are_yet_to_be_made() -> None:
-    endpoint = Endpoint((host(),), frozenset(("n1",)), Kit(DRAW, "agent\n"))
+    endpoint = EndpointInputs((host(),), frozenset(("n1",)), EndpointAssets(DRAW, "agent\n"))
     wanted = fleet({"n1": state()}, [deployment()], groups={"load_balancer": ["lb"]}, own=ADDRESSES)
     plan = plan_fleet(check_fleet(wanted), workshop(), endpoint)
     assert [item.kind for item in plan.balancers[0].actions] == ["haproxy", "balancer"]

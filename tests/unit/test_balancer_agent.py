@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import Agent, Instance
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
+    Agent,
+    ProbedInstance,
+)
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
@@ -54,11 +57,11 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine() -> AsyncIterator[tuple[Engine, Instance]]:
+async def engine() -> AsyncIterator[tuple[Engine, ProbedInstance]]:
     made = Engine()
     await made.start()
     try:
-        yield made, Instance("127.0.0.1", made.port, "m")
+        yield made, ProbedInstance("127.0.0.1", made.port, "m")
     finally:
         await made.stop()
 

@@ -19,10 +19,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import (
     AGENT_SERVICE,
-    KEPT,
+    KEPT_CONFIGURATIONS,
     ROUTER_SERVICE,
     SERVICE,
-    Places,
+    BalancerPaths,
     converge,
     running,
 )
@@ -39,7 +39,7 @@ class Node:
 
     def __init__(self, tmp: Path) -> None:
         self.tmp, self.calls, self.failing = tmp, list[str](), dict[str, str]()
-        self.places = Places(
+        self.places = BalancerPaths(
             str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), str(tmp / "haproxy"), str(tmp / "router"),
             str(tmp / "keepalived"),
         )  # fmt: skip
@@ -97,13 +97,13 @@ class Node:
 
     def apply(self, texts: dict[str, str]) -> tuple[list[str], list[str]]:
         """What was told, the same in check mode and in the run, and what systemctl was called with."""
-        told = converge(texts, True, self.places, self.run)
+        reported = converge(texts, True, self.places, self.run)
         self.calls.clear()
         done = converge(texts, False, self.places, self.run)
         assert (done["actions"], done["diff"], done["changed"]) == (
-            told["actions"],
-            told["diff"],
-            told["changed"],
+            reported["actions"],
+            reported["diff"],
+            reported["changed"],
         )
         return done["actions"], [call for call in self.calls if not call.startswith("haproxy ")]
 
@@ -269,14 +269,14 @@ def test_states_of_a_haproxy_that_ended_are_those_it_left(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "text"),
     [
         ("[NOTICE] x\n[ALERT] bad line\n[ALERT] worse\n[WARNING] y", "[ALERT] bad line | [ALERT] worse"),
         ("what\nelse", "what | else"),
         ("\n".join(f"[ALERT] {number}" for number in range(9)), " | ".join(f"[ALERT] {n}" for n in range(6))),
     ],
 )
-def test_what_haproxy_refuses_changes_nothing(node: Node, said: str, told: str) -> None:
+def test_what_haproxy_refuses_changes_nothing(node: Node, said: str, text: str) -> None:
     node.apply(node.texts())
     node.refuses = said
     for check in (True, False):
@@ -284,7 +284,7 @@ def test_what_haproxy_refuses_changes_nothing(node: Node, said: str, told: str) 
         with pytest.raises(NodeError) as caught:
             converge(node.texts("v2"), check, node.places, node.run)
         assert str(caught.value) == (
-            f"HAProxy rejects the configuration; the running one stays in use. It reports: {told}"
+            f"HAProxy rejects the configuration; the running one stays in use. It reports: {text}"
         )
         assert node.calls == ["haproxy -c"]
     assert Path(node.path("haproxy.cfg")).read_text() == "v1"
@@ -401,7 +401,7 @@ def test_some_configurations_are_kept(node: Node) -> None:
             os.utime(entry.path, (1000 + number * 10 + at, 1000 + number * 10 + at), follow_symlinks=False)
     there = [entry for entry in os.scandir(node.tmp / "etc") if entry.is_dir(follow_symlinks=False)]
     kept = sorted(Path(entry.path, "haproxy.cfg").read_text() for entry in there)
-    assert (kept, len(kept)) == (["v3", "v4", "v5"], KEPT)
+    assert (kept, len(kept)) == (["v3", "v4", "v5"], KEPT_CONFIGURATIONS)
     assert Path(node.path("haproxy.cfg")).read_text() == "v5"
 
 

@@ -19,19 +19,19 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import Material
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
     instance_key,
-    materials,
+    load_secrets,
     self_signed,
 )
 
 from .defaults import balancer_settings
 
 
-def made(base: Path, make: bool = True, **settings: Any) -> Material:
+def made(base: Path, make: bool = True, **settings: Any) -> BalancerSecrets:
     host = BalancerHost("lb", "192.0.2.1", balancer_settings(**settings))
-    return materials([host], base, make, lambda path: path.read_text(), yaml.safe_load)["lb"]
+    return load_secrets([host], base, make, lambda path: path.read_text(), yaml.safe_load)["lb"]
 
 
 def test_what_is_missing_is_made_once_and_privately(tmp_path: Path) -> None:
@@ -46,14 +46,14 @@ def test_what_is_missing_is_made_once_and_privately(tmp_path: Path) -> None:
 
 
 def test_plans_make_nothing(tmp_path: Path) -> None:
-    assert made(tmp_path, make=False) == Material(
+    assert made(tmp_path, make=False) == BalancerSecrets(
         None, None, str(tmp_path / ".secrets/api-keys.yml"), str(tmp_path / ".secrets/endpoint.pem")
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_opting_out_makes_nothing(tmp_path: Path) -> None:
-    assert made(tmp_path, tls=False, auth=False) == Material()
+    assert made(tmp_path, tls=False, auth=False) == BalancerSecrets()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,7 +143,7 @@ def test_keys_that_are_none(tmp_path: Path, text: str, message: str) -> None:
 
     host = BalancerHost("lb", "192.0.2.1", balancer_settings())
     with pytest.raises(FleetError, match=message) as error:
-        materials([host], tmp_path, True, lambda path: path.read_text(), parse)
+        load_secrets([host], tmp_path, True, lambda path: path.read_text(), parse)
     assert "secret" not in str(error.value).replace(".secrets", "")
 
 

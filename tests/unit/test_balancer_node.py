@@ -22,8 +22,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import run_l
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain, keepalived
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import Places, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer, Wish, put, select
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
+    Balancer,
+    ServerStateRequest,
+    find_servers,
+    set_state,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
     Haproxy,
     state_file,
@@ -97,7 +102,9 @@ class Host:
 
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
-        self.places = Places(str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), program("haproxy"))
+        self.places = BalancerPaths(
+            str(tmp / "etc"), str(tmp / "var"), str(tmp / "units"), program("haproxy")
+        )
         self.balancer = Balancer(str(tmp / "etc"), str(tmp / "var"))
         self.process: subprocess.Popen[bytes] | None = None
         self.calls: list[str] = []
@@ -228,7 +235,7 @@ def test_check_mode_then_once(host: Host) -> None:
 
 def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
     host.apply(host.texts())
-    put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
+    set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 0), False)
     clients, answers = host.post_many(8)
     done = host.apply(host.texts("v2"))
     assert f"reload {balancer_node.SERVICE}" in done["actions"]
@@ -303,26 +310,26 @@ def test_a_virtual_address_comes_changes_and_goes(host: Host, address: Path) -> 
     unit = host.tmp / "units" / service
     assert not unit.exists()
 
-    def told(texts: dict[str, str]) -> list[str]:
+    def reported(texts: dict[str, str]) -> list[str]:
         would = host.apply(texts, check=True)["actions"]
         host.calls.clear()
         assert host.apply(texts)["actions"] == would
         return [action for action in would if service in action]
 
-    assert told({**host.texts(), "keepalived.conf": "a"}) == [f"write {unit}", f"start {service}"]
+    assert reported({**host.texts(), "keepalived.conf": "a"}) == [f"write {unit}", f"start {service}"]
     assert any(call.startswith("enable ") and service in call for call in host.calls)
     assert f"--use-file {host.places.current}/keepalived.conf" in unit.read_text()
-    assert told({**host.texts(), "keepalived.conf": "b"}) == [f"reload {service}"]
+    assert reported({**host.texts(), "keepalived.conf": "b"}) == [f"reload {service}"]
     with pytest.raises(NodeError, match="keepalived rejects the configuration"):
         host.apply({**host.texts(), "keepalived.conf": "nonsense"})
     assert (host.tmp / "etc/current/keepalived.conf").read_text() == "b"
     address.unlink()
-    assert told({**host.texts(), "keepalived.conf": "b"}) == [f"start {service}"]
-    assert told(host.texts()) == [f"remove {service}"]
+    assert reported({**host.texts(), "keepalived.conf": "b"}) == [f"start {service}"]
+    assert reported(host.texts()) == [f"remove {service}"]
     assert f"disable --now {service}" in host.calls
     assert not unit.exists()
     assert not (host.tmp / "etc/current/keepalived.conf").exists()
-    assert told(host.texts()) == []
+    assert reported(host.texts()) == []
 
 
 def test_a_keepalived_that_ends_at_once_is_told(
@@ -347,7 +354,7 @@ def test_out_waits_for_running_requests(host: Host, monkeypatch: pytest.MonkeyPa
         time.sleep(seconds)
 
     monkeypatch.setattr(drain, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
-    done = put(host.balancer, Wish((host.name(0),), "drain", "run", GENEROUS), False)
+    done = set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "run", GENEROUS), False)
     assert seen[0] == ("drain", 2)  # half of them, with which it is not done
     assert done["servers"][0]["requests"] == 0
     for client in clients:
@@ -356,8 +363,11 @@ def test_out_waits_for_running_requests(host: Host, monkeypatch: pytest.MonkeyPa
     assert host.post().startswith(str(host.engines[1].server_port))
     record = json.loads((host.tmp / "var/out.json").read_text())
     assert (record[host.name(0)]["state"], record[host.name(0)]["by"]) == ("drain", "run")
-    assert put(host.balancer, Wish((host.name(0),), "drain", "run", 10), False)["changed"] is False
-    back = put(host.balancer, Wish((host.name(0),), "ready", "run", GENEROUS), False)
+    assert (
+        set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "run", 10), False)["changed"]
+        is False
+    )
+    back = set_state(host.balancer, ServerStateRequest((host.name(0),), "ready", "run", GENEROUS), False)
     assert (back["changed"], back["servers"][0]["up"]) == (True, True)
     assert json.loads((host.tmp / "var/out.json").read_text()) == {}
 
@@ -365,37 +375,48 @@ def test_out_waits_for_running_requests(host: Host, monkeypatch: pytest.MonkeyPa
 def test_requests_that_only_the_instance_counts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "busy", 2)
     host.apply(host.texts())
-    done = put(host.balancer, Wish((host.name(0),), "drain", "operator", 1), False)
+    done = set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 1), False)
     assert done["warnings"] == [f"{host.name(0)} still works on 2 requests after 1 s"]
 
 
 def test_a_run_leaves_what_the_operator_took_out(host: Host) -> None:
     host.apply(host.texts())
-    put(host.balancer, Wish((host.name(0),), "drain", "operator", 1), False)
-    assert put(host.balancer, Wish((host.name(0),), "ready", "run", 1), False)["changed"] is False
+    set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 1), False)
+    assert (
+        set_state(host.balancer, ServerStateRequest((host.name(0),), "ready", "run", 1), False)["changed"]
+        is False
+    )
     assert host.balancer.haproxy.servers()[host.name(0)].state == "drain"
-    assert put(host.balancer, Wish((host.name(0),), "ready", "operator", GENEROUS), False)["changed"] is True
+    assert (
+        set_state(host.balancer, ServerStateRequest((host.name(0),), "ready", "operator", GENEROUS), False)[
+            "changed"
+        ]
+        is True
+    )
 
 
 def test_an_instance_that_does_not_come_in(host: Host) -> None:
     host.apply(host.texts())
-    put(host.balancer, Wish((host.name(0),), "drain", "operator", 0), False)
+    set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 0), False)
     host.engines[0].shutdown()
     host.engines[0].server_close()
     eventually("failed checks", lambda: not host.balancer.haproxy.servers()[host.name(0)].up)
     # With a star while the next check is under way.
     with pytest.raises(NodeError, match=r"Not in service after 1 s: m/n1.m-0:\d+ \((\* )?L4CON"):
-        put(host.balancer, Wish((host.name(0),), "ready", "operator", 1), False)
+        set_state(host.balancer, ServerStateRequest((host.name(0),), "ready", "operator", 1), False)
 
 
 def test_selection(host: Host) -> None:
     host.apply(host.texts())
-    assert select(host.balancer, hosts=["n1"], deployment=None, instance="m-1") == (host.name(1),)
-    assert select(host.balancer, hosts=None, deployment="m", instance=None) == (host.name(0), host.name(1))
-    assert select(host.balancer, hosts=["n1"], instances=["m-1", "gone"]) == (host.name(1),)
-    assert select(host.balancer, instances=[], optional=True) == ()
-    assert select(Balancer(str(host.tmp / "none")), optional=True) == ()
+    assert find_servers(host.balancer, hosts=["n1"], deployment=None, instance="m-1") == (host.name(1),)
+    assert find_servers(host.balancer, hosts=None, deployment="m", instance=None) == (
+        host.name(0),
+        host.name(1),
+    )
+    assert find_servers(host.balancer, hosts=["n1"], instances=["m-1", "gone"]) == (host.name(1),)
+    assert find_servers(host.balancer, instances=[], optional=True) == ()
+    assert find_servers(Balancer(str(host.tmp / "none")), optional=True) == ()
     with pytest.raises(NodeError, match=r"No load balancer server matches. Servers: m/n1.m-0"):
-        select(host.balancer, hosts=["n2"], deployment=None, instance=None)
+        find_servers(host.balancer, hosts=["n2"], deployment=None, instance=None)
     with pytest.raises(NodeError, match="has no server m/nope"):
-        put(host.balancer, Wish(("m/nope",), "drain", "operator", 0), False)
+        set_state(host.balancer, ServerStateRequest(("m/nope",), "drain", "operator", 0), False)

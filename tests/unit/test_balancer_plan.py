@@ -7,40 +7,40 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Offered
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
-    SeenBalancer,
+    ObservedBalancer,
     VirtualAddress,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Offer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import HostBackends
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
-    Endpoint,
-    Kit,
-    Material,
+    BalancerSecrets,
+    EndpointAssets,
+    EndpointInputs,
     plan_balancers,
     wanted_files,
 )
 
 from .defaults import balancer_settings
 
-MATERIAL = Material("keys\n", "pem\n", "keys.yml", "endpoint.pem", ("the certificate ends soon",))
+MATERIAL = BalancerSecrets("keys\n", "pem\n", "keys.yml", "endpoint.pem", ("the certificate ends soon",))
 KEY = InstanceKey("instance-key", "mark", True, "key Bearer x\n")
 BOTH = frozenset(("n1", "n2"))
 URL = "https://192.0.2.1:8443"
 
 
-def instance(name: str, port: int, **keys: Any) -> Offered:
+def instance(name: str, port: int, **keys: Any) -> BackendInstance:
     deployment = name.rpartition("-")[0]
     base = {"listen": "192.0.2.11", "ports": (port,), "limit": 10, "models": (f"lab/{deployment}",)}
-    return Offered(name=name, deployment=deployment, port=port, **{**base, **keys})
+    return BackendInstance(name=name, deployment=deployment, port=port, **{**base, **keys})
 
 
-def offer(host: str, *instances: Offered, **keys: Any) -> Offer:
-    return Offer(host, f"192.0.2.1{host[1:]}", instances, **keys)
+def offer(host: str, *instances: BackendInstance, **keys: Any) -> HostBackends:
+    return HostBackends(host, f"192.0.2.1{host[1:]}", instances, **keys)
 
 
 ONE = offer("n1", instance("llama-0", 8000))
@@ -48,29 +48,32 @@ TWO = offer("n2", instance("llama-0", 8000))
 N1, N2 = "llama/n1.llama-0:8000", "llama/n2.llama-0:8000"
 
 
-def lb(seen: SeenBalancer | None = None, name: str = "lb", **keys: Any) -> BalancerHost:
+def lb(seen: ObservedBalancer | None = None, name: str = "lb", **keys: Any) -> BalancerHost:
     settings = balancer_settings(**keys.pop("settings", {}))
     base = {"os_id": "debian", "absent": ""}
     return BalancerHost(name, "192.0.2.1", settings, seen, **{**base, **keys})
 
 
 def planned(
-    host: BalancerHost, *offers: Offer, material: Material = MATERIAL, key: InstanceKey = NO_KEY
+    host: BalancerHost,
+    *gpu_hosts: HostBackends,
+    material: BalancerSecrets = MATERIAL,
+    key: InstanceKey = NO_KEY,
 ) -> tuple[BalancerPlan, list[str], list[str]]:
     """The plan of one balancer, the texts of problems, and the fleet's warnings."""
-    kit = Kit(
+    assets = EndpointAssets(
         lambda data: f"config of {json.dumps(data['backends'])}\n",
         "agent\n",
         {"lb": material},
         key,
         "router\n",
     )
-    plans, problems, warnings = plan_balancers(Endpoint((host,), BOTH, kit), offers)
+    plans, problems, warnings = plan_balancers(EndpointInputs((host,), BOTH, assets), gpu_hosts)
     (plan,) = plans
     return plan, [problem.text() for problem in problems], list(warnings)
 
 
-def seen_of(plan: BalancerPlan, **changes: Any) -> SeenBalancer:
+def seen_of(plan: BalancerPlan, **changes: Any) -> ObservedBalancer:
     """What is on the host after a run of this plan."""
     texts = wanted_files(plan.files, plan.host.settings, plan.material, plan.instance_key)
     assert texts is not None
@@ -81,11 +84,13 @@ def seen_of(plan: BalancerPlan, **changes: Any) -> SeenBalancer:
         "applied": spec_hash(texts),
         "config": json.loads(texts["balancer.json"]),
     }
-    return SeenBalancer(**{**base, **changes})
+    return ObservedBalancer(**{**base, **changes})
 
 
-def settled(*offers: Offer, settings: dict[str, Any] | None = None, **changes: Any) -> BalancerHost:
-    return lb(seen_of(planned(lb(settings=settings or {}), *offers)[0], **changes), settings=settings or {})
+def settled(*gpu_hosts: HostBackends, settings: dict[str, Any] | None = None, **changes: Any) -> BalancerHost:
+    return lb(
+        seen_of(planned(lb(settings=settings or {}), *gpu_hosts)[0], **changes), settings=settings or {}
+    )
 
 
 def told(plan: BalancerPlan) -> list[tuple[str, str, str, str, str]]:
@@ -103,16 +108,16 @@ def told(plan: BalancerPlan) -> list[tuple[str, str, str, str, str]]:
         ({"auth": False}, MATERIAL, NO_KEY, ["endpoint.pem"]),
         ({"tls": False}, MATERIAL, NO_KEY, ["keys.map"]),
         ({"auth": False, "tls": False}, MATERIAL, KEY, ["instance.map"]),
-        ({"auth": False, "tls": False}, Material(), NO_KEY, []),
-        ({}, Material(None, "pem\n"), NO_KEY, None),
-        ({}, Material("keys\n", None), NO_KEY, None),
-        ({"tls": False}, Material("keys\n", None), NO_KEY, ["keys.map"]),
-        ({"auth": False}, Material(None, "pem\n"), NO_KEY, ["endpoint.pem"]),
+        ({"auth": False, "tls": False}, BalancerSecrets(), NO_KEY, []),
+        ({}, BalancerSecrets(None, "pem\n"), NO_KEY, None),
+        ({}, BalancerSecrets("keys\n", None), NO_KEY, None),
+        ({"tls": False}, BalancerSecrets("keys\n", None), NO_KEY, ["keys.map"]),
+        ({"auth": False}, BalancerSecrets(None, "pem\n"), NO_KEY, ["endpoint.pem"]),
         ({}, MATERIAL, InstanceKey("f", "mark", True, None), None),
     ],
 )
 def test_secret_files(
-    settings: dict[str, Any], material: Material, key: InstanceKey, names: list[str] | None
+    settings: dict[str, Any], material: BalancerSecrets, key: InstanceKey, names: list[str] | None
 ) -> None:
     found = wanted_files({"haproxy.cfg": "x"}, balancer_settings(**settings), material, key)
     assert (found and sorted(found)) == (None if names is None else sorted(["haproxy.cfg", *names]))
@@ -150,7 +155,7 @@ SPREADS = "it spreads requests over the instances"
 
 
 @pytest.mark.parametrize(
-    ("host", "offers", "expected"),
+    ("host", "gpu_hosts", "expected"),
     [
         (
             lb(),
@@ -161,14 +166,14 @@ SPREADS = "it spreads requests over the instances"
             ],
         ),
         (
-            lb(SeenBalancer()),
+            lb(ObservedBalancer()),
             [ONE, TWO],
             [
                 ("haproxy", "haproxy", "absent", "installed", SPREADS),
                 ("balancer", URL, "absent", "2 instances", NEW_HOST),
             ],
         ),
-        (lb(SeenBalancer(installed=True)), [], [("balancer", URL, "absent", "0 instances", NEW_HOST)]),
+        (lb(ObservedBalancer(installed=True)), [], [("balancer", URL, "absent", "0 instances", NEW_HOST)]),
         (settled(ONE), [ONE], []),
         (settled(ONE), [ONE, TWO], [("balancer", URL, "1 instance", "2 instances", f"new: {N2}")]),
         (settled(ONE, TWO), [ONE, offer("n2")], [("balancer", URL, "2 instances", "1 instance", f"gone: {N2}")]),
@@ -197,8 +202,8 @@ SPREADS = "it spreads requests over the instances"
     ids=["not looked at", "bare", "without instances", "as wanted", "one comes", "one goes", "one moves",
          "does not run", "not applied", "its own settings"],
 )  # fmt: skip
-def test_actions(host: BalancerHost, offers: list[Offer], expected: list[Any]) -> None:
-    plan, problems, _ = planned(host, *offers)
+def test_actions(host: BalancerHost, gpu_hosts: list[HostBackends], expected: list[Any]) -> None:
+    plan, problems, _ = planned(host, *gpu_hosts)
     assert (told(plan), problems) == (expected, [])
     assert {item.role for item in plan.actions} <= {"load_balancer"}
 
@@ -208,18 +213,18 @@ def test_actions(host: BalancerHost, offers: list[Offer], expected: list[Any]) -
 )
 def test_a_file_with_other_content(name: str) -> None:
     host = settled(ONE)
-    assert host.seen
-    files = {**host.seen.files, name: "else"}
-    (action,) = planned(lb(SeenBalancer(**{**vars(host.seen), "files": files})), ONE)[0].actions
+    assert host.observed
+    files = {**host.observed.files, name: "else"}
+    (action,) = planned(lb(ObservedBalancer(**{**vars(host.observed), "files": files})), ONE)[0].actions
     assert action.reason == f"other content of {name}"
 
 
 def test_files_that_are_missing_or_too_many() -> None:
     host = settled(ONE)
-    assert host.seen
-    files = {**host.seen.files, "left.over": "x"}
+    assert host.observed
+    files = {**host.observed.files, "left.over": "x"}
     del files["agent.py"]
-    (action,) = planned(lb(SeenBalancer(**{**vars(host.seen), "files": files})), ONE)[0].actions
+    (action,) = planned(lb(ObservedBalancer(**{**vars(host.observed), "files": files})), ONE)[0].actions
     assert action.reason == "other content of agent.py, left.over"
 
 
@@ -233,7 +238,7 @@ def test_many_servers_in_few_words(count: int, text: str) -> None:
 
 
 def test_a_key_that_is_yet_to_be_made() -> None:
-    (action,) = planned(settled(ONE), ONE, material=Material(None, "pem\n"))[0].actions
+    (action,) = planned(settled(ONE), ONE, material=BalancerSecrets(None, "pem\n"))[0].actions
     assert action.reason == "an API key or the certificate has not been generated yet"
 
 
@@ -264,11 +269,11 @@ LEFT = "an interrupted run left it drained"
 def test_out_and_in(
     stopping: tuple[str, ...], out: Any, changes: Any, drain: list[str], undrain: list[str], expected: Any
 ) -> None:
-    host = settled(ONE, TWO, out=out, **changes)
+    host = settled(ONE, TWO, drained=out, **changes)
     plan = planned(host, offer("n1", *ONE.instances, stopping=stopping), TWO)[0]
     assert (dict(plan.drain), list(plan.undrain)) == (dict.fromkeys(drain, "n1"), undrain)
-    assert plan.out("n1") == {"drain": drain, "undrain": [name for name in undrain if name in drain]}
-    assert plan.out("n2") == {"drain": [], "undrain": []}
+    assert plan.drain_steps("n1") == {"drain": drain, "undrain": [name for name in undrain if name in drain]}
+    assert plan.drain_steps("n2") == {"drain": [], "undrain": []}
     if expected is not None:
         assert told(plan) == expected
 
@@ -321,7 +326,7 @@ FIX = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
     ],
 )
 def test_packages(seen: Any, settings: Any, os_id: str, packages: list[str], problem: str) -> None:
-    found = None if seen is None else SeenBalancer(**seen)
+    found = None if seen is None else ObservedBalancer(**seen)
     host = lb(found, settings=settings, os_id=os_id, interfaces={"eth0": ("192.0.2.1",)})
     plan, problems, _ = planned(host, ONE)
     assert list(plan.packages) == packages
@@ -365,10 +370,10 @@ METRICS = "the load balancer's metrics can be read by anyone who reaches its hos
     ],
 )
 def test_warnings(settings: Any, out: Any, expected: list[str]) -> None:
-    plan = planned(lb(SeenBalancer(installed=True, out=out), settings=settings), ONE)[0]
+    plan = planned(lb(ObservedBalancer(installed=True, drained=out), settings=settings), ONE)[0]
     assert list(plan.warnings) == [*expected, "the certificate ends soon"]
     assert (
-        list(planned(lb(settings=settings), ONE, material=Material())[0].warnings)
+        list(planned(lb(settings=settings), ONE, material=BalancerSecrets())[0].warnings)
         == expected[: 0 if out else None]
     )
 
@@ -390,11 +395,11 @@ def test_instances_that_can_be_asked_past_it(listen: str, endpoint: bool, warned
 
 
 def test_without_a_balancer_nothing_is_warned_about() -> None:
-    kit = Kit(lambda _: "", "agent\n")
+    assets = EndpointAssets(lambda _: "", "agent\n")
     open_one = offer("n1", instance("llama-0", 8000, listen="0.0.0.0"))
-    assert plan_balancers(Endpoint((), BOTH, kit), [open_one]) == ((), (), ())
+    assert plan_balancers(EndpointInputs((), BOTH, assets), [open_one]) == ((), (), ())
     absent = lb(absent="it is off")
-    plans, problems, warnings = plan_balancers(Endpoint((absent,), BOTH, kit), [open_one])
+    plans, problems, warnings = plan_balancers(EndpointInputs((absent,), BOTH, assets), [open_one])
     assert (plans, problems) == ((), ())
     assert warnings[0] == (
         "load balancer lb keeps its configuration, and instances are stopped without being drained: it is off"
@@ -405,10 +410,10 @@ def test_without_a_balancer_nothing_is_warned_about() -> None:
     ("material", "key", "files"),
     [
         (MATERIAL, KEY, ["keys.yml", "endpoint.pem", "instance-key"]),
-        (Material(), NO_KEY, [None, None, None]),
+        (BalancerSecrets(), NO_KEY, [None, None, None]),
     ],
 )
-def test_plan_json(material: Material, key: InstanceKey, files: list[str | None]) -> None:
+def test_plan_json(material: BalancerSecrets, key: InstanceKey, files: list[str | None]) -> None:
     host = lb(
         seen_of(planned(lb(), ONE)[0]),
         settings={"auth": False, "tls": False} if not material.keys_map else {},

@@ -17,13 +17,16 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy, NoHaproxy
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    Haproxy,
+    HaproxyUnavailable,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
-    Member,
+    BackendServer,
     config_data,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
 from tests.unit.defaults import balancer_settings
 from tests.unit.eventually import GENEROUS
@@ -88,14 +91,14 @@ class World:
         self.port, inner = free_port(), free_port()
         self.inner = f"http://127.0.0.1:{inner}"
         Chooser.worker, Chooser.asked = f"{self.inner}/llama/{self.names[0]}", 0
-        members = tuple(Member("n1", f"llama-{port}", "127.0.0.1", port, 9) for port in ports)
+        members = tuple(BackendServer("n1", f"llama-{port}", "127.0.0.1", port, 9) for port in ports)
         settings = balancer_settings(
             listen="127.0.0.1", port=self.port, tls=False, auth=False, metrics_port=free_port()
         )
         data = config_data(
             settings, [Backend("llama", ("m",), members, True)], True, {"llama": self.router.server_port}
         )
-        text = drawer(TEMPLATE.read_text(encoding="utf-8"))({**data, "router_port": inner})
+        text = template_renderer(TEMPLATE.read_text(encoding="utf-8"))({**data, "router_port": inner})
         for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
             text = text.replace(line, "")
         # Who is here is slow by the machine only, and is not to be taken for ill; who is gone refuses at once.
@@ -145,7 +148,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         try:
             if condition():
                 return
-        except (OSError, KeyError, RuntimeError, http.client.HTTPException, NoHaproxy):
+        except (OSError, KeyError, RuntimeError, http.client.HTTPException, HaproxyUnavailable):
             pass
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -39,8 +39,8 @@ def test_what_holds_its_target_is_no_failure(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_all_that_missed_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, "--target", "site=1.1", "--target", "fit=1.9")
-    assert told == "\nTargets missed:\n  fit: 2.000, at most 1.9\n  site of 2 nodes: 1.200, at most 1.1"
+    reported = run(monkeypatch, "--target", "site=1.1", "--target", "fit=1.9")
+    assert reported == "\nTargets missed:\n  fit: 2.000, at most 1.9\n  site of 2 nodes: 1.200, at most 1.1"
 
 
 def test_a_target_that_nothing_was_held_against_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict impo
     OK,
     SLOWER,
     UNDECIDED,
+    CanaryTolerances,
     Comparison,
+    Measurements,
     Metric,
-    Rules,
-    Speed,
-    Window,
-    judge,
-    referred,
+    SpeedVerdict,
+    judge_speed,
+    relative_to_reference,
     runs_of,
 )
 
@@ -121,12 +121,12 @@ JUDGED = [
 def test_judgements(
     old: dict[str, list[float]], looks: list[dict[str, list[float]]], state: str, more: int
 ) -> None:
-    found = judge(Window(old), [Window(look) for look in looks], RULES)
+    found = judge_speed(Measurements(old), [Measurements(look) for look in looks], RULES)
     assert (found.state, found.more) == (state, more)
 
 
 def test_without_a_second_look_the_first_one_counts() -> None:
-    found = judge(Window(runs()), [Window(runs(0.7))], rules(max_runs=5))
+    found = judge_speed(Measurements(runs()), [Measurements(runs(0.7))], rules(max_runs=5))
     assert (found.state, found.more) == (SLOWER, 0)
 
 
@@ -150,16 +150,16 @@ def test_how_many_runs_a_second_look_has(runs_: int, most: int, more: int) -> No
          ["canary_runs", "canary_max_runs", "canary_latency_tolerance"]),
     ],
 )  # fmt: skip
-def test_rules_that_make_no_sense(given: Rules, names: list[str]) -> None:
+def test_rules_that_make_no_sense(given: CanaryTolerances, names: list[str]) -> None:
     assert [name for name, _ in given.wrong()] == names
     assert all(text for _, text in given.wrong())
 
 
 def test_a_window_is_plain_data() -> None:
-    window = Window(runs(), {"output_throughput": [1.0]})
-    assert Window.from_json(window.to_json()) == window
-    assert Window.from_json({"own": {}}) == Window({}, None)
-    assert (window.runs, Window({}).runs, Window({"a": [1.0], "b": [1.0, 2.0]}).runs) == (5, 0, 2)
+    window = Measurements(runs(), {"output_throughput": [1.0]})
+    assert Measurements.from_json(window.to_json()) == window
+    assert Measurements.from_json({"own": {}}) == Measurements({}, None)
+    assert (window.runs, Measurements({}).runs, Measurements({"a": [1.0], "b": [1.0, 2.0]}).runs) == (5, 0, 2)
 
 
 MORE, LESS = METRICS[0], METRICS[1]
@@ -183,23 +183,28 @@ def test_a_comparison_in_words(metric: Metric, change: float, low: float, high: 
 
 def test_nothing_can_be_judged_without_a_look() -> None:
     with pytest.raises(ValueError, match="nothing to judge yet"):
-        judge(Window(runs()), [], RULES)
-    found = judge(Window({"x": [1.0]}), [Window(runs())], RULES)
+        judge_speed(Measurements(runs()), [], RULES)
+    found = judge_speed(Measurements({"x": [1.0]}), [Measurements(runs())], RULES)
     assert (found.comparisons, found.warnings) == ((), ("the runs have no numbers that can be compared",))
 
 
 def test_a_second_look_that_measured_nothing_leaves_the_first() -> None:
-    found = judge(Window(runs()), [Window(runs(0.7)), Window({})], RULES)
+    found = judge_speed(Measurements(runs()), [Measurements(runs(0.7)), Measurements({})], RULES)
     assert (found.state, found.more) == (SLOWER, 0)
-    found = judge(Window(runs()), [Window(runs(0.7)), Window(runs())], RULES)
+    found = judge_speed(Measurements(runs()), [Measurements(runs(0.7)), Measurements(runs())], RULES)
     assert found.warnings == (
         "the first 5 runs were slower, the 5 after them were not: the first ones were probably disturbed",
     )
-    assert judge(Window(runs()), [Window(runs(of=NOISY)), Window(runs())], RULES).warnings == ()
+    assert (
+        judge_speed(
+            Measurements(runs()), [Measurements(runs(of=NOISY)), Measurements(runs())], RULES
+        ).warnings
+        == ()
+    )
 
 
-def few(*values: float) -> Window:
-    return Window({"output_throughput": list(values)})
+def few(*values: float) -> Measurements:
+    return Measurements({"output_throughput": list(values)})
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def few(*values: float) -> Window:
     ],
 )
 def test_what_the_median_decides(old: tuple[float, ...], new: tuple[float, ...], state: str) -> None:
-    found = judge(few(*old), [few(*new)], rules(runs=5, max_runs=5))
+    found = judge_speed(few(*old), [few(*new)], rules(runs=5, max_runs=5))
     assert found.state == state
     assert found.warnings[0].startswith("decided by the median")
 
@@ -232,14 +237,16 @@ def test_what_the_median_decides(old: tuple[float, ...], new: tuple[float, ...],
 )
 def test_a_latency_is_longer_by_share_and_by_milliseconds(ttft: tuple[float, float], state: str) -> None:
     old, new = ({"median_ttft_ms": [value] * 5} for value in ttft)
-    assert judge(Window(old), [Window(new)] * 2, RULES).state == state
+    assert judge_speed(Measurements(old), [Measurements(new)] * 2, RULES).state == state
     # What is uncertain of a latency alone stops nothing.
     wild = {"median_ttft_ms": [10.0, 1000.0, 20.0, 500.0, 40.0]}
-    assert judge(Window(wild), [Window(wild)], RULES).state == OK
+    assert judge_speed(Measurements(wild), [Measurements(wild)], RULES).state == OK
 
 
 def test_tolerances_are_told_with_what_they_are_of() -> None:
-    found = judge(Window(runs()), [Window(runs())], rules(tolerance=12, latency_tolerance=34))
+    found = judge_speed(
+        Measurements(runs()), [Measurements(runs())], rules(tolerance=12, latency_tolerance=34)
+    )
     assert [(item.metric.key, item.tolerance) for item in found.comparisons] == [
         ("output_throughput", 12), ("median_ttft_ms", 34), ("median_tpot_ms", 34),
     ]  # fmt: skip
@@ -248,35 +255,38 @@ def test_tolerances_are_told_with_what_they_are_of() -> None:
 
 @pytest.mark.parametrize(("count", "counts"), [(3, False), (4, True)])
 def test_a_reference_needs_runs_in_both_windows(count: int, counts: bool) -> None:
-    full, short = Window(runs(), runs()), Window(runs(0.7), {"output_throughput": [700.0] * count})
-    assert referred(full, short) is counts
-    assert referred(short, full) is counts
-    assert not referred(full, Window(runs()))
+    full, short = (
+        Measurements(runs(), runs()),
+        Measurements(runs(0.7), {"output_throughput": [700.0] * count}),
+    )
+    assert relative_to_reference(full, short) is counts
+    assert relative_to_reference(short, full) is counts
+    assert not relative_to_reference(full, Measurements(runs()))
     requests = {"request_throughput": [1.0] * count}
-    assert referred(Window({}, requests), Window({}, requests)) is counts
+    assert relative_to_reference(Measurements({}, requests), Measurements({}, requests)) is counts
 
 
 def test_what_is_decided_by_the_median_is_told() -> None:
-    found = judge(Window(runs(of=NOISY)), [Window(runs(of=NOISY))] * 2, RULES)
+    found = judge_speed(Measurements(runs(of=NOISY)), [Measurements(runs(of=NOISY))] * 2, RULES)
     assert found.warnings[0].startswith(
         "decided by the median, because the runs differ too much: 0 % less output throughput"
     )
 
 
 def test_a_machine_that_became_slower_cancels_out() -> None:
-    before, after = Window(runs(), runs()), Window(runs(0.7), runs(0.7))
-    assert judge(before, [after], RULES).state == OK
-    assert judge(Window(runs()), [Window(runs(0.7))], RULES).state == SLOWER
+    before, after = Measurements(runs(), runs()), Measurements(runs(0.7), runs(0.7))
+    assert judge_speed(before, [after], RULES).state == OK
+    assert judge_speed(Measurements(runs()), [Measurements(runs(0.7))], RULES).state == SLOWER
     # A reference that was not measured both times is none.
-    assert judge(before, [Window(runs(0.7), {})], RULES).state == SLOWER
-    worse = judge(before, [Window(runs(0.49), runs(0.7))] * 2, RULES)
+    assert judge_speed(before, [Measurements(runs(0.7), {})], RULES).state == SLOWER
+    worse = judge_speed(before, [Measurements(runs(0.49), runs(0.7))] * 2, RULES)
     assert worse.state == SLOWER
     assert worse.comparisons[0].text() == "30 % less output throughput (interval 30 to 30 %), tolerance 10 %"
 
 
 def test_models_without_tokens_are_judged_by_their_requests() -> None:
     old, new = ({"request_throughput": [value * speed for value in STEADY]} for speed in (1.0, 0.5))
-    found = judge(Window(old), [Window(new)] * 2, RULES)
+    found = judge_speed(Measurements(old), [Measurements(new)] * 2, RULES)
     assert found.state == SLOWER
     assert "50 % less request throughput" in found.comparisons[0].text()
 
@@ -307,7 +317,7 @@ class Noise:
     wild: float = 0.0
 
 
-def simulate(seed: int, speed: float, noise: Noise, reference: bool) -> Speed:
+def simulate(seed: int, speed: float, noise: Noise, reference: bool) -> SpeedVerdict:
     """One canary: measured, judged, and looked at again when that is wanted."""
     rng = random.Random(f"{seed} {speed} {noise} {reference}")
 
@@ -315,17 +325,17 @@ def simulate(seed: int, speed: float, noise: Noise, reference: bool) -> Speed:
         value = 1000 * factor * math.exp(rng.gauss(0, noise.each))
         return value * rng.uniform(0.4, 0.8) if rng.random() < noise.wild else value
 
-    def window(count: int, factor: float, machine: float) -> Window:
+    def window(count: int, factor: float, machine: float) -> Measurements:
         own = {"output_throughput": [one(factor * machine) for _ in range(count)]}
         beside = {"output_throughput": [one(machine) for _ in range(count)]}
-        return Window(own, beside if reference else None)
+        return Measurements(own, beside if reference else None)
 
     old = window(RULES.runs, 1.0, 1.0)
     machine = math.exp(rng.gauss(0, noise.machine))
     looks = [window(RULES.runs, speed, machine)]
-    found = judge(old, looks, RULES)
+    found = judge_speed(old, looks, RULES)
     if found.more:
-        found = judge(old, [*looks, window(found.more, speed, machine)], RULES)
+        found = judge_speed(old, [*looks, window(found.more, speed, machine)], RULES)
     return found
 
 

@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     Baseline,
     baseline,
     client,
-    conclude,
+    judge_canary,
 )
 
 from .defaults import rules
@@ -112,13 +112,13 @@ CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int,
 def test_verdicts(
     before: Baseline, now: dict[str, Any], looks: list[dict[str, Any]], kind: str, more: int, words: str
 ) -> None:
-    found = conclude(before, now, looks, RULES)
+    found = judge_canary(before, now, looks, RULES)
     assert (found.kind, found.more) == (kind, more)
     assert words in found.summary
 
 
 def test_warnings_say_what_was_not_compared() -> None:
-    found = conclude(old(), smoke(instance=identity(model="other")), [bench(0.5)], RULES)
+    found = judge_canary(old(), smoke(instance=identity(model="other")), [bench(0.5)], RULES)
     assert found.warnings == (
         "another model: lab/llama → other",
         "slower, but ignored, because the model or the number of GPUs changed",
@@ -233,8 +233,8 @@ def test_the_documentation_is_the_argument_spec() -> None:
     from ansible_collections.instinct.fleet.plugins.action.canary_verdict import ActionModule
 
     options = yaml.safe_load(documented.DOCUMENTATION)["options"]
-    told = {
+    reported = {
         name: {key: value for key, value in item.items() if key != "description"}
         for name, item in options.items()
     }
-    assert told == ActionModule.options
+    assert reported == ActionModule.options

@@ -18,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_b
     Backends,
     check_named,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Context, select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Context, select_recipes
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
 
 from tests.unit.catalogue import CATALOG, knowledge
@@ -238,7 +238,9 @@ def test_recipes_choose_aiter_mla_for_the_heads_that_it_takes(release: str) -> N
     for heads in (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128):
         model = ModelFacts("x/y", mla=True, heads=heads)
         context = Context(knowledge().release(release), LINE, "gfx942")
-        choices = {item.setting: item.value for item in select(knowledge().recipes, model, context).choices}
+        choices = {
+            item.setting: item.value for item in select_recipes(knowledge().recipes, model, context).choices
+        }
         chosen = choices.get("attention_backend")
         if LINE.order[release] < LINE.order["0.8.5"]:
             assert chosen is None

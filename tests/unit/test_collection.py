@@ -188,12 +188,12 @@ def empty(tmp_path: Path) -> Path:
 def test_the_plan_is_that_of_a_checkout(collections: Path, empty: Path) -> None:
     command = (str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "-e", "offline=true")
     installed, clone = empty / "installed.json", empty / "clone.json"
-    told = run(
+    text = run(
         *command, "-e", f"plan_file={installed}", "instinct.fleet.plan",
         cwd=empty, ANSIBLE_COLLECTIONS_PATH=str(collections),
     )  # fmt: skip
     run(*command, "-e", f"plan_file={clone}", str(ROOT / "playbooks/plan.yml"), cwd=ROOT)
-    assert "[WARNING]" not in told
+    assert "[WARNING]" not in text
     assert json.loads(installed.read_text())["hosts"].keys() == {"n1", "n2"}
     assert installed.read_text() == clone.read_text()
 
@@ -201,9 +201,9 @@ def test_the_plan_is_that_of_a_checkout(collections: Path, empty: Path) -> None:
 def test_no_playbook_names_a_group_that_is_not_there(collections: Path, empty: Path) -> None:
     """Groups that a plan fills are empty in most runs, and most fleets have no load balancer."""
     playbooks = [f"instinct.fleet.{path.stem}" for path in sorted((ROOT / "playbooks").glob("*.yml"))]
-    told = run(
+    text = run(
         str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "--list-hosts", "-e", "reboot=true", *playbooks,
         cwd=empty, ANSIBLE_COLLECTIONS_PATH=str(collections),
     )  # fmt: skip
-    assert told.count("playbook: ") == len(playbooks) >= 14
-    assert "Could not match" not in told
+    assert text.count("playbook: ") == len(playbooks) >= 14
+    assert "Could not match" not in text

@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_mo
     WEIGHTS,
     companions,
     repositories,
-    unmounted,
+    unmounted_paths,
 )
 
 from tests.oracles.vllm_parser import check_argv
@@ -204,7 +204,7 @@ def test_recipes_choose_nothing_that_would_have_to_be_fetched() -> None:
     ],
 )  # fmt: skip
 def test_paths_have_to_be_mounted(keys: dict[str, Any], texts: list[str]) -> None:
-    assert list(unmounted(deployment(**keys))) == texts
+    assert list(unmounted_paths(deployment(**keys))) == texts
 
 
 # --- in plans --------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import client, image_api
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import (
     Conflict,
-    Engine,
-    EngineError,
-    EngineTimeout,
-    EngineUnavailable,
+    DockerClient,
+    DockerError,
+    DockerTimeout,
+    DockerUnavailable,
     NotFound,
     _negotiate,
     demultiplex,
@@ -37,8 +37,8 @@ def docker(tmp_path: Path) -> Iterator[FakeDocker]:
 
 
 @pytest.fixture
-def engine(docker: FakeDocker) -> Engine:
-    return Engine(docker.path, timeout=GENEROUS)
+def engine(docker: FakeDocker) -> DockerClient:
+    return DockerClient(docker.path, timeout=GENEROUS)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_speaks_the_daemons_version_up_to_the_newest_it_knows(offered: str, pref
     assert _negotiate(offered) == prefix
 
 
-def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, engine: Engine) -> None:
+def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, engine: DockerClient) -> None:
     docker.add_image("a:1")
     for _ in range(3):
         assert image_api.image(engine, "a:1") is not None
@@ -70,7 +70,7 @@ def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, 
     assert image_api.image(engine, "b:1") is None
 
 
-def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: Engine) -> None:
+def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: DockerClient) -> None:
     with pytest.raises(NotFound, match="No such image: x:1") as missing:
         engine.create("c", {"Image": "x:1"})
     assert missing.value.status == 404
@@ -79,12 +79,12 @@ def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: Eng
     with pytest.raises(Conflict, match="in use"):
         engine.create("c", {"Image": "x:1"})
     docker.errors["POST /containers/c/start"] = (500, "no such device")
-    with pytest.raises(EngineError, match="no such device") as failed:
+    with pytest.raises(DockerError, match="no such device") as failed:
         engine.start("c")
     assert failed.value.status == 500
 
 
-def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
+def test_a_container_lives_and_ends(docker: FakeDocker, engine: DockerClient) -> None:
     docker.add_image("x:1")
 
     def program(container: FakeContainer) -> int:
@@ -111,7 +111,7 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: Engine) -> None:
     assert "POST /containers/c/stop?t=5" in docker.requests
 
 
-def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: Engine) -> None:
+def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: DockerClient) -> None:
     docker.add_image("x:1")
     engine.create("c", {"Image": "x:1"})
     docker.errors["DELETE /containers/c"] = (409, "removal of container c is already in progress")
@@ -125,38 +125,38 @@ def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: E
         engine.remove("d")
 
 
-def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: Engine) -> None:
+def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: DockerClient) -> None:
     events = list(image_api.pull(engine, "r/x", "sha256:1", {"username": "u", "password": "secret-word"}))
     assert events == docker.pull_events
     header = docker.headers[-1]["X-Registry-Auth"]
     assert json.loads(base64.urlsafe_b64decode(header)) == {"username": "u", "password": "secret-word"}
 
 
-def test_an_error_inside_the_stream_is_raised(docker: FakeDocker, engine: Engine) -> None:
+def test_an_error_inside_the_stream_is_raised(docker: FakeDocker, engine: DockerClient) -> None:
     docker.pull_events = [
         {"status": "Pulling"},
         {"error": "x", "errorDetail": {"message": "manifest unknown"}},
     ]
-    with pytest.raises(EngineError, match="manifest unknown"):
+    with pytest.raises(DockerError, match="manifest unknown"):
         list(image_api.pull(engine, "r/x", "sha256:1"))
     # The connection is usable afterwards.
     assert engine.info()["DockerRootDir"] == docker.root_dir
 
 
-def test_an_error_before_the_stream_is_raised(docker: FakeDocker, engine: Engine) -> None:
+def test_an_error_before_the_stream_is_raised(docker: FakeDocker, engine: DockerClient) -> None:
     docker.pull_status, docker.pull_events = 404, [{"message": "pull access denied"}]
     with pytest.raises(NotFound, match="pull access denied"):
         list(image_api.pull(engine, "r/x", "sha256:1"))
 
 
 def test_without_a_daemon_the_error_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(EngineUnavailable, match=r"does not exist.*docker\.io.*systemctl start docker"):
-        Engine(str(tmp_path / "none.sock")).info()
+    with pytest.raises(DockerUnavailable, match=r"does not exist.*docker\.io.*systemctl start docker"):
+        DockerClient(str(tmp_path / "none.sock")).info()
     path = tmp_path / "dead.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-    with pytest.raises(EngineUnavailable, match=r"does not answer.*Connection refused.*journalctl"):
-        Engine(str(path)).info()
+    with pytest.raises(DockerUnavailable, match=r"does not answer.*Connection refused.*journalctl"):
+        DockerClient(str(path)).info()
 
 
 def test_a_socket_of_another_user_says_become(tmp_path: Path, docker: FakeDocker) -> None:
@@ -167,8 +167,8 @@ def test_a_socket_of_another_user_says_become(tmp_path: Path, docker: FakeDocker
         if root:
             os.setuid(65534)
         try:
-            Engine(docker.path).info()
-        except EngineUnavailable as error:
+            DockerClient(docker.path).info()
+        except DockerUnavailable as error:
             os._exit(0 if "become" in str(error) else 1)
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
@@ -206,39 +206,42 @@ def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
 def test_a_daemon_that_restarts_between_requests_is_asked_again(tmp_path: Path) -> None:
     # Every connection is closed after one answer, without saying so.
     Script(tmp_path / "d.sock", [answer(b"OK"), answer(b'{"a": 1}'), answer(b'{"a": 2}')])
-    engine = Engine(str(tmp_path / "d.sock"), timeout=GENEROUS)
-    assert engine.info() == {"a": 1}
-    assert engine.info() == {"a": 2}
+    docker_client = DockerClient(str(tmp_path / "d.sock"), timeout=GENEROUS)
+    assert docker_client.info() == {"a": 1}
+    assert docker_client.info() == {"a": 2}
 
 
 def test_a_change_is_never_sent_twice(tmp_path: Path) -> None:
     Script(tmp_path / "d.sock", [answer(b"OK"), None, answer(b"")])
-    engine = Engine(str(tmp_path / "d.sock"), timeout=GENEROUS)
-    with pytest.raises(EngineUnavailable, match="closed the connection during POST"):
-        engine.start("c")
+    docker_client = DockerClient(str(tmp_path / "d.sock"), timeout=GENEROUS)
+    with pytest.raises(DockerUnavailable, match="closed the connection during POST"):
+        docker_client.start("c")
 
 
 def test_a_silent_daemon_times_out(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "d.sock"))
     listener.listen()
-    with pytest.raises(EngineTimeout, match="did not answer GET /_ping within 0 s"):
-        Engine(str(tmp_path / "d.sock"), timeout=0.05).info()
+    with pytest.raises(DockerTimeout, match="did not answer GET /_ping within 0 s"):
+        DockerClient(str(tmp_path / "d.sock"), timeout=0.05).info()
     listener.close()
 
 
 # ---- answers that break off in their middle ----------------------------------------------------------
 
-BROKEN: dict[str, tuple[type[EngineError], str]] = {
-    CUT: (EngineUnavailable, "The Docker engine closed the connection in the middle of an answer."),
-    STALLED: (EngineTimeout, "The Docker engine stopped in the middle of an answer."),
+BROKEN: dict[str, tuple[type[DockerError], str]] = {
+    CUT: (DockerUnavailable, "The Docker engine closed the connection in the middle of an answer."),
+    STALLED: (DockerTimeout, "The Docker engine stopped in the middle of an answer."),
 }
-REQUESTS: dict[str, tuple[str, Callable[[Engine], Any]]] = {
-    "a read": ("GET /info", Engine.info),
-    "a list": ("GET /containers/json", lambda engine: engine.containers_labelled("a")),
-    "a log": ("GET /containers/c/logs", lambda engine: engine.logs("c")),
-    "a change": ("POST /containers/create", lambda engine: engine.create("d", {"Image": "x:1"})),
-    "a refusal": ("GET /images/none/json", lambda engine: image_api.image(engine, "none")),
+REQUESTS: dict[str, tuple[str, Callable[[DockerClient], Any]]] = {
+    "a read": ("GET /info", DockerClient.info),
+    "a list": ("GET /containers/json", lambda docker_client: docker_client.containers_labelled("a")),
+    "a log": ("GET /containers/c/logs", lambda docker_client: docker_client.logs("c")),
+    "a change": (
+        "POST /containers/create",
+        lambda docker_client: docker_client.create("d", {"Image": "x:1"}),
+    ),
+    "a refusal": ("GET /images/none/json", lambda docker_client: image_api.image(docker_client, "none")),
 }
 
 
@@ -250,29 +253,29 @@ def test_an_answer_that_breaks_off(docker: FakeDocker, hasty: None, case: str, f
     kind, text = BROKEN[fault]
     docker.add_image("x:1")
     docker.add_container("c", {"Image": "x:1"}, "exited").log = "line\n"
-    engine = Engine(docker.path, timeout=GENEROUS)
-    assert engine.container("c") is not None  # the connection is there, and is broken by this
+    docker_client = DockerClient(docker.path, timeout=GENEROUS)
+    assert docker_client.container("c") is not None  # the connection is there, and is broken by this
     docker.faults[request] = fault
     with pytest.raises(kind) as caught:
-        ask(engine)
+        ask(docker_client)
     assert str(caught.value) == text
     assert [item.partition("?")[0] for item in docker.requests].count(request) == 1  # nothing is sent twice
     # What comes next goes through a connection of its own, and gets its own answer.
     docker.faults.clear()
-    assert engine.info()["DockerRootDir"] == docker.root_dir
+    assert docker_client.info()["DockerRootDir"] == docker.root_dir
 
 
-PULLS: dict[str, tuple[str, bytes, type[EngineError], str]] = {
-    "between two events": (CUT, b"", EngineUnavailable, "closed the connection during /images/create"),
-    "in an event": (CUT, b'20\r\n{"status": "Down', EngineUnavailable, "closed the connection during /images/create"),
-    "in the length of one": (CUT, b"2", EngineUnavailable, "closed the connection during /images/create"),
-    "no progress": (STALLED, b"", EngineTimeout, "POST /images/create made no progress for a long time"),
-    "no progress in an event": (STALLED, b'20\r\n{"status": "Down', EngineTimeout, "made no progress"),
+PULLS: dict[str, tuple[str, bytes, type[DockerError], str]] = {
+    "between two events": (CUT, b"", DockerUnavailable, "closed the connection during /images/create"),
+    "in an event": (CUT, b'20\r\n{"status": "Down', DockerUnavailable, "closed the connection during /images/create"),
+    "in the length of one": (CUT, b"2", DockerUnavailable, "closed the connection during /images/create"),
+    "no progress": (STALLED, b"", DockerTimeout, "POST /images/create made no progress for a long time"),
+    "no progress in an event": (STALLED, b'20\r\n{"status": "Down', DockerTimeout, "made no progress"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PULLS)
-def test_a_pull_that_breaks_off(docker: FakeDocker, hasty: None, engine: Engine, case: str) -> None:
+def test_a_pull_that_breaks_off(docker: FakeDocker, hasty: None, engine: DockerClient, case: str) -> None:
     fault, docker.pull_rest, kind, text = PULLS[case]
     docker.faults["POST /images/create"] = fault
     seen = []
@@ -282,16 +285,16 @@ def test_a_pull_that_breaks_off(docker: FakeDocker, hasty: None, engine: Engine,
     assert engine.info()["DockerRootDir"] == docker.root_dir
 
 
-def test_progress_is_told_until_a_pull_breaks_off(docker: FakeDocker, engine: Engine) -> None:
+def test_progress_is_told_until_a_pull_breaks_off(docker: FakeDocker, engine: DockerClient) -> None:
     docker.faults["POST /images/create"] = CUT
     seen: list[dict[str, Any]] = []
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(DockerUnavailable):
         seen.extend(image_api.pull(engine, "r/x", "sha256:1"))
     assert seen == docker.pull_events
 
 
 def test_a_log_is_read_up_to_its_limit(
-    docker: FakeDocker, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    docker: FakeDocker, engine: DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._LOG_LIMIT", 1008
@@ -310,7 +313,7 @@ def test_a_connection_that_was_idle_is_not_used_again(
         "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._IDLE_SECONDS", -1.0
     )
     Script(tmp_path / "d.sock", [answer(b"OK") + b"KEEP", answer(b"")])
-    Engine(str(tmp_path / "d.sock"), timeout=GENEROUS).start("c")
+    DockerClient(str(tmp_path / "d.sock"), timeout=GENEROUS).start("c")
 
 
 def frame(stream: int, text: bytes) -> bytes:

@@ -34,7 +34,7 @@ def test_the_second_waits_for_the_first(lock_dir: Path) -> None:
     inside = threading.Event()
 
     def first() -> None:
-        with lock.alone("m", 60):
+        with lock.run_lock("m", 60):
             inside.set()
             time.sleep(0.2)  # so that one that did not wait would come first
             order.append("first")
@@ -42,7 +42,7 @@ def test_the_second_waits_for_the_first(lock_dir: Path) -> None:
     thread = threading.Thread(target=first)
     thread.start()
     inside.wait(GENEROUS)
-    with lock.alone("m", 60):
+    with lock.run_lock("m", 60):
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -50,23 +50,23 @@ def test_the_second_waits_for_the_first(lock_dir: Path) -> None:
 
 
 def test_another_module_does_not_wait(lock_dir: Path) -> None:
-    with lock.alone("a", 0), lock.alone("b", 0):
+    with lock.run_lock("a", 0), lock.run_lock("b", 0):
         pass
 
 
 def test_whoever_waits_too_long_is_told_who_holds_it(lock_dir: Path) -> None:
     with (
-        lock.alone("m", 0),
+        lock.run_lock("m", 0),
         pytest.raises(lock.Busy, match=rf"pid {os.getpid()}\).*within 0 s"),
-        lock.alone("m", 0),
+        lock.run_lock("m", 0),
     ):
         pass
 
 
 def test_the_lock_ends_with_its_holder(lock_dir: Path) -> None:
-    with pytest.raises(ZeroDivisionError), lock.alone("m", 0):
+    with pytest.raises(ZeroDivisionError), lock.run_lock("m", 0):
         raise ZeroDivisionError
-    with lock.alone("m", 0):
+    with lock.run_lock("m", 0):
         pass
 
 
@@ -134,8 +134,8 @@ def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
     # Whoever held the lock gives it back in its own time.
     monkeypatch.setattr(
         test_vllm_bench.benches,
-        "alone",
-        lambda name, seconds: on_node.alone(name, leave if seconds == leave else GENEROUS),
+        "run_lock",
+        lambda name, seconds: on_node.run_lock(name, leave if seconds == leave else GENEROUS),
     )
     with FakeDocker(tmp_path) as docker:
         docker.add_image(test_vllm_bench.IMAGE)
@@ -145,7 +145,7 @@ def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
         held = threading.Event()
 
         def hold() -> None:
-            with on_node.alone("vllm_bench", 60):
+            with on_node.run_lock("vllm_bench", 60):
                 held.set()
                 orphan.ended.wait(GENEROUS)
 

@@ -141,12 +141,12 @@ def test_a_note_of_an_image_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "reported"),
     [({}, True), ({"objective": "latency"}, False), ({"engine_args": {"max_model_len": 9}}, False)],
 )
-def test_sizing_needs_a_length(keys: dict[str, Any], told: bool) -> None:
+def test_sizing_needs_a_length(keys: dict[str, Any], reported: bool) -> None:
     text = explain(plan({"n1": state()}, [deployment(**keys)]))
-    assert ("set max_model_len to your longest request; 8,192 tokens" in text) is told
+    assert ("set max_model_len to your longest request; 8,192 tokens" in text) is reported
 
 
 def test_assumed_device_names_are_said_to_be() -> None:

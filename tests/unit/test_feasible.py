@@ -11,17 +11,17 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
+    Feasibility,
     KnownModel,
-    Verdict,
+    check_feasibility,
     engine_of,
-    judge,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, tune
 
 from tests.unit.catalogue import knowledge
 from tests.unit.test_tune import MI300X, deployment
 
-PARTITION = Machine("gfx942", "MI300X", "CPX", "NPS4", 206141652992 // 8, 206141652992)
+PARTITION = TargetGpu("gfx942", "MI300X", "CPX", "NPS4", 206141652992 // 8, 206141652992)
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -46,13 +46,15 @@ FACTS = ImageFacts("r/i:t", "tag", vllm="0.11.1", rocm="7.0.0", platform="rocm",
 
 
 def verdict(
-    config: dict[str, Any] | None, machine: Machine = MI300X, software: ImageFacts = FACTS, **keys: Any
-) -> Verdict:
+    config: dict[str, Any] | None, machine: TargetGpu = MI300X, software: ImageFacts = FACTS, **keys: Any
+) -> Feasibility:
     """judge() after tune()."""
     wanted = deployment(**keys)
     model = model_facts(wanted.model, config)
     tuned = tune(wanted, machine, software, model, knowledge())
-    return judge(wanted, machine, software, tuned, KnownModel(model, config, "a test"), knowledge())
+    return check_feasibility(
+        wanted, machine, software, tuned, KnownModel(model, config, "a test"), knowledge()
+    )
 
 
 def texts(problems: tuple[Problem, ...]) -> str:
@@ -246,7 +248,7 @@ def test_an_image_for_other_gpus() -> None:
 
 
 def test_an_old_driver_is_warned_of() -> None:
-    machine = Machine("gfx942", "MI300X", "SPX", "NPS1", 1 << 37, 1 << 37, "6.3.6")
+    machine = TargetGpu("gfx942", "MI300X", "SPX", "NPS1", 1 << 37, 1 << 37, "6.3.6")
     found = verdict(LLAMA_8B, machine, engine_args={"max_model_len": 8192})
     assert any(text.startswith("amdgpu driver 6.3.6 is older than") for text in found.warnings)
 

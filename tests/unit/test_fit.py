@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.amd_formula 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import weight_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     CATALOGUE,
-    Engine,
+    EngineConfig,
     fit,
     longest,
     refusals,
@@ -50,7 +50,7 @@ def model(name: str, **changes: Any) -> ModelShape:
     return model_shape({**CONFIGS[name], **changes})
 
 
-def engine(version: str = "0.33.0", **changes: Any) -> Engine:
+def engine(version: str = "0.33.0", **changes: Any) -> EngineConfig:
     given: dict[str, Any] = {
         "memory_bytes": MI300X,
         "gpu_memory_utilization": 0.9,
@@ -58,7 +58,7 @@ def engine(version: str = "0.33.0", **changes: Any) -> Engine:
         "max_num_batched_tokens": 8192,
         **changes,
     }
-    return Engine(rules=kv_rules(version), **given)
+    return EngineConfig(rules=kv_rules(version), **given)
 
 
 # --- known models on real GPUs ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import CheckpointSize
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
-    Engine,
+    EngineConfig,
     fit,
     longest,
     remedies,
@@ -40,13 +40,13 @@ def shape(**changes: Any) -> ModelShape:
     return ModelShape(**given)
 
 
-def engine(version: str = "0.33.0", **changes: Any) -> Engine:
+def engine(version: str = "0.33.0", **changes: Any) -> EngineConfig:
     """On a GPU of 4 GiB, of which half may be used; half of that is set aside."""
     given: dict[str, Any] = {
         "memory_bytes": 4 * GIB, "gpu_memory_utilization": 0.5, "max_num_seqs": 1, "max_num_batched_tokens": 16,
         "enforce_eager": True, **changes,
     }  # fmt: skip
-    return Engine(rules=kv_rules(version), **given)
+    return EngineConfig(rules=kv_rules(version), **given)
 
 
 # ---- weights ----------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_the_smallest_size_of_those_that_may_be(
     assert smallest_tp(shape(), engine(memory_bytes=16 * GIB), choices) == expected  # it has two heads
 
 
-def told(model: ModelShape, given: Engine) -> list[str]:
+def told(model: ModelShape, given: EngineConfig) -> list[str]:
     """The remedies by their first words."""
     return [
         text.split(" to ")[0].split(" quantized")[0].split(":")[0]

@@ -62,7 +62,7 @@ def rendered(version: str, *settings: tuple[str, Any]) -> Rendered:
 def test_what_is_rendered_is_accepted(name: str) -> None:
     """Every setting, every value, every release: the flags and variables that come out are valid there."""
     assert values(name), f"{name} has no example here"
-    told = 0
+    reported = 0
     for release in RELEASES:
         book = knowledge().book(release)
         for value in values(name):
@@ -76,13 +76,13 @@ def test_what_is_rendered_is_accepted(name: str) -> None:
             for variable, text in found.env.items():
                 finding = check_env(book.env, variable, text)
                 assert finding.status in ("ok", "no effect"), f"{release}: {finding}"
-            told += bool(found.args or found.env)
+            reported += bool(found.args or found.env)
             for finding in found.findings:
                 assert finding.what
                 assert finding.is_error != bool(
                     knowledge().settings[name].get("optional") or finding.harmless
                 )
-    assert told, f"{name} never becomes anything"
+    assert reported, f"{name} never becomes anything"
 
 
 @pytest.mark.parametrize(

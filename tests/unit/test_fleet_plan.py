@@ -156,8 +156,8 @@ def test_a_plan_of_three_hosts(fleet: Fleet) -> None:
             instances_per_host=2, port="{{ first_port }}", engine_args={"chat_template": "{{ '{{' }} raw }}"}
         )
     ]
-    told = [{**wanted[0], "port": 8100, "engine_args": {"chat_template": "{{ raw }}"}}]
-    done = apply_to_state(state(), plan({"n2": state()}, told).to_json()["hosts"]["n2"])
+    lines = [{**wanted[0], "port": 8100, "engine_args": {"chat_template": "{{ raw }}"}}]
+    done = apply_to_state(state(), plan({"n2": state()}, lines).to_json()["hosts"]["n2"])
     fleet.write({"n1": state(), "n2": done, "n3": None}, first_port=8100, vllm_deployments=wanted)
     fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
     written = fleet.place / "out.json"
@@ -270,9 +270,9 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
     fleet.write({"n1": state()}, **variables)
     again = fleet.run()
     assert again.returncode == 0, again.stdout + again.stderr
-    told = fleet.result()["plan"]
-    assert [registry in told["warnings"][0], hub.url in told["warnings"][1]] == [True, True]
-    assert {**told, "warnings": []} == {**predicted, "warnings": []}
+    reported = fleet.result()["plan"]
+    assert [registry in reported["warnings"][0], hub.url in reported["warnings"][1]] == [True, True]
+    assert {**reported, "warnings": []} == {**predicted, "warnings": []}
     # With nothing to fetch nobody is asked, and no token is read.
     token.unlink()
     fleet.write({"n1": apply_to_state(state(), predicted["hosts"]["n1"])}, **variables)
@@ -290,10 +290,10 @@ def test_what_had_to_be_asked_is_planned_for_afterwards(fleet: Fleet) -> None:
     states = {"n1": state(), "n2": state(images=[there])}
     fleet.write(states, vllm_deployments=wanted)
     fleet.lock.write_text(json.dumps(bare.to_json()), encoding="utf-8")
-    told = apply_to_state(states["n1"], plan(states, wanted, bare).to_json()["hosts"]["n1"])
-    told["images"][0]["software"] = SOFTWARE.to_json()
+    reported = apply_to_state(states["n1"], plan(states, wanted, bare).to_json()["hosts"]["n1"])
+    reported["images"][0]["software"] = SOFTWARE.to_json()
     asked = fleet.place / "asked.json"
-    asked.write_text(json.dumps({"changed": False, "node_state": told}), encoding="utf-8")
+    asked.write_text(json.dumps({"changed": False, "node_state": reported}), encoding="utf-8")
     run = fleet.run("-e", f"asked_file={asked}", playbook_text=PLAYBOOK + AGAIN)
     assert run.returncode == 0, run.stdout + run.stderr
 

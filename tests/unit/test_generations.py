@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
     Generation,
+    GenerationMember,
     History,
     Hold,
-    Member,
-    Trial,
+    OpenRollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.diff import difference
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.diff import describe_changes
 
 MEMBERS = tuple(
-    Member(
+    GenerationMember(
         f"llama-{item}", f"{item}" * 64, 8000 + item, (8000 + item,), (f"renderD{128 + 8 * item}",), limit=256
     )
     for item in range(2)
@@ -25,7 +25,7 @@ MEMBERS = tuple(
 OLD = Generation(
     deployment="llama",
     generation=3,
-    made="2026-11-21T22:00:00Z",
+    recorded_at="2026-11-21T22:00:00Z",
     why="first deployment",
     image="registry.lab:5000/lab/x@sha256:" + "1" * 64,
     image_ref="registry.lab:5000/lab/x:1",
@@ -65,7 +65,7 @@ OLD = Generation(
     ],
 )  # fmt: skip
 def test_differences(change: dict[str, object], text: str) -> None:
-    assert difference(OLD, replace(OLD, generation=4, **change)) == text  # type: ignore[arg-type]
+    assert describe_changes(OLD, replace(OLD, generation=4, **change)) == text  # type: ignore[arg-type]
 
 
 def test_a_record_comes_back_as_it_was() -> None:
@@ -73,7 +73,7 @@ def test_a_record_comes_back_as_it_was() -> None:
         "llama",
         (replace(OLD, generation=2), OLD),
         Hold(2, "slower", "t"),
-        Trial(3, "w", "t", ("n1/llama-0",)),
+        OpenRollout(3, "w", "t", ("n1/llama-0",)),
     )
     text = json.dumps(
         {

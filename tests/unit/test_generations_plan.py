@@ -17,9 +17,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     RESTART,
     ROLLBACK,
     UPGRADE,
-    Wishes,
+    OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import select
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import choose_sources
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
@@ -47,18 +47,20 @@ States = dict[str, Any]
 WHY = "--max-num-seqs 16 (new)"
 
 
-def planned(states: Mapping[str, Any], wanted: Any, wishes: Wishes | None = None, **keys: Any) -> FleetPlan:
+def planned(
+    states: Mapping[str, Any], wanted: Any, request: OperationRequest | None = None, **keys: Any
+) -> FleetPlan:
     """Plan as the action plugin does, and check plan.json against its schema."""
-    wishes = wishes or Wishes()
+    request = request or OperationRequest()
     whole = fleet(states, wanted, **keys)
-    plan = plan_fleet(check_fleet(whole, wishes), workshop())
+    plan = plan_fleet(check_fleet(whole, request), workshop())
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
 
 
-def run(states: States, wanted: Any, wishes: Wishes | None = None, **keys: Any) -> States:
+def run(states: States, wanted: Any, request: OperationRequest | None = None, **keys: Any) -> States:
     """The hosts after a plan was carried out on those that it has."""
-    data = planned(states, wanted, wishes, **keys).to_json()["hosts"]
+    data = planned(states, wanted, request, **keys).to_json()["hosts"]
     return {
         name: apply_to_state(found, data[name]) if name in data else found for name, found in states.items()
     }
@@ -100,16 +102,16 @@ def bind(states: States, *hosts: str, **keys: Any) -> States:
     return after
 
 
-def problems(states: States, wanted: Any, wishes: Wishes, **keys: Any) -> list[str]:
+def problems(states: States, wanted: Any, request: OperationRequest, **keys: Any) -> list[str]:
     with pytest.raises(FleetError) as caught:
-        planned(states, wanted, wishes, **keys)
+        planned(states, wanted, request, **keys)
     return [problem.text() for problem in caught.value.problems]
 
 
 HELD = {"generation": 1, "why": "slower", "since": "2026-11-21T23:00:00Z"}
 TRIAL = {"generation": 2, "why": WHY, "since": "2026-11-21T23:00:00Z", "units": [], "baseline": {}}
 BAD = "generation 1 of llama cannot be restored"
-BACK = Wishes(ROLLBACK, frozenset(["llama"]), 1, why="answers got worse")
+BACK = OperationRequest(ROLLBACK, frozenset(["llama"]), 1, why="answers got worse")
 
 
 # ---- numbers -----------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def test_the_text_says_numbers_and_why() -> None:
 
 def test_a_record_that_cannot_be_read_is_a_problem() -> None:
     states = bind(upgraded(), "n2", broken="/etc/…/2.json: ValueError")
-    (text,) = problems(states, llama(16), Wishes())
+    (text,) = problems(states, llama(16), OperationRequest())
     assert text.startswith(
         "host n2: its record of llama's generations cannot be read (/etc/…/2.json: ValueError)."
     )
@@ -220,7 +222,7 @@ def test_back_to_a_generation_without_a_network() -> None:
     states = upgraded()
     # The inventory wants an image that nobody has pinned: nothing is to be asked of it.
     wanted = llama(16, image="registry.lab:5000/lab/vllm:new")
-    assert [item.deployments for item in select(fleet(states, wanted), BACK).fleet.hosts] == [(), ()]
+    assert [item.deployments for item in choose_sources(fleet(states, wanted), BACK).fleet.hosts] == [(), ()]
     plan = planned(states, wanted, BACK)
     data = plan.to_json()["hosts"]["n1"]
     assert actions(data) == ["hold llama", "server llama-0", "server llama-1"]
@@ -233,8 +235,8 @@ def test_back_to_a_generation_without_a_network() -> None:
         {"deployment": "llama", "held": {"generation": 1, "why": "answers got worse", "since": ""}}
     ]
     assert data["generations"] == []
-    told = turn(plan)
-    assert (told["choice"], told["generation"], told["before"]) == ("rollback", 1, 2)
+    reported = turn(plan)
+    assert (reported["choice"], reported["generation"], reported["before"]) == ("rollback", 1, 2)
     assert "Deployment llama on n1, n2: generation 1, from the nodes' own records" in explain(plan)
     after = run(states, wanted, BACK)
     assert planned(after, wanted, BACK).changes == 0
@@ -242,7 +244,7 @@ def test_back_to_a_generation_without_a_network() -> None:
 
 def test_without_a_number_the_newest_before_what_runs() -> None:
     third = run(upgraded(), llama(32))
-    back = Wishes(ROLLBACK, frozenset(["llama"]))
+    back = OperationRequest(ROLLBACK, frozenset(["llama"]))
     assert turn(planned(third, llama(32), back))["generation"] == 2
     # A rollout that was cut off: n1 runs 4 already.
     fourth = run(only(third, "n1"), llama(64))
@@ -270,17 +272,17 @@ def test_a_number_that_cannot_come_back(number: int, kept: list[int], text: str)
     for found in states.values():
         history = found["generations"][0]
         history["kept"] = [item for item in history["kept"] if item["generation"] in kept]
-    assert problems(states, llama(16), Wishes(ROLLBACK, frozenset(["llama"]), number)) == [text]
+    assert problems(states, llama(16), OperationRequest(ROLLBACK, frozenset(["llama"]), number)) == [text]
 
 
 def test_a_deployment_that_does_not_exist() -> None:
-    (text,) = problems(upgraded(), llama(16), Wishes(ROLLBACK, frozenset(["lama"])))
+    (text,) = problems(upgraded(), llama(16), OperationRequest(ROLLBACK, frozenset(["lama"])))
     assert text == "there is no deployment 'lama'. Did you mean llama?"
 
 
 def test_a_rollback_names_its_deployment() -> None:
     """All at once is nobody's wish, and what each of them lacks would hide what is missing."""
-    (text,) = problems(upgraded(), llama(16), Wishes(ROLLBACK))
+    (text,) = problems(upgraded(), llama(16), OperationRequest(ROLLBACK))
     assert (
         text
         == "deployment: is required: rollback.yml works on one deployment. -e deployment=NAME; there are: llama."
@@ -475,13 +477,13 @@ def test_a_held_deployment_that_the_inventory_has_no_longer_goes() -> None:
 
 def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     states = run(upgraded(), llama(16), BACK)
-    upgrade = Wishes(UPGRADE)
+    upgrade = OperationRequest(UPGRADE)
     (text,) = problems(states, llama(16), upgrade)
     assert text == (
         "llama: the inventory still defines generation 2, which was rolled back to 1 at 2026-11-21T22:00:00Z "
         "(answers got worse). Change the deployment, or retry it with -e again=true."
     )
-    retried = planned(states, llama(16), Wishes(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
+    retried = planned(states, llama(16), OperationRequest(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
     other = planned(states, llama(32), upgrade)
     assert (turn(other)["generation"], turn(other)["before"], turn(other)["why"]) == (
@@ -506,14 +508,14 @@ def test_a_trial_stays_as_each_instance_runs() -> None:
     states["n2"]["instances"][1]["state"] = "exited"
     assert actions(planned(states, llama(16)).to_json()["hosts"]["n2"]) == ["server llama-1"]
     # The upgrade goes on with the same number.
-    goes_on = turn(planned(states, llama(16), Wishes(UPGRADE)))
+    goes_on = turn(planned(states, llama(16), OperationRequest(UPGRADE)))
     assert (goes_on["generation"], goes_on["new"], goes_on["hosts"]["n1"]["record"]) == (2, False, False)
 
 
 @pytest.mark.parametrize("operation", [RESTART, "stop"])
 def test_what_only_restarts_is_planned_as_it_runs(operation: str) -> None:
     states = upgraded()
-    plan = planned(states, llama(32, image="registry.lab:5000/lab/vllm:new"), Wishes(operation))
+    plan = planned(states, llama(32, image="registry.lab:5000/lab/vllm:new"), OperationRequest(operation))
     assert (plan.changes, turn(plan)["choice"]) == (0, "running")
     data = plan.to_json()["hosts"]["n1"]
     assert [item["generation"] for item in data["instances"]] == [2, 2]
@@ -523,7 +525,7 @@ def test_a_deploy_of_one_deployment_leaves_the_others() -> None:
     wanted = [*llama(), deployment(name="other", gpus=[7], port=9000)]
     states = run(two(), wanted)
     changed = [*llama(16), deployment(name="other", gpus=[7], port=9000, engine_args={"max_num_seqs": 16})]
-    data = planned(states, changed, Wishes(DEPLOY, frozenset(["other"]))).to_json()["hosts"]["n1"]
+    data = planned(states, changed, OperationRequest(DEPLOY, frozenset(["other"]))).to_json()["hosts"]["n1"]
     assert actions(data) == ["generation other", "server other-0"]
 
 

@@ -58,11 +58,11 @@ def test_a_generation_is_recorded_once(top: Path, run_module: Any) -> None:
     result, failed = run_module(serving_generation.main, args(), check=True)
     assert not failed, result
     assert (result["changed"], top.exists()) == (True, False)
-    told = result["actions"]
+    reported = result["actions"]
     result, failed = run_module(serving_generation.main, args(), diff=True)
     assert (failed, result["changed"]) == (False, True)
-    assert result["actions"] == told
-    assert told[0] == f"write {top}/generations/llama/1.json (mode 0600)"
+    assert result["actions"] == reported
+    assert reported[0] == f"write {top}/generations/llama/1.json (mode 0600)"
     assert '"generation": 1' in result["diff"][0]["after"]
     again, _ = run_module(serving_generation.main, args())
     assert (again["changed"], again["actions"]) == (False, [])
@@ -213,7 +213,7 @@ def test_a_killed_write_leaves_what_was_there(
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.Store().put("llama", "2.json", {"schema": 1})
+        store.GenerationStore().put("llama", "2.json", {"schema": 1})
     monkeypatch.undo()
     monkeypatch.setattr(paths, "STATE_DIR", str(top))
     assert observed(top) == before

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.host import read_cpu, read_numa_nodes
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source, pairs
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import ELSEWHERE, OK, WRONG, View
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import ELSEWHERE, OK, WRONG, HostView
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
 
@@ -134,7 +134,7 @@ HARDWARE = ("intel-iommu", "bios-iommu", "cpu-governor", "cpu-c2", "bios-smt", "
 
 def verdicts(seen: dict[str, Any]) -> dict[str, str]:
     """What the audit says of the hardware."""
-    view = View(
+    view = HostView(
         seen["facts"], {**seen["state"], "disk": []}, parse_gpus(catalogue("gpus")), catalogue("images")
     )
     found = {finding.item.id: finding.status for finding in audit(items(), view)}

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import Places, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
     Balancer,
-    Out,
-    Wish,
-    put,
-    select,
+    DrainRecord,
+    ServerStateRequest,
+    find_servers,
+    set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
     Haproxy,
-    Load,
-    NoHaproxy,
+    HaproxyUnavailable,
+    ServerLoad,
     ServerState,
     rows,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.host.status import Node, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
 
 from tests.unit.eventually import GENEROUS
 
@@ -112,8 +112,8 @@ def test_what_it_says(tmp_path: Path) -> None:
             ServerState("llama/s5", "ready", True),
         ]
         assert haproxy.loads() == {
-            "llama/n1.llama-0:8000": Load(3, 2, "L7OK OK up"),
-            "llama/n1.llama-1:8001": Load(0, 0, "L4CON"),
+            "llama/n1.llama-0:8000": ServerLoad(3, 2, "L7OK OK up"),
+            "llama/n1.llama-1:8001": ServerLoad(0, 0, "L4CON"),
         }
 
 
@@ -122,12 +122,12 @@ def test_rows_that_are_none() -> None:
 
 
 def test_states_are_set_or_refused_in_its_words(tmp_path: Path) -> None:
-    with admin(tmp_path / "s", set_server_a="\n", set_server_b="No such server.\n") as told:
+    with admin(tmp_path / "s", set_server_a="\n", set_server_b="No such server.\n") as reported:
         haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
         haproxy.set_state("a/b", "drain")
         with pytest.raises(NodeError, match=r"HAProxy refuses to set b/c to maint: No such server\."):
             haproxy.set_state("b/c", "maint")
-    assert told.asked == ["set server a/b state drain", "set server b/c state maint"]
+    assert reported.asked == ["set server a/b state drain", "set server b/c state maint"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_nobody_answers(tmp_path: Path, moment: str, text: str) -> None:
                 pass
             path = tmp_path / "t"
         haproxy = Haproxy(str(path), 0.2)
-        with pytest.raises(NoHaproxy) as caught:
+        with pytest.raises(HaproxyUnavailable) as caught:
             haproxy.servers()
         assert str(caught.value) == (
             f"HAProxy does not answer at {path} ({text}). Check systemctl status instinct-balancer, and run site.yml "
@@ -163,7 +163,9 @@ def test_one_that_hangs_up(tmp_path: Path) -> None:
         haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
         assert haproxy.version() == ""
         for ask in (haproxy.servers, haproxy.loads):
-            with pytest.raises(NoHaproxy, match=r"HAProxy hung up at .* without an answer to 'show s"):
+            with pytest.raises(
+                HaproxyUnavailable, match=r"HAProxy hung up at .* without an answer to 'show s"
+            ):
                 ask()
 
 
@@ -184,7 +186,7 @@ def balancer(tmp_path: Path) -> Balancer:
 def seen(tmp_path: Path) -> dict[str, object]:
     """The load balancer as the status has it."""
     none = str(tmp_path / "none.sock")  # no Docker
-    found = read_node(Node(str(tmp_path / "etc"), str(tmp_path / "var"), none, 0))
+    found = read_node(StatusPaths(str(tmp_path / "etc"), str(tmp_path / "var"), none, 0))
     assert found["problems"] == []
     return dict(found["balancer"])
 
@@ -200,7 +202,7 @@ def test_status_of_one_that_answers(tmp_path: Path, balancer: Balancer) -> None:
     with admin(path, show_servers=f"{HEAD}{row}\n", show_stat=STAT):
         listed = {**LISTED, "state": "drain", "up": True, "check": "L7OK OK up", "requests": 5}
         assert seen(tmp_path) == {"error": "", "servers": [{**listed, "out": None}]}
-        balancer.out.write(out)
+        balancer.drain_record.write(out)
         assert seen(tmp_path) == {"error": "", "servers": [{**listed, "out": out[NAME]}]}
 
 
@@ -238,10 +240,10 @@ def test_nothing_is_noted_as_out_when_nobody_answers(
         "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
         f"{balancer.state}/lock",
     )
-    with pytest.raises(NoHaproxy):
-        put(balancer, Wish((NAME,), "drain", "run", 0), False)
-    assert balancer.out.read() == {}
-    assert select(balancer, deployment="llama") == (NAME,)
+    with pytest.raises(HaproxyUnavailable):
+        set_state(balancer, ServerStateRequest((NAME,), "drain", "run", 0), False)
+    assert balancer.drain_record.read() == {}
+    assert find_servers(balancer, deployment="llama") == (NAME,)
 
 
 def test_a_refusal_leaves_the_record_for_whoever_mends_it(
@@ -256,9 +258,9 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
     path = tmp_path / "var/balancer/admin.sock"
     with admin(path, show_servers=f"{HEAD}{row}\n", set_server="Require 'admin' level.\n"):
         with pytest.raises(NodeError, match="refuses to set"):
-            put(balancer, Wish((NAME,), "drain", "run", 0), False)
-        assert {name: item["by"] for name, item in balancer.out.read().items()} == {NAME: "run"}
-        assert set(balancer.out.read()[NAME]) == {"state", "by", "since"}
+            set_state(balancer, ServerStateRequest((NAME,), "drain", "run", 0), False)
+        assert {name: item["by"] for name, item in balancer.drain_record.read().items()} == {NAME: "run"}
+        assert set(balancer.drain_record.read()[NAME]) == {"state", "by", "since"}
     # Taken in is what HAProxy took in, and not before.
     path.unlink()
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=8)
@@ -266,8 +268,8 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
         admin(path, show_servers=f"{HEAD}{row}\n", set_server="Require 'admin' level.\n"),
         pytest.raises(NodeError, match="refuses to set"),
     ):
-        put(balancer, Wish((NAME,), "ready", "run", 0), False)
-    assert list(Out(f"{balancer.state}/out.json").read()) == [NAME]
+        set_state(balancer, ServerStateRequest((NAME,), "ready", "run", 0), False)
+    assert list(DrainRecord(f"{balancer.state}/out.json").read()) == [NAME]
 
 
 def test_one_that_hangs_up_while_requests_end(
@@ -282,22 +284,22 @@ def test_one_that_hangs_up_while_requests_end(
     path = tmp_path / "var/balancer/admin.sock"
     with (
         admin(path, show_servers=f"{HEAD}{row}\n", set_server="\n", show_stat=None),
-        pytest.raises(NoHaproxy, match="HAProxy hung up"),
+        pytest.raises(HaproxyUnavailable, match="HAProxy hung up"),
     ):
-        put(balancer, Wish((NAME,), "drain", "run", 5), False)
-    assert list(balancer.out.read()) == [NAME]
+        set_state(balancer, ServerStateRequest((NAME,), "drain", "run", 5), False)
+    assert list(balancer.drain_record.read()) == [NAME]
 
 
 def test_check_mode_asks_and_touches_nothing(tmp_path: Path, balancer: Balancer) -> None:
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
-    with admin(tmp_path / "var/balancer/admin.sock", show_servers=f"{HEAD}{row}\n") as told:
-        found = put(balancer, Wish((NAME,), "drain", "run", 0), True)
+    with admin(tmp_path / "var/balancer/admin.sock", show_servers=f"{HEAD}{row}\n") as reported:
+        found = set_state(balancer, ServerStateRequest((NAME,), "drain", "run", 0), True)
     assert (found["changed"], found["actions"]) == (True, [f"set server {NAME} state drain"])
     assert found["diff"] == [
         {"before_header": NAME, "after_header": NAME, "before": "ready\n", "after": "drain\n"}
     ]
-    assert told.asked == ["show servers state"]
-    assert balancer.out.read() == {}
+    assert reported.asked == ["show servers state"]
+    assert balancer.drain_record.read() == {}
 
 
 def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
@@ -308,7 +310,7 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
         "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
         str(tmp_path / "lock"),
     )
-    places = Places(
+    places = BalancerPaths(
         str(tmp_path / "etc"), str(tmp_path / "var"), str(tmp_path / "units"), str(tmp_path / "none")
     )
     (tmp_path / "var").mkdir()
@@ -323,7 +325,7 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
 
     with (
         admin(tmp_path / "var/admin.sock", show_info="description: v1\n", show_servers=None),
-        pytest.raises(NoHaproxy, match="hung up"),
+        pytest.raises(HaproxyUnavailable, match="hung up"),
     ):
         converge(texts, False, places, run)
     assert called == []

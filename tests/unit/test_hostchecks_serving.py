@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
     Generation,
+    GenerationMember,
     Hold,
-    Member,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import OK, WRONG
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Audited, Report, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import HostReport, Report, text
 
 from tests.unit.host_world import items, judged, state, view
 
@@ -23,7 +23,7 @@ HELD = Hold(3, "canary: 30 % slower", "2026-01-01T00:00:00Z").to_json()
 
 def node(image: str = "r@sha256:1", held: Any = None, **instances: str) -> dict[str, Any]:
     """A host whose record has llama-0 and llama-1 with spec aa; instances: their containers' specs."""
-    members = tuple(Member(f"llama-{number}", "aa", 8000 + number) for number in (0, 1))
+    members = tuple(GenerationMember(f"llama-{number}", "aa", 8000 + number) for number in (0, 1))
     kept = Generation("llama", 3, image=image, members=members).to_json()
     running = [
         {
@@ -85,7 +85,7 @@ def test_hosts_in_equal_state_stay_together_and_fit() -> None:
         for number in range(10, 14)
     }
     found = drifts(states)
-    hosts = tuple(Audited(name, "8 MI300X", audit(items(), view(drift=found[name]))) for name in states)
+    hosts = tuple(HostReport(name, "8 MI300X", audit(items(), view(drift=found[name]))) for name in states)
     lines = text(Report(hosts)).splitlines()
     assert "n10, n11, n12, n13: 8 MI300X" in lines
     assert max(map(len, lines)) <= 100

@@ -12,23 +12,27 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
     Generation,
+    GenerationMember,
     Hold,
-    Member,
-    Trial,
+    OpenRollout,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import Reply
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import METRICS, Comparison, Rules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
+    METRICS,
+    CanaryTolerances,
+    Comparison,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Advice
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reasons import Reason
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint import backends
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import Rank
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import Failure
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import Verdict
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import Sums
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import Row
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import MeasurementFailure
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import BatchVerdict
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import DeploymentSummary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import StatusRow
 
 from tests.unit.plan_world import deployment, plan, state
 
@@ -45,12 +49,12 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
         pytest.param(written, keys, id=keys[:30])
         for written, keys in (
             (Generation("llama", 1), GENERATION),
-            (Member("llama-0", "abc", 8000), MEMBER),
+            (GenerationMember("llama-0", "abc", 8000), MEMBER),
             (Hold(1, "it is slower"), "generation why since"),
-            (Trial(2, "it was upgraded"), "generation why since units baseline"),
+            (OpenRollout(2, "it was upgraded"), "generation why since units baseline"),
             (ImageSoftware("0.20.2"), "vllm platform rocm pytorch python gfx"),
             (Reply("yes"), "text error"),
-            (Rules(10, 10, 3, 6), "tolerance latency_tolerance runs max_runs"),
+            (CanaryTolerances(10, 10, 3, 6), "tolerance latency_tolerance runs max_runs"),
             (
                 Comparison(METRICS[0], 1.0, 2.0, 1.0, 0.9, 1.1, "ok", 10.0),
                 "old new change low high state tolerance metric",
@@ -65,16 +69,19 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
                 Rank(0, 0, ("n1",), "n1", 1, 2, 0, 1),
                 "group node_rank hosts master master_port group_port number servers data_rank headless",
             ),
-            (backends.Member("n1", "llama-0", "::1", 80, 4), "name host instance address port limit target"),
-            (Failure("n1", "llama-0", "no"), "host what message"),
-            (Verdict(False, False, "", ""), "stop back why told phases steps"),
             (
-                Row("llama", "n1", "llama-0", "serving"),
+                backends.BackendServer("n1", "llama-0", "::1", 80, 4),
+                "name host instance address port limit target",
+            ),
+            (MeasurementFailure("n1", "llama-0", "no"), "host what message"),
+            (BatchVerdict(False, False, "", ""), "stop back why told phases steps"),
+            (
+                StatusRow("llama", "n1", "llama-0", "serving"),
                 "deployment host instance state why next_step version generation age kv running waiting tokens "
                 "restarts failures balancer rank backend well",
             ),
             (
-                Sums("llama", 1, 1, 1, 1, 0.0, 0, 0, None),
+                DeploymentSummary("llama", 1, 1, 1, 1, 0.0, 0, 0, None),
                 "name total serving balanced inside tokens running waiting kv notes",
             ),
         )
@@ -93,9 +100,9 @@ def test_the_values_are_those_of_the_keys() -> None:
         "members": [dict(zip(MEMBER.split(), ("x", "y", 1, [2], ["r"], 0.5, ["n1"], True, 7), strict=True))],
     }
     assert Generation.from_json(given).to_json() == given
-    for kind, keys in ((Hold, "why since"), (Trial, "why since")):
+    for kind, keys in ((Hold, "why since"), (OpenRollout, "why since")):
         held = {"generation": 2, **{key: f"<{key}>" for key in keys.split()}}
-        if kind is Trial:
+        if kind is OpenRollout:
             held |= {"units": [1], "baseline": {"a": 1}}
         assert kind.from_json(held).to_json() == held
 

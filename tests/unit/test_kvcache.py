@@ -12,10 +12,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache imp
     FULL,
     SLIDING,
     STATE,
-    Copies,
-    Layout,
-    Plan,
-    Spec,
+    CacheLayout,
+    CachePlan,
+    CacheSpec,
+    StateCopies,
     element_bytes,
     plan,
     state_bytes,
@@ -26,12 +26,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers impor
 from tests.unit.catalogue import kv_rules
 
 
-def how(**changes: Any) -> Layout:
+def how(**changes: Any) -> CacheLayout:
     given: dict[str, Any] = {
         "tp": 1, "dcp": 1, "block_size": 16, "kv_dtype": "auto", "element": 2, "in_flight": 0, "hybrid": True,
-        "uneven": 1.5, "states": Copies(2, 3), **changes,
+        "uneven": 1.5, "states": StateCopies(2, 3), **changes,
     }  # fmt: skip
-    return Layout(**given)
+    return CacheLayout(**given)
 
 
 # ---- what one layer keeps ---------------------------------------------------------------------------
@@ -100,33 +100,33 @@ def test_bytes_of_a_state(state: State, changes: dict[str, Any], expected: int) 
 @pytest.mark.parametrize(
     ("spec", "length", "changes", "expected"),
     [
-        (Spec(FULL, 1, 16), 0, {}, 0),
-        (Spec(FULL, 1, 16), 1, {}, 1),
-        (Spec(FULL, 1, 16), 16, {}, 1),
-        (Spec(FULL, 1, 16), 17, {}, 2),
-        (Spec(FULL, 1, 16), 65, {"dcp": 2}, 3),  # 33 tokens on one of the ranks
-        (Spec(STATE, 1, 16, 3), 10000, {}, 3),
+        (CacheSpec(FULL, 1, 16), 0, {}, 0),
+        (CacheSpec(FULL, 1, 16), 1, {}, 1),
+        (CacheSpec(FULL, 1, 16), 16, {}, 1),
+        (CacheSpec(FULL, 1, 16), 17, {}, 2),
+        (CacheSpec(FULL, 1, 16), 65, {"dcp": 2}, 3),  # 33 tokens on one of the ranks
+        (CacheSpec(STATE, 1, 16, 3), 10000, {}, 3),
         # The window's other tokens and those in flight, and a block as the first one may be begun in the middle.
-        (Spec(SLIDING, 1, 16, 33), 1000, {}, 2 + 1),
-        (Spec(SLIDING, 1, 16, 34), 1000, {}, 3 + 1),
-        (Spec(SLIDING, 1, 16, 33), 1000, {"in_flight": 16}, 3 + 1),
-        (Spec(SLIDING, 1, 16, 33), 20, {"in_flight": 16}, 2 + 1),
-        (Spec(CHUNKED, 1, 16, 32), 1000, {}, 2),
-        (Spec(CHUNKED, 1, 16, 33), 1000, {}, 3),
-        (Spec(CHUNKED, 1, 16, 32), 1000, {"in_flight": 1}, 3),
-        (Spec(CHUNKED, 1, 16, 32), 10, {"in_flight": 64}, 1),
+        (CacheSpec(SLIDING, 1, 16, 33), 1000, {}, 2 + 1),
+        (CacheSpec(SLIDING, 1, 16, 34), 1000, {}, 3 + 1),
+        (CacheSpec(SLIDING, 1, 16, 33), 1000, {"in_flight": 16}, 3 + 1),
+        (CacheSpec(SLIDING, 1, 16, 33), 20, {"in_flight": 16}, 2 + 1),
+        (CacheSpec(CHUNKED, 1, 16, 32), 1000, {}, 2),
+        (CacheSpec(CHUNKED, 1, 16, 33), 1000, {}, 3),
+        (CacheSpec(CHUNKED, 1, 16, 32), 1000, {"in_flight": 1}, 3),
+        (CacheSpec(CHUNKED, 1, 16, 32), 10, {"in_flight": 64}, 1),
     ],
 )
-def test_blocks_of_a_request(spec: Spec, length: int, changes: dict[str, Any], expected: int) -> None:
-    assert Plan((spec,), (1,), 1, how(**changes)).request_blocks(length) == expected
-    assert Plan((spec, spec), (1,), 1, how(**changes)).request_blocks(length) == 2 * expected
+def test_blocks_of_a_request(spec: CacheSpec, length: int, changes: dict[str, Any], expected: int) -> None:
+    assert CachePlan((spec,), (1,), 1, how(**changes)).request_blocks(length) == expected
+    assert CachePlan((spec, spec), (1,), 1, how(**changes)).request_blocks(length) == 2 * expected
 
 
 # ---- groups -----------------------------------------------------------------------------------------
 
 TOKEN = 100  # bytes of one in these layers
 PAGE = 16 * TOKEN
-FULL_ONE = Spec(FULL, PAGE, 16)
+FULL_ONE = CacheSpec(FULL, PAGE, 16)
 
 
 def full(heads: int = 1) -> Layer:
@@ -141,8 +141,8 @@ def chunked() -> Layer:
     return Layer((), (Cache(1, 25, 25, chunk=64),))
 
 
-SLIDES = Spec(SLIDING, PAGE, 16, 64)
-CHUNKS = Spec(CHUNKED, PAGE, 16, 64)
+SLIDES = CacheSpec(SLIDING, PAGE, 16, 64)
+CHUNKS = CacheSpec(CHUNKED, PAGE, 16, 64)
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,23 @@ CHUNKS = Spec(CHUNKED, PAGE, 16, 64)
         ([full()] * 4 + [sliding()] * 3, {"uneven": 1.0}, [FULL_ONE, FULL_ONE, SLIDES], 3 * PAGE),
         ([full()] * 3 + [sliding()] * 2, {}, [FULL_ONE, FULL_ONE, SLIDES], 2 * PAGE),
         ([full(), sliding(), chunked()], {}, [FULL_ONE, SLIDES, CHUNKS], PAGE),
-        ([sliding(), sliding(32)], {}, [SLIDES, Spec(SLIDING, PAGE, 16, 32)], PAGE),
+        ([sliding(), sliding(32)], {}, [SLIDES, CacheSpec(SLIDING, PAGE, 16, 32)], PAGE),
         # Without groups all are planned as full attention, where one is.
         ([full(), sliding(), chunked()], {"hybrid": False}, [FULL_ONE], 3 * PAGE),
-        ([full(2), sliding()], {"hybrid": False}, [Spec(FULL, 2 * PAGE, 16)], 3 * PAGE),
-        ([sliding(), sliding(32)], {"hybrid": False}, [SLIDES, Spec(SLIDING, PAGE, 16, 32)], PAGE),
+        ([full(2), sliding()], {"hybrid": False}, [CacheSpec(FULL, 2 * PAGE, 16)], 3 * PAGE),
+        ([sliding(), sliding(32)], {"hybrid": False}, [SLIDES, CacheSpec(SLIDING, PAGE, 16, 32)], PAGE),
         ([sliding()] * 2, {"hybrid": False}, [SLIDES], 2 * PAGE),
         # One page size for all: a smaller page takes more tokens where that fits, else it is padded.
-        ([full(2), sliding()], {}, [Spec(FULL, 2 * PAGE, 16), Spec(SLIDING, 2 * PAGE, 32, 64)], 2 * PAGE),
-        ([full(3), sliding(heads=2)], {}, [Spec(FULL, 3 * PAGE, 16), Spec(SLIDING, 3 * PAGE, 16, 64)], 3 * PAGE),
+        ([full(2), sliding()], {}, [CacheSpec(FULL, 2 * PAGE, 16), CacheSpec(SLIDING, 2 * PAGE, 32, 64)], 2 * PAGE),
+        ([full(3), sliding(heads=2)], {}, [CacheSpec(FULL, 3 * PAGE, 16), CacheSpec(SLIDING, 3 * PAGE, 16, 64)],
+         3 * PAGE),
         ([], {}, [], 0),
         ([Layer(())], {}, [], 0),
     ],
 )  # fmt: skip
-def test_groups(layers: list[Layer], changes: dict[str, Any], groups: list[Spec], block_bytes: int) -> None:
+def test_groups(
+    layers: list[Layer], changes: dict[str, Any], groups: list[CacheSpec], block_bytes: int
+) -> None:
     found = plan([layers], how(**changes))
     assert (list(found.groups), found.stage_bytes) == (groups, (block_bytes,))
 
@@ -197,23 +200,24 @@ def state(channels: int, **more: Any) -> Layer:
     ("layers", "changes", "block", "groups"),
     [
         # The state, of 4000 bytes, asks for three blocks of 1600: 48 tokens a page.
-        ([full(), state(2000)], {}, 48, [Spec(FULL, 4800, 48), Spec(STATE, 4800, 48, 2)]),
-        ([full(), state(2000, checkpointed=True)], {}, 48, [Spec(FULL, 4800, 48), Spec(STATE, 4800, 48, 3)]),
-        ([full(), state(2400)], {}, 48, [Spec(FULL, 4800, 48), Spec(STATE, 4800, 48, 2)]),
-        ([full(), state(2401)], {}, 64, [Spec(FULL, 6400, 64), Spec(STATE, 6400, 64, 2)]),
-        ([full(), state(10)], {}, 16, [FULL_ONE, Spec(STATE, PAGE, 16, 2)]),
+        ([full(), state(2000)], {}, 48, [CacheSpec(FULL, 4800, 48), CacheSpec(STATE, 4800, 48, 2)]),
+        ([full(), state(2000, checkpointed=True)], {}, 48, [CacheSpec(FULL, 4800, 48), CacheSpec(STATE, 4800, 48, 3)]),
+        ([full(), state(2400)], {}, 48, [CacheSpec(FULL, 4800, 48), CacheSpec(STATE, 4800, 48, 2)]),
+        ([full(), state(2401)], {}, 64, [CacheSpec(FULL, 6400, 64), CacheSpec(STATE, 6400, 64, 2)]),
+        ([full(), state(10)], {}, 16, [FULL_ONE, CacheSpec(STATE, PAGE, 16, 2)]),
         # The largest token and the largest state count.
         ([full(), full(2), state(10), state(3000)], {}, 32,
-         [Spec(FULL, 6400, 64), Spec(FULL, 6400, 32), Spec(STATE, 6400, 32, 2), Spec(STATE, 6400, 32, 2)]),
+         [CacheSpec(FULL, 6400, 64), CacheSpec(FULL, 6400, 32), CacheSpec(STATE, 6400, 32, 2), CacheSpec(STATE, 6400,
+          32, 2)]),
         # Nothing to align.
-        ([state(2000)] * 2, {}, 16, [Spec(STATE, 4000, 16, 2)]),
-        ([state(2000)], {"states": Copies(1, 1)}, 16, [Spec(STATE, 4000, 16, 1)]),
+        ([state(2000)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 2)]),
+        ([state(2000)], {"states": StateCopies(1, 1)}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
         # A state is not planned as attention.
-        ([full(), sliding(), state(10)], {"hybrid": False}, 16, [FULL_ONE, Spec(STATE, PAGE, 16, 2)]),
+        ([full(), sliding(), state(10)], {"hybrid": False}, 16, [FULL_ONE, CacheSpec(STATE, PAGE, 16, 2)]),
     ],
 )  # fmt: skip
 def test_states_grow_the_block(
-    layers: list[Layer], changes: dict[str, Any], block: int, groups: list[Spec]
+    layers: list[Layer], changes: dict[str, Any], block: int, groups: list[CacheSpec]
 ) -> None:
     found = plan([layers], how(**changes))
     assert found.layout.block_size == block

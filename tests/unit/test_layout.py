@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import pack
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import group_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
     Layout,
     Slot,
@@ -98,17 +98,17 @@ def test_deployments_share_a_gpu_up_to_its_memory() -> None:
 def test_groups_stay_in_an_island_of_eight() -> None:
     """Nobody has seen sixteen in one hive; a host of two boards is planned as two islands."""
     two = [LogicalGpu(index, index, 0, 128 + 8 * index, 1 << 30, index // 8) for index in range(16)]
-    assert [[gpu.index for gpu in item] for item in pack(two, 3, 3)] == [
+    assert [[gpu.index for gpu in item] for item in group_gpus(two, 3, 3)] == [
         [0, 1, 2], [3, 4, 5], [8, 9, 10], [11, 12, 13],
     ]  # fmt: skip
-    assert pack(two, 16, 16) == ()
-    assert [gpu.index for gpu in pack(two, 16, 8)[0]] == [*range(16)]
+    assert group_gpus(two, 16, 16) == ()
+    assert [gpu.index for gpu in group_gpus(two, 16, 8)[0]] == [*range(16)]
 
 
 def test_a_socket_whose_gpus_are_not_next_to_each_other() -> None:
     mixed = [LogicalGpu(index, index, 0, 128 + 8 * index, 1 << 30, index % 2) for index in range(8)]
-    assert [[gpu.index for gpu in item] for item in pack(mixed, 4, 4)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert [[gpu.index for gpu in item] for item in pack(mixed, 1, 1, 2)] == [[0], [1]]
+    assert [[gpu.index for gpu in item] for item in group_gpus(mixed, 4, 4)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert [[gpu.index for gpu in item] for item in group_gpus(mixed, 1, 1, 2)] == [[0], [1]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Layout, lay_out_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import group_port, meeting_port
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import (
+    group_port,
+    rendezvous_port,
+)
 
 from .plan_world import catalog, deployment, fleet, gpus, state
 from .test_layout import layouts, refused
@@ -90,7 +93,7 @@ def test_a_group_is_the_same_in_a_limited_run() -> None:
     known = {"instinct": list(NODES), "all": list(NODES)}
     found = layouts(world("n1", "n3", "n10"), wanted, groups=known)
     assert ranks(found)["n10"] == [(1, 1, "n3", 28000, 0, True)]
-    assert (found["n1"].slots, found["n1"].left_out) == ((), ("llama-0",))
+    assert (found["n1"].slots, found["n1"].unplaced) == ((), ("llama-0",))
     assert found["n1"].warnings == (
         "deployment llama spans n1, n2, and this run lacks n2 (it is not in this run); it is left as it is",
     )
@@ -99,21 +102,21 @@ def test_a_group_is_the_same_in_a_limited_run() -> None:
 def test_a_limited_run_without_the_first_host_of_a_group() -> None:
     known = {"instinct": list(NODES), "all": list(NODES)}
     found = layouts(world("n2", "n10"), [two(hosts=["instinct"])], groups=known)
-    assert [(layout.slots, layout.left_out) for layout in found.values()] == [((), ("llama-0",))] * 2
+    assert [(layout.slots, layout.unplaced) for layout in found.values()] == [((), ("llama-0",))] * 2
     assert "n1 (it is not in this run)" in found["n2"].warnings[0]
 
 
 def test_hosts_that_are_not_named_cannot_be_told_from_a_limited_run() -> None:
     known = {"instinct": list(NODES), "all": list(NODES)}
     found = layouts(world("n1", "n2"), [two()], groups=known)
-    assert [layout.left_out for layout in found.values()] == [("llama-0",), ("llama-0",)]
+    assert [layout.unplaced for layout in found.values()] == [("llama-0",), ("llama-0",)]
     assert "the deployment does not name its hosts" in found["n1"].warnings[0]
 
 
 def test_an_unreachable_host_leaves_its_group_alone() -> None:
     own = deployment(name="b", port=9000, hosts=["n1"], gpus=[7])
     found = layouts({**world(), "n2": None}, [two(tensor_parallel_size=4), own])
-    assert found["n1"].left_out == ("llama-0",)
+    assert found["n1"].unplaced == ("llama-0",)
     assert [slot.name for slot in found["n1"].slots] == ["b-0"]
     assert "n2 (it could not be reached)" in found["n1"].warnings[0]
     assert ranks(found)["n3"] == [(1, 0, "n3", 28000, 0, False)]
@@ -155,7 +158,7 @@ def test_hosts_of_a_group_that_is_not_whole_may_differ() -> None:
     three = [deployment(nodes=3, pipeline_parallel_size=3, hosts=["instinct"])]
     odd: dict[str, Any] = {"n1": state(), "n2": state(gpus=gpus("DPX")), "n3": None}
     found = layouts(odd, three)
-    assert [found[name].left_out for name in ("n1", "n2")] == [("llama-0",)] * 2
+    assert [found[name].unplaced for name in ("n1", "n2")] == [("llama-0",)] * 2
     assert len(refused(three, {**odd, "n3": state()})) == 1
 
 
@@ -214,7 +217,7 @@ def test_where_an_engines_servers_and_their_supervisors_meet(
     port: int, meeting: int, supervisors: int
 ) -> None:
     found = fleet(world("n1", "n2"), [two(port=port)]).hosts[0].deployments[0]
-    assert meeting_port(found, 0) == meeting != port
+    assert rendezvous_port(found, 0) == meeting != port
     assert group_port(meeting) == supervisors != port
 
 

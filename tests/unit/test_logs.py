@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
-    Finding,
+    Diagnosis,
     Signature,
     clean,
     from_text,
@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failures imp
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import classify as classify_by
 
 
-def classify(log: str, exit_code: int | None = None, oom_killed: bool = False) -> Finding:
+def classify(log: str, exit_code: int | None = None, oom_killed: bool = False) -> Diagnosis:
     return classify_by(SIGNATURES, log, exit_code, oom_killed)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
-    misspelt,
-    mistaken,
+    unknown_extra_variables,
+    unknown_variables,
 )
 
 KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "offline", "hf_model_token")
@@ -29,8 +29,8 @@ KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "o
     ],
 )
 def test_misspelt(name: str, near: str) -> None:
-    told = (f"unknown variable {name}: did you mean {near}?",) if near else ()
-    assert misspelt([name], KNOWN) == told
+    listed = (f"unknown variable {name}: did you mean {near}?",) if near else ()
+    assert unknown_variables([name], KNOWN) == listed
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_misspelt(name: str, near: str) -> None:
     ],
 )
 def test_a_slip_behind_e_is_an_error(name: str, near: str) -> None:
-    told = mistaken([name], public_variables())
-    assert [f"Did you mean {near}?" in text for text in told] == ([True] if near else [])
+    listed = unknown_extra_variables([name], public_variables())
+    assert [f"Did you mean {near}?" in text for text in listed] == ([True] if near else [])
 
 
 def test_every_playbook_that_takes_them_looks_for_slips() -> None:

@@ -11,8 +11,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.network import (
     choose_hcas,
     gid_index,
+    group_address,
     network_of,
-    place_of,
 )
 
 from .catalogue import knowledge
@@ -55,7 +55,7 @@ def told(first: dict[str, Any], second: dict[str, Any], **keys: Any) -> tuple[li
 
 def test_a_hosts_variables_have_reasons_and_sources() -> None:
     (host,) = fleet({"n1": node(1)}, [deployment()], own={"n1": {"ansible_host": "10.0.0.1"}}).hosts
-    place, _ = place_of(host)
+    place, _ = group_address(host)
     assert place
     found = network_of(host, place)
     assert {item.setting: item.value for item in found.env} == {
@@ -92,7 +92,7 @@ def test_a_hosts_variables_have_reasons_and_sources() -> None:
 def test_where_a_host_is_in_the_network(address: str, interfaces: Any, wanted: Any) -> None:
     known = node(1, interfaces=interfaces)
     (host,) = fleet({"n1": known}, [deployment()], own={"n1": {"ansible_host": address}}).hosts
-    place, problem = place_of(host)
+    place, problem = group_address(host)
     found = (place.address, place.interface.name) if place else problem and problem.text()
     assert found == wanted
 

@@ -65,7 +65,7 @@ def test_what_python_3_9_does_not_have_is_found(tree: Path) -> None:
             file.write(f"\n{hidden}\n")
     done = vermin(tree)
     assert done.returncode == 1, done.stdout
-    told = done.stdout.split("\n\n")  # a file's name, and below it what was found there
+    lines = done.stdout.split("\n\n")  # a file's name, and below it what was found there
     for name, _, word in HIDDEN:
-        (here,) = [text for text in told if f"/{name}\n" in text]
+        (here,) = [text for text in lines if f"/{name}\n" in text]
         assert word in here

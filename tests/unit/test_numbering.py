@@ -14,18 +14,24 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     ROLLBACK,
     UPGRADE,
     Hold,
-    Wishes,
+    OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Trial as OpenTrial
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    OpenRollout as OpenTrial,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.numbering import Turn, bound, refused
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import (
+    RevisionChange,
+    binding_warnings,
+    refused_upgrades,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
     HELD,
     INVENTORY,
     ROLLED_BACK,
     RUNNING,
     TRIAL,
-    Choice,
+    DeploymentSource,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
@@ -91,22 +97,22 @@ def bare(states: States) -> States:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "choice", "before", "expected"),
+    ("operation", "choice", "before", "expected"),
     [
         (
-            Wishes(ROLLBACK, frozenset(["llama"]), 2),
+            OperationRequest(ROLLBACK, frozenset(["llama"]), 2),
             "rollback",
             3,
             {"n1": (1, 2, False), "n2": (1, 2, False), "n3": (3, 2, False), "n5": (3, None, False)},
         ),
         (
-            Wishes(RESTART),
+            OperationRequest(RESTART),
             "running",
             3,
             {"n1": (1, 1, False), "n2": (1, 1, False), "n3": (3, 3, False), "n5": (3, 3, False)},
         ),
         (
-            Wishes(UPGRADE),
+            OperationRequest(UPGRADE),
             "inventory",
             3,
             {
@@ -120,21 +126,24 @@ def bare(states: States) -> States:
     ],
 )
 def test_every_host_from_what_it_runs_to_what_it_will(
-    wishes: Wishes, choice: str, before: int, expected: Steps
+    operation: OperationRequest, choice: str, before: int, expected: Steps
 ) -> None:
-    plan = planned(bare(mixed()), llama(32), wishes)
-    told = turn_of(plan)
-    assert (told["choice"], told["before"], hosts(plan)) == (choice, before, expected)
-    assert (told["new"], told["known"]) == (False, False)  # it has a number already, and not on every host
+    plan = planned(bare(mixed()), llama(32), operation)
+    reported = turn_of(plan)
+    assert (reported["choice"], reported["before"], hosts(plan)) == (choice, before, expected)
+    assert (reported["new"], reported["known"]) == (
+        False,
+        False,
+    )  # it has a number already, and not on every host
 
 
-@pytest.mark.parametrize("wishes", [Wishes(), Wishes(RESTART)])
-def test_before_is_nothing_where_nothing_runs(wishes: Wishes) -> None:
+@pytest.mark.parametrize("operation", [OperationRequest(), OperationRequest(RESTART)])
+def test_before_is_nothing_where_nothing_runs(operation: OperationRequest) -> None:
     states = run(two(), llama())
     for found in states.values():
         found["instances"] = []
-    told = turn_of(planned(states, llama(), wishes))
-    assert (told["before"], told["hosts"]["n1"]["from"]) == (None, None)
+    reported = turn_of(planned(states, llama(), operation))
+    assert (reported["before"], reported["hosts"]["n1"]["from"]) == (None, None)
     assert (turn_of(planned(two(), llama()))["before"], turn_of(planned(two(), llama()))["generation"]) == (
         None,
         1,
@@ -156,13 +165,13 @@ def test_what_a_generation_replaces_is_told_and_kept() -> None:
     """The record's action names the lowest generation that runs on that host; that one is not pruned meanwhile."""
     states = {**mixed(), "n4": state(hostname="n4")}
     data = planned(states, llama(64)).to_json()["hosts"]
-    told = {
+    lines = {
         name: [
             (item["before"], item["after"]) for item in data[name]["actions"] if item["kind"] == "generation"
         ]
         for name in data
     }
-    assert told == {"n1": [("1", "4")], "n2": [("1", "4")], "n3": [("3", "4")], "n4": [("none", "4")]}
+    assert lines == {"n1": [("1", "4")], "n2": [("1", "4")], "n3": [("3", "4")], "n4": [("none", "4")]}
     needed = {name: [item["needed"] for item in data[name]["generations"]] for name in data}
     assert needed == {"n1": [[1]], "n2": [[1]], "n3": [[3]], "n4": [[]]}
 
@@ -187,9 +196,9 @@ def test_which_hosts_join_a_number(
     states = run(two(("n1", "n2", "n3")), llama())
     for name in reached:
         states = {**states, **run(only(states, name), llama(16))}
-    told = turn_of(planned(states, wanted))
-    recording = [name for name, step in told["hosts"].items() if step["record"]]
-    assert (told["generation"], told["new"], recording) == expected
+    reported = turn_of(planned(states, wanted))
+    recording = [name for name, step in reported["hosts"].items() if step["record"]]
+    assert (reported["generation"], reported["new"], recording) == expected
 
 
 def test_reasons_of_hosts() -> None:
@@ -259,12 +268,12 @@ HOLD = Hold(2, "slower", "2026-11-21T23:00:00Z")
 
 def turn(
     generation: int | None = 3, known: bool = True, kind: str = INVENTORY, held: Hold | None = HOLD
-) -> Turn:
-    return Turn("llama", Choice(kind, None, held), generation, 2, not known, known, "")
+) -> RevisionChange:
+    return RevisionChange("llama", DeploymentSource(kind, None, held), generation, 2, not known, known, "")
 
 
-AGAIN = Wishes(UPGRADE)
-REFUSED: dict[str, tuple[Turn, Wishes, bool]] = {
+AGAIN = OperationRequest(UPGRADE)
+REFUSED: dict[str, tuple[RevisionChange, OperationRequest, bool]] = {
     "the one that was turned back": (turn(3), AGAIN, True),
     "a later one that hosts have recorded, too": (turn(4), AGAIN, True),
     "the one that is held": (turn(2), AGAIN, False),
@@ -272,18 +281,18 @@ REFUSED: dict[str, tuple[Turn, Wishes, bool]] = {
     "none": (turn(None), AGAIN, False),
     "one that no host has yet": (turn(3, known=False), AGAIN, False),
     "nothing is held": (turn(3, held=None), AGAIN, False),
-    "once more, as the operator says": (turn(3), Wishes(UPGRADE, retry=True), False),
-    "a deploy, which leaves it held": (turn(3), Wishes(DEPLOY), False),
+    "once more, as the operator says": (turn(3), OperationRequest(UPGRADE, retry=True), False),
+    "a deploy, which leaves it held": (turn(3), OperationRequest(DEPLOY), False),
     "of another choice": (turn(3, kind=RUNNING), AGAIN, False),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    wanted, wishes, expected = REFUSED[case]
-    told = [problem.text() for problem in refused([wanted], wishes)]
-    assert len(told) == int(expected)
-    for text in told:
+    wanted, request, expected = REFUSED[case]
+    lines = [problem.text() for problem in refused_upgrades([wanted], request)]
+    assert len(lines) == int(expected)
+    for text in lines:
         assert text.startswith(
             f"llama: the inventory still defines generation {wanted.generation}, which was rolled back to 2 at "
             "2026-11-21T23:00:00Z (slower)."
@@ -292,9 +301,9 @@ def test_refused(case: str) -> None:
 
 def test_holding_what_runs_refuses_no_upgrade() -> None:
     """A rollback to the newest generation holds that one: its definition is not what was turned back."""
-    states = run(upgraded(), llama(16), Wishes(ROLLBACK, frozenset(["llama"]), 2))
+    states = run(upgraded(), llama(16), OperationRequest(ROLLBACK, frozenset(["llama"]), 2))
     assert states["n1"]["generations"][0]["held"]["generation"] == 2
-    plan = planned(states, llama(16), Wishes(UPGRADE))
+    plan = planned(states, llama(16), OperationRequest(UPGRADE))
     assert actions(plan.to_json()["hosts"]["n1"]) == ["hold llama"]
 
 
@@ -311,27 +320,27 @@ LIFTED = "the inventory's definition is what runs"
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted", "wishes", "expected"),
+    ("changes", "wanted", "operation", "expected"),
     [
         ({}, llama(16), BACK, [("free", "at generation 1", NOT_UNDONE)]),
         ({"held": {**A_HOLD, "generation": 2}}, llama(16), BACK, [("at generation 2", "at generation 1", NOT_UNDONE)]),
         ({"held": A_HOLD}, llama(16), BACK, [("at generation 1", "at generation 1", NOT_UNDONE)]),
         ({"held": {**A_HOLD, "why": "answers got worse"}}, llama(16), BACK, []),
-        ({"held": A_HOLD}, llama(32), Wishes(UPGRADE), [("at generation 1", "free", "upgrade.yml was run")]),
-        ({"held": A_HOLD}, llama(), Wishes(), [("at generation 1", "free", LIFTED)]),
-        ({"held": A_HOLD}, [], Wishes(), [("at generation 1", "free", LIFTED)]),
-        ({"held": A_HOLD}, llama(16), Wishes(RESTART), []),
-        ({"trial": A_TRIAL}, llama(16), Wishes(), []),
+        ({"held": A_HOLD}, llama(32), OperationRequest(UPGRADE), [("at generation 1", "free", "upgrade.yml was run")]),
+        ({"held": A_HOLD}, llama(), OperationRequest(), [("at generation 1", "free", LIFTED)]),
+        ({"held": A_HOLD}, [], OperationRequest(), [("at generation 1", "free", LIFTED)]),
+        ({"held": A_HOLD}, llama(16), OperationRequest(RESTART), []),
+        ({"trial": A_TRIAL}, llama(16), OperationRequest(), []),
     ],
     ids=["rolled back", "held elsewhere", "for another reason", "held so already", "upgraded", "what is held is wanted",
          "nobody wants it", "restarted", "on trial"],
 )  # fmt: skip
 def test_holds(
-    changes: dict[str, Any], wanted: Any, wishes: Wishes, expected: list[tuple[str, str, str]]
+    changes: dict[str, Any], wanted: Any, operation: OperationRequest, expected: list[tuple[str, str, str]]
 ) -> None:
-    states = upgraded() if wishes.operation != DEPLOY or not wanted else run(upgraded(), llama(16), BACK)
+    states = upgraded() if operation.operation != DEPLOY or not wanted else run(upgraded(), llama(16), BACK)
     states = bind(states, "n1", "n2", **changes) if changes else states
-    assert hold_of(planned(states, wanted, wishes)) == expected
+    assert hold_of(planned(states, wanted, operation)) == expected
 
 
 def test_a_hold_of_what_nothing_is_left_of() -> None:
@@ -356,23 +365,23 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
     ("choice", "expected"),
     [
         (
-            Choice(HELD, 1, Hold(1, "slower", "s")),
+            DeploymentSource(HELD, 1, Hold(1, "slower", "s")),
             ["deployment llama is held at generation 1 since s (slower); changes"],
         ),
         (
-            Choice(TRIAL, None, None, OpenTrial(2, "more", "s")),
+            DeploymentSource(TRIAL, None, None, OpenTrial(2, "more", "s")),
             [
                 "deployment llama has an unfinished upgrade to generation 2 since s (more), so nothing is changed:"
             ],
         ),
-        (Choice(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")), []),
-        (Choice(ROLLED_BACK, 1, Hold(1, "slower", "s")), []),
+        (DeploymentSource(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")), []),
+        (DeploymentSource(ROLLED_BACK, 1, Hold(1, "slower", "s")), []),
     ],
 )
-def test_what_does_not_follow_the_inventory_is_told(choice: Choice, expected: list[str]) -> None:
-    told = bound([Turn("llama", choice, 1, 1, False, False, "")])
-    assert len(told) == len(expected)
-    assert all(text.startswith(start) for text, start in zip(told, expected, strict=True))
+def test_what_does_not_follow_the_inventory_is_told(choice: DeploymentSource, expected: list[str]) -> None:
+    lines = binding_warnings([RevisionChange("llama", choice, 1, 1, False, False, "")])
+    assert len(lines) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(lines, expected, strict=True))
 
 
 def test_hosts_of_one_kind_share_a_record_and_others_do_not() -> None:

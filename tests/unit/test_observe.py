@@ -21,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.network imp
     read_interfaces,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import forget
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import reset_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor_file import read_supervisor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 
@@ -428,7 +428,7 @@ def test_nothing_leads_out_of_what_a_container_writes(tmp_path: Path, what: str)
         else:
             (cache / "supervise/state.json").symlink_to(tmp_path / "other/supervise/state.json")
     assert read_supervisor(str(cache)) is None
-    forget(str(cache))
+    reset_state(str(cache))
     assert (tmp_path / "other/supervise/state.json").exists()
 
 

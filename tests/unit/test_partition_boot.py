@@ -28,10 +28,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit
     record_of,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import GpuHolder
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import DRIVER_SECONDS, Record
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Request
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import PartitionRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import partition_boot
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.partition_boot import (
     CHANGE_SECONDS,
@@ -79,8 +79,8 @@ def test_modes_are_set_again_and_a_second_time_nothing_is() -> None:
     world = World(2, "NPS1", "CPX")
     world.reboot()
     assert world.modes == ["SPX", "SPX"]
-    good, told = restore(world, CPX)
-    assert (good, told[-1], world.modes) == (True, "GPUs are CPX, memory NPS1.", ["CPX", "CPX"])
+    good, lines = restore(world, CPX)
+    assert (good, lines[-1], world.modes) == (True, "GPUs are CPX, memory NPS1.", ["CPX", "CPX"])
     assert world.clock == 0.0  # it does not wait for what is there
     world.again()
     assert restore(world, CPX) == (True, ["GPUs are CPX, memory NPS1, as they were."])
@@ -90,8 +90,8 @@ def test_modes_are_set_again_and_a_second_time_nothing_is() -> None:
 def test_memory_modes_and_gpus_that_differ() -> None:
     world = World(2)
     record = Record("NPS4", {"0000:00:00.0": "CPX", "0000:01:00.0": "QPX"})
-    good, told = restore(world, record)
-    assert (good, world.memory, world.modes) == (True, "NPS4", ["CPX", "QPX"]), told
+    good, lines = restore(world, record)
+    assert (good, world.memory, world.modes) == (True, "NPS4", ["CPX", "QPX"]), lines
     world.again()
     assert restore(world, record)[0]
     assert world.operations == []
@@ -100,35 +100,38 @@ def test_memory_modes_and_gpus_that_differ() -> None:
 def test_what_is_asked_of_the_node() -> None:
     common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
     gpus = World(2).gpus()
-    assert requests(CPX, gpus) == (Request(compute="CPX", memory="NPS1", **common),)
+    assert requests(CPX, gpus) == (PartitionRequest(compute="CPX", memory="NPS1", **common),)
     first, second = CPX.compute
     mixed = {first: "QPX", second: "CPX"}
     each = (
-        Request(compute="QPX", gpus=(first,), **common),
-        Request(compute="CPX", gpus=(second,), **common),
+        PartitionRequest(compute="QPX", gpus=(first,), **common),
+        PartitionRequest(compute="CPX", gpus=(second,), **common),
     )
     assert requests(Record("NPS1", mixed), gpus) == each
     assert requests(Record(None, mixed), gpus) == each
     # Another memory mode comes first, with all GPUs in one compute mode.
-    assert requests(Record("NPS4", mixed), gpus) == (Request(compute="QPX", memory="NPS4", **common), *each)
+    assert requests(Record("NPS4", mixed), gpus) == (
+        PartitionRequest(compute="QPX", memory="NPS4", **common),
+        *each,
+    )
 
 
 def test_every_step_is_told_and_the_first_that_fails_ends_it() -> None:
     record = Record("NPS4", {"0000:00:00.0": "QPX", "0000:01:00.0": "CPX"})
-    good, told = restore(World(2), record)
+    good, lines = restore(World(2), record)
     assert good
-    assert [line for line in told if line.startswith("write QPX") or line == "modprobe amdgpu"] == [
+    assert [line for line in lines if line.startswith("write QPX") or line == "modprobe amdgpu"] == [
         "modprobe amdgpu", "write QPX > /gpu0/current_compute_partition", "write QPX > /gpu1/current_compute_partition",
     ]  # fmt: skip
-    assert "rocm-smi and amd-smi not installed; using sysfs." in told
-    assert told[-1] == "GPUs are QPX, CPX, memory NPS4."
+    assert "rocm-smi and amd-smi not installed; using sysfs." in lines
+    assert lines[-1] == "GPUs are QPX, CPX, memory NPS4."
     world = World(2)
     world.faults = {"einval 0"}
-    good, told = restore(world, Record(None, {"0000:00:00.0": "QPX", "0000:01:00.0": "CPX"}))
+    good, lines = restore(world, Record(None, {"0000:00:00.0": "QPX", "0000:01:00.0": "CPX"}))
     assert not good
-    assert told[0] == "write QPX > /gpu0/current_compute_partition"
-    assert "GPU 0 (0000:00:00.0): Invalid argument" in told[-1]
-    assert not any("CPX" in line for line in told)
+    assert lines[0] == "write QPX > /gpu0/current_compute_partition"
+    assert "GPU 0 (0000:00:00.0): Invalid argument" in lines[-1]
+    assert not any("CPX" in line for line in lines)
     assert restore(World(2), Record(None, dict.fromkeys(record.compute, "SPX")))[1] == [
         "GPUs are SPX, as they were."
     ]
@@ -147,9 +150,9 @@ def test_whatever_goes_wrong_is_a_sentence(error: Exception, said: str) -> None:
         def load_journal(self) -> Journal | None:
             raise error
 
-    good, told = restore(Broken(2), CPX)
-    assert (good, len(told)) == (False, 1)
-    assert told[0].startswith(said)
+    good, lines = restore(Broken(2), CPX)
+    assert (good, len(lines)) == (False, 1)
+    assert lines[0].startswith(said)
 
 
 def test_a_driver_that_shows_its_gpus_late() -> None:
@@ -163,7 +166,7 @@ def test_a_driver_that_shows_its_gpus_late() -> None:
 def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """What the program finds: a node of two GPUs in SPX, and the record in `record`."""
     world = World(2)
-    monkeypatch.setattr(partition_boot, "Node", lambda: world)
+    monkeypatch.setattr(partition_boot, "PartitionNode", lambda: world)
     monkeypatch.setattr(partition_boot, "PARTITION_RECORD", str(tmp_path / "record"))
     monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
     return world
@@ -206,7 +209,7 @@ def test_at_a_boot_another_run_is_waited_for_and_then_told(
     clock = [0.0]
     monkeypatch.setattr(run_lock.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    with run_lock.alone("rocm_partition", 1.0):
+    with run_lock.run_lock("rocm_partition", 1.0):
         assert partition_boot.main() == 1
     assert CHANGE_SECONDS <= clock[0] < CHANGE_SECONDS + 1
     assert capsys.readouterr().err.startswith(
@@ -222,25 +225,25 @@ def test_nothing_is_touched_after_a_change_that_was_cut_off() -> None:
         "wanted": {"memory": "NPS1", "compute": {}}, "stopped": [],
     }  # fmt: skip
     world.text = json.dumps(journal)
-    good, told = restore(world, CPX)
+    good, lines = restore(world, CPX)
     assert not good
-    assert "playbooks/partition.yml" in told[0]
+    assert "playbooks/partition.yml" in lines[0]
     assert world.operations == []
 
 
 def test_it_waits_for_the_driver_and_not_for_ever() -> None:
     world = World(2)
-    good, told = restore(world, Record(None, {"0000:00:00.0": "CPX", "0000:07:00.0": "CPX"}))
-    assert (good, told) == (False, ["The driver does not show 0000:07:00.0. Nothing was done."])
+    good, lines = restore(world, Record(None, {"0000:00:00.0": "CPX", "0000:07:00.0": "CPX"}))
+    assert (good, lines) == (False, ["The driver does not show 0000:07:00.0. Nothing was done."])
     assert world.clock == DRIVER_SECONDS
 
 
 def test_who_holds_a_gpu_is_named_and_a_busy_driver_ends() -> None:
     world = World(2)
-    world.strangers = [Holder(77, "someone")]
-    good, told = restore(world, CPX)
+    world.strangers = [GpuHolder(77, "someone")]
+    good, lines = restore(world, CPX)
     assert not good
-    assert "someone" in told[-1]
+    assert "someone" in lines[-1]
     world = World(2)
     world.busy = 10**6
     assert not restore(world, CPX)[0]

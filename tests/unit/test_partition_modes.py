@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import (
+    AttemptResult,
     Command,
-    Judgement,
-    Write,
+    SysfsWrite,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (
     AUTO,
-    Gpu,
+    PartitionedGpu,
     PartitionError,
-    Target,
+    TargetModes,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Modes, Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import GpuHolder
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import CommandResult, ModeChange
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
     BUSY,
     DONE,
@@ -34,12 +34,12 @@ TOOLS = {"rocm-smi": "/rocm-smi", "amd-smi": "/amd-smi"}
 ALL = ("rocm-smi", "amd-smi", "sysfs")
 
 
-def rocm(message: str, mode: str = "CPX", count: int = 2) -> Ran:
+def rocm(message: str, mode: str = "CPX", count: int = 2) -> CommandResult:
     """What rocm-smi prints when it says the same of all GPUs."""
     lines = [f"GPU[{number}]\t\t: {message}" for number in range(count)]
     titles = ["ROCm System Management Interface", f"Set compute partition to {mode}", "End of ROCm SMI Log"]
     first, second, last = (f" {title} ".center(90, "=") for title in titles)
-    return Ran(0, "\n".join([first, second, *lines, last, ""]), "")
+    return CommandResult(0, "\n".join([first, second, *lines, last, ""]), "")
 
 
 class Tooled(World):
@@ -47,12 +47,12 @@ class Tooled(World):
 
     def __init__(self, count: int = 2, memory: str = "NPS1", mode: str = "SPX") -> None:
         super().__init__(count, memory, mode)
-        self.answers: list[Callable[[], Ran]] = []
+        self.answers: list[Callable[[], CommandResult]] = []
         self.given: list[tuple[str, float]] = []
         self.pauses: list[float] = []
-        self.answer_of_modprobe: Ran | None = None
+        self.answer_of_modprobe: CommandResult | None = None
 
-    def run(self, command: Command, timeout: float) -> Ran:
+    def run(self, command: Command, timeout: float) -> CommandResult:
         self.given.append((command.argv[0], timeout))
         if command.argv[0] == "modprobe":
             return self.answer_of_modprobe or super().run(command, timeout)
@@ -62,34 +62,34 @@ class Tooled(World):
         self.pauses.append(seconds)
         super().sleep(seconds)
 
-    def becomes(self, *modes: str, says: Ran) -> Callable[[], Ran]:
+    def becomes(self, *modes: str, says: CommandResult) -> Callable[[], CommandResult]:
         """A tool that sets modes, and says something."""
 
-        def act() -> Ran:
+        def act() -> CommandResult:
             self.modes = list(modes)
             return says
 
         return act
 
 
-def says(ran: Ran) -> Callable[[], Ran]:
+def says(ran: CommandResult) -> Callable[[], CommandResult]:
     return lambda: ran
 
 
-def made(world: World, *, retries: int = 5, end: float = 100.0) -> Modes:
-    return Modes(world, world.gpus(), TOOLS, retries, end)
+def made(world: World, *, retries: int = 5, end: float = 100.0) -> ModeChange:
+    return ModeChange(world, world.gpus(), TOOLS, retries, end)
 
 
-CPX = Target(None, {0: "CPX", 1: "CPX"})
+CPX = TargetModes(None, {0: "CPX", 1: "CPX"})
 WELL = rocm("Successfully set compute partition to CPX")
-NOISE = Ran(1, "", "Segmentation fault")
+NOISE = CommandResult(1, "", "Segmentation fault")
 
 
 # ---- ways -------------------------------------------------------------------------------------------
 
 
 def test_what_is_as_wanted_is_not_touched() -> None:
-    for target in (CPX, Target("NPS4", {0: "CPX", 1: "CPX"}), Target("NPS4", {})):
+    for target in (CPX, TargetModes("NPS4", {0: "CPX", 1: "CPX"}), TargetModes("NPS4", {})):
         world = Tooled(memory="NPS4", mode="CPX")
         modes = made(world)
         modes.reach(target, ALL)
@@ -97,7 +97,7 @@ def test_what_is_as_wanted_is_not_touched() -> None:
     # Nor is it put into SPX for a memory mode that it has.
     world = Tooled(mode="CPX")
     modes = made(world)
-    modes.reach(Target("NPS1", {0: "CPX", 1: "CPX"}), ALL)
+    modes.reach(TargetModes("NPS1", {0: "CPX", 1: "CPX"}), ALL)
     assert (modes.backend, world.given) == (None, [])
 
 
@@ -113,7 +113,7 @@ def test_what_is_as_wanted_is_not_touched() -> None:
 def test_how_long_a_tool_may_take(ways: tuple[str, ...], given: list[tuple[str, float]]) -> None:
     world = Tooled()
 
-    def hangs() -> Ran:
+    def hangs() -> CommandResult:
         seconds = world.given[-1][1]
         world.clock += seconds
         raise PartitionError(f"it did not end within {seconds:.0f} s")
@@ -181,29 +181,29 @@ def test_a_gpu_that_was_not_meant_ends_it() -> None:
     with pytest.raises(
         PartitionError, match=r"rocm-smi changed GPU 1 \(0000:01:00.0\), which was not requested\."
     ):
-        made(world).reach(Target(None, {0: "CPX"}), ALL)
+        made(world).reach(TargetModes(None, {0: "CPX"}), ALL)
     # One that could not be read before is no stray.
     world = Tooled(2)
     gpus = world.gpus
 
-    def some(_self: Any = None) -> tuple[Gpu, ...]:
+    def some(_self: Any = None) -> tuple[PartitionedGpu, ...]:
         first, second = gpus()
         return (first, second if world.given else unreadable(second))
 
     world.gpus = some  # type: ignore[method-assign]
     world.answers = [world.becomes("CPX", "DPX", says=WELL)]
-    made(world).reach(Target(None, {0: "CPX"}), ("rocm-smi",))
+    made(world).reach(TargetModes(None, {0: "CPX"}), ("rocm-smi",))
 
 
-def unreadable(gpu: Gpu) -> Gpu:
-    return Gpu(**{**vars(gpu), "mode": None})
+def unreadable(gpu: PartitionedGpu) -> PartitionedGpu:
+    return PartitionedGpu(**{**vars(gpu), "mode": None})
 
 
 def test_modes_are_set_one_after_the_other_and_by_another_way_only_what_is_left() -> None:
     world = Tooled(4)
     world.answers = [world.becomes("CPX", "SPX", "SPX", "SPX", says=WELL), says(NOISE)]
     modes = made(world)
-    modes.reach(Target(None, {0: "CPX", 1: "DPX", 2: "CPX", 3: "SPX"}), ("rocm-smi", "sysfs"))
+    modes.reach(TargetModes(None, {0: "CPX", 1: "DPX", 2: "CPX", 3: "SPX"}), ("rocm-smi", "sysfs"))
     assert world.modes == ["CPX", "DPX", "CPX", "SPX"]
     assert world.operations == [
         "write CPX > /gpu2/current_compute_partition",
@@ -217,7 +217,7 @@ def test_tools_change_the_memory_mode_from_spx_and_sysfs_from_any() -> None:
         world.answers = [world.becomes("SPX", "SPX", says=rocm("Successfully set compute partition to SPX", "SPX")),
                          says(NOISE)]  # fmt: skip
         modes = made(world)
-        modes.reach(Target("NPS4", {}), ways)
+        modes.reach(TargetModes("NPS4", {}), ways)
         assert [program for program, _ in world.given if program != "modprobe"] == first
         assert world.memory == "NPS4"
         assert any("--setcomputepartition SPX" in action for action in modes.actions) == bool(first)
@@ -262,7 +262,7 @@ def test_how_often_a_busy_driver_is_asked(
 def test_who_keeps_it_busy_is_named() -> None:
     world = Tooled()
     world.answers = [says(rocm("Device is currently busy, try again later"))]
-    world.strangers = [Holder(77, "train")]
+    world.strangers = [GpuHolder(77, "train")]
     with pytest.raises(PartitionError, match=r"They are held by pid 77 train\. Stop them and run again\.$"):
         made(world, retries=0).reach(CPX, ALL)
 
@@ -280,12 +280,12 @@ def test_who_keeps_it_busy_is_named() -> None:
 )
 def test_what_a_write_says(number: int, text: str) -> None:
     class Refusing(World):
-        def write(self, step: Write) -> None:
+        def write(self, step: SysfsWrite) -> None:
             raise OSError(number, os.strerror(number))
 
     world = Refusing(1)
     with pytest.raises(PartitionError) as refused:
-        made(world, retries=0).reach(Target(None, {0: "CPX"}), ("sysfs",))
+        made(world, retries=0).reach(TargetModes(None, {0: "CPX"}), ("sysfs",))
     assert text in str(refused.value)
 
 
@@ -305,7 +305,7 @@ def test_modprobe_has_its_time_however_late_it_is(end: float, unload: float, loa
     world = World()
     world.takes = {"unload": unload, "load": load}
     modes = made(world, end=end)
-    assert modes.load_again("NPS1") == Judgement(DONE)
+    assert modes.load_again("NPS1") == AttemptResult(DONE)
     assert world.driver
     assert modes.actions == ["modprobe -r amdgpu", "modprobe amdgpu"]
 
@@ -321,7 +321,7 @@ def test_unloading_that_takes_too_long_ends() -> None:
     )  # fmt: skip
 
     class Vanishes(World):
-        def run(self, command: Command, timeout: float) -> Ran:
+        def run(self, command: Command, timeout: float) -> CommandResult:
             self.driver = False
             raise PartitionError("modprobe is gone")
 
@@ -331,12 +331,13 @@ def test_unloading_that_takes_too_long_ends() -> None:
 @pytest.mark.parametrize(
     ("ran", "verdict", "message"),
     [
-        (Ran(1, "x", "warning\nmodprobe: FATAL: Module amdgpu is in use.\n"), BUSY, "FATAL: Module amdgpu is in use."),
-        (Ran(1, "a\nno such thing\n", ""), REFUSED, "modprobe -r amdgpu: no such thing"),
-        (Ran(3, "", ""), REFUSED, "modprobe -r amdgpu: exit code 3"),
+        (CommandResult(1, "x", "warning\nmodprobe: FATAL: Module amdgpu is in use.\n"), BUSY,
+         "FATAL: Module amdgpu is in use."),
+        (CommandResult(1, "a\nno such thing\n", ""), REFUSED, "modprobe -r amdgpu: no such thing"),
+        (CommandResult(3, "", ""), REFUSED, "modprobe -r amdgpu: exit code 3"),
     ],
 )  # fmt: skip
-def test_a_driver_that_stays(ran: Ran, verdict: str, message: str) -> None:
+def test_a_driver_that_stays(ran: CommandResult, verdict: str, message: str) -> None:
     world = Tooled()
     world.answer_of_modprobe = ran
     modes = made(world)
@@ -349,14 +350,14 @@ def test_a_driver_that_stays(ran: Ran, verdict: str, message: str) -> None:
 def test_a_driver_that_does_not_load_is_tried_three_times() -> None:
     world = Tooled()
     world.driver = False
-    world.answer_of_modprobe = Ran(1, "x\ny", "a\nmodprobe: no\n")
+    world.answer_of_modprobe = CommandResult(1, "x\ny", "a\nmodprobe: no\n")
     modes = made(world, end=200.0)
     with pytest.raises(PartitionError, match=r"does not load \(modprobe: no\), and without it") as failed:
         modes.ensure_loaded()
     assert "reboot the node" in str(failed.value)
     assert modes.actions == ["modprobe amdgpu"] * 3
     given = [seconds for _, seconds in world.given]
-    world.answer_of_modprobe = Ran(1, "x\nsaid elsewhere\n", "")
+    world.answer_of_modprobe = CommandResult(1, "x\nsaid elsewhere\n", "")
     with pytest.raises(PartitionError, match=r"does not load \(said elsewhere\)"):
         modes.ensure_loaded()
     assert world.pauses == [2.0, 4.0] * 2
@@ -366,10 +367,10 @@ def test_a_driver_that_does_not_load_is_tried_three_times() -> None:
 @pytest.mark.parametrize("succeeds", [1, 2, 3])
 def test_a_driver_that_loads_at_last(succeeds: int) -> None:
     class Slow(Tooled):
-        def run(self, command: Command, timeout: float) -> Ran:
+        def run(self, command: Command, timeout: float) -> CommandResult:
             self.driver = len(self.given) + 1 >= succeeds
             self.given.append((command.argv[0], timeout))
-            return Ran(0, "", "")
+            return CommandResult(0, "", "")
 
     world = Slow()
     modes = made(world)
@@ -399,18 +400,18 @@ def test_a_memory_mode_is_read_back_after_the_reload() -> None:
     class Late(World):
         """Its GPUs are there half a minute after the driver is."""
 
-        def run(self, command: Command, timeout: float) -> Ran:
+        def run(self, command: Command, timeout: float) -> CommandResult:
             ran = super().run(command, timeout)
             self.shown_at = self.clock + 30.0
             return ran
 
     world = Late()
     modes = made(world)
-    modes.reach(Target("NPS4", {}), ("sysfs",))
+    modes.reach(TargetModes("NPS4", {}), ("sysfs",))
     assert (world.memory, world.modes, modes.requested) == ("NPS4", [AUTO["NPS4"]] * 2, None)
     kept = World()
     kept.faults = {"kept"}
     stubborn = made(kept)
     with pytest.raises(PartitionError, match=r"did not change to NPS4; look at dmesg \| grep 'NPS mode'\.$"):
-        stubborn.reach(Target("NPS4", {}), ("sysfs",))
+        stubborn.reach(TargetModes("NPS4", {}), ("sysfs",))
     assert stubborn.requested is None  # the driver was reloaded: it has forgotten it

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, Write
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import Command, SysfsWrite
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Service
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import Ran
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.modes import CommandResult
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.monitors import MONITOR_UNITS
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import Node
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import PartitionNode
 
 from tests.unit.eventually import GENEROUS, eventually
 from tests.unit.fake_docker import FakeContainer, FakeDocker
@@ -33,8 +33,8 @@ Programs = Callable[[str, str], None]
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(str(tmp_path), str(tmp_path / "docker.sock"))
+def node(tmp_path: Path) -> PartitionNode:
+    return PartitionNode(str(tmp_path), str(tmp_path / "docker.sock"))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def program(tmp_path: Path) -> Programs:
     return install
 
 
-def calls(node: Node) -> list[str]:
+def calls(node: PartitionNode) -> list[str]:
     try:
         return Path(node.root, "calls").read_text().splitlines()
     except FileNotFoundError:
@@ -60,15 +60,17 @@ def calls(node: Node) -> list[str]:
 # ---- programs ---------------------------------------------------------------------------------------
 
 
-def test_a_program_is_run(node: Node, program: Programs) -> None:
+def test_a_program_is_run(node: PartitionNode, program: Programs) -> None:
     program("/opt/rocm/bin/tool", "cat; echo \"$LC_ALL\"; printf 'bad \\377' >&2; exit 3")
     ran = node.run(Command(("/opt/rocm/bin/tool", "--set", "a b"), stdin="Y\n"), GENEROUS)
-    assert ran == Ran(3, "Y\nC\n", "bad \ufffd")
+    assert ran == CommandResult(3, "Y\nC\n", "bad \ufffd")
     assert calls(node) == ["tool --set a b"]
 
 
 @pytest.mark.parametrize("place", ["usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin"])
-def test_programs_are_found_where_path_does_not_look(node: Node, program: Programs, place: str) -> None:
+def test_programs_are_found_where_path_does_not_look(
+    node: PartitionNode, program: Programs, place: str
+) -> None:
     program(f"{place}/modprobe", "exit 7")
     assert node.run(Command(("modprobe", "amdgpu")), GENEROUS).code == 7
 
@@ -77,13 +79,13 @@ def test_programs_are_found_where_path_does_not_look(node: Node, program: Progra
     ("name", "why"),
     [("/opt/rocm/bin/none", "No such file or directory"), ("none-of-that-name", "No such file or directory")],
 )
-def test_a_program_that_is_not_there(node: Node, name: str, why: str) -> None:
+def test_a_program_that_is_not_there(node: PartitionNode, name: str, why: str) -> None:
     with pytest.raises(PartitionError, match=f"^{name} does not start: {why}$"):
         node.run(Command((name,)), GENEROUS)
 
 
 def test_a_program_that_does_not_end_is_killed_with_what_it_started(
-    node: Node, program: Programs, monkeypatch: pytest.MonkeyPatch
+    node: PartitionNode, program: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = Path(node.root, "pid")
     program("/tool", f"sleep 600 &\necho $! > {noted}.part; mv {noted}.part {noted}; sleep 600")
@@ -117,13 +119,13 @@ def test_a_program_that_does_not_end_is_killed_with_what_it_started(
         ("deactivating", False), ("unknown", False), ("", False),
     ],
 )  # fmt: skip
-def test_a_unit_that_runs(node: Node, program: Programs, states: str, running: bool) -> None:
+def test_a_unit_that_runs(node: PartitionNode, program: Programs, states: str, running: bool) -> None:
     program("/usr/bin/systemctl", f"echo {states}; exit 3")
     assert node.alive(AGENT) is running
     assert calls(node) == ["systemctl is-active gpuagent.service"]
 
 
-def test_the_monitors_that_run(node: Node, program: Programs) -> None:
+def test_the_monitors_that_run(node: PartitionNode, program: Programs) -> None:
     states = {"gpuagent.service": "active", "gdm.service": "active", "rdc.service": "failed"}
     lines = "\n".join(f"echo {states.get(name, 'inactive')}" for name in MONITOR_UNITS)
     program("/usr/bin/systemctl", f"{lines}\nexit 3")
@@ -131,7 +133,7 @@ def test_the_monitors_that_run(node: Node, program: Programs) -> None:
     assert calls(node) == [f"systemctl is-active {' '.join(MONITOR_UNITS)}"]
 
 
-def test_without_systemd_no_unit_runs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemd_no_unit_runs(node: PartitionNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", node.root)
     assert node.monitors() == []
     assert not node.alive(AGENT)
@@ -149,18 +151,20 @@ def test_without_systemd_no_unit_runs(node: Node, monkeypatch: pytest.MonkeyPatc
         ("exit 5", ["systemctl stop gpuagent.service rdc.service: 5"]),
     ],
 )
-def test_units_are_stopped_together(node: Node, program: Programs, script: str, warnings: list[str]) -> None:
+def test_units_are_stopped_together(
+    node: PartitionNode, program: Programs, script: str, warnings: list[str]
+) -> None:
     program("/usr/bin/systemctl", script)
     assert node.stop([AGENT, RDC]) == warnings
     assert calls(node) == ["systemctl stop gpuagent.service rdc.service"]
 
 
 def test_units_that_do_not_stop_have_their_time_each(
-    node: Node, program: Programs, monkeypatch: pytest.MonkeyPatch
+    node: PartitionNode, program: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
 
-    def run(command: Command, timeout: float) -> Ran:
+    def run(command: Command, timeout: float) -> CommandResult:
         given.append(timeout)
         raise PartitionError(f"{command.argv[0]} did not end")
 
@@ -178,7 +182,7 @@ def test_units_that_do_not_stop_have_their_time_each(
         ("exit 1", "systemctl start exited with 1"),
     ],
 )
-def test_a_unit_is_started(node: Node, program: Programs, script: str, error: str | None) -> None:
+def test_a_unit_is_started(node: PartitionNode, program: Programs, script: str, error: str | None) -> None:
     program("/usr/bin/systemctl", script)
     if error is None:
         node.start(AGENT)
@@ -201,16 +205,16 @@ def docker(tmp_path: Path) -> FakeDocker:
     ("status", "running"),
     [("running", True), ("restarting", True), ("paused", True), ("exited", False), ("created", False)],
 )
-def test_a_container_that_runs(node: Node, docker: FakeDocker, status: str, running: bool) -> None:
+def test_a_container_that_runs(node: PartitionNode, docker: FakeDocker, status: str, running: bool) -> None:
     with docker:
         docker.add_container(EXPORTER.name, {}, "created").status = status
         assert node.alive(EXPORTER) is running
         assert not node.alive(LLAMA)  # there is none
-    assert not Node(node.root, "/nowhere").alive(EXPORTER)
+    assert not PartitionNode(node.root, "/nowhere").alive(EXPORTER)
 
 
 def test_containers_stop_side_by_side_and_before_the_units(
-    node: Node, docker: FakeDocker, program: Programs
+    node: PartitionNode, docker: FakeDocker, program: Programs
 ) -> None:
     asked = threading.Barrier(2)
 
@@ -233,7 +237,7 @@ def test_containers_stop_side_by_side_and_before_the_units(
     assert calls(node) == ["container", "container", "systemctl stop gpuagent.service"]
 
 
-def test_a_container_that_had_to_be_killed_is_told(node: Node, docker: FakeDocker) -> None:
+def test_a_container_that_had_to_be_killed_is_told(node: PartitionNode, docker: FakeDocker) -> None:
     def killed(container: FakeContainer) -> int:
         container.stopping.wait(GENEROUS)
         return 137
@@ -246,7 +250,9 @@ def test_a_container_that_had_to_be_killed_is_told(node: Node, docker: FakeDocke
     assert warning.startswith("instinct-llama-0 did not stop within 5 s and was killed")
 
 
-def test_a_container_that_docker_does_not_stop_is_told_by_its_name(node: Node, docker: FakeDocker) -> None:
+def test_a_container_that_docker_does_not_stop_is_told_by_its_name(
+    node: PartitionNode, docker: FakeDocker
+) -> None:
     with docker:
         docker.add_container(LLAMA.name, {})
         docker.errors["POST /containers/instinct-llama-0/stop"] = (
@@ -256,13 +262,13 @@ def test_a_container_that_docker_does_not_stop_is_told_by_its_name(node: Node, d
         (warning,) = node.stop([LLAMA, EXPORTER])  # the other one is not there, and need not be stopped
         assert warning.startswith("instinct-llama-0: ")
         assert "cannot stop container: permission denied" in warning
-    gone = Node(node.root, "/nowhere/docker.sock")
+    gone = PartitionNode(node.root, "/nowhere/docker.sock")
     first, second = gone.stop([LLAMA, EXPORTER])
     assert first.startswith("instinct-llama-0: Docker's socket /nowhere/docker.sock does not exist")
     assert second.startswith("exporter: Docker's socket")
 
 
-def test_a_container_is_started(node: Node, docker: FakeDocker) -> None:
+def test_a_container_is_started(node: PartitionNode, docker: FakeDocker) -> None:
     with docker:
         docker.add_container(EXPORTER.name, {}, "exited")
         node.start(EXPORTER)
@@ -273,7 +279,7 @@ def test_a_container_is_started(node: Node, docker: FakeDocker) -> None:
         with pytest.raises(PartitionError, match="device not found"):
             node.start(EXPORTER)
     with pytest.raises(PartitionError, match="does not exist"):
-        Node(node.root, "/nowhere/docker.sock").start(EXPORTER)
+        PartitionNode(node.root, "/nowhere/docker.sock").start(EXPORTER)
 
 
 @pytest.fixture
@@ -282,11 +288,11 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_holders_in_containers_are_named_as_far_as_docker_tells(
-    node: Node, tree: Tree, docker: FakeDocker
+    node: PartitionNode, tree: Tree, docker: FakeDocker
 ) -> None:
     identity = f"{1:064x}"
     tree.hold(5, "python3", f"0::/docker/{identity}\n")
-    (holder,) = Node(node.root, "/nowhere/docker.sock").holders()
+    (holder,) = PartitionNode(node.root, "/nowhere/docker.sock").holders()
     assert (holder.container, holder.service) == (identity[:12], None)  # no Docker
     with docker:
         (holder,) = node.holders()
@@ -302,7 +308,7 @@ def test_holders_in_containers_are_named_as_far_as_docker_tells(
 # ---- files ------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_of_the_driver(node: Node, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_of_the_driver(node: PartitionNode, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = node.gpus()
     assert [gpu.bdf for gpu in gpus] == [f"0000:{bus:02x}:00.0" for bus in BUSES]
     assert {(gpu.writable, gpu.memory_writable, gpu.unread) for gpu in gpus} == {(True, True, None)}
@@ -319,13 +325,13 @@ def test_what_is_read_of_the_driver(node: Node, tree: Tree, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        told = "Operation not permitted: the GPU is being reset"
+        text = "Operation not permitted: the GPU is being reset"
         for _ in range(2):  # problems of an earlier look are forgotten
-            assert [gpu.unread for gpu in node.gpus()] == [told, *[None] * 7]
+            assert [gpu.unread for gpu in node.gpus()] == [text, *[None] * 7]
     assert {gpu.unread for gpu in node.gpus()} == {None}
 
 
-def test_the_module_and_its_users(node: Node, tree: Tree) -> None:
+def test_the_module_and_its_users(node: PartitionNode, tree: Tree) -> None:
     assert node.loaded("amdgpu")
     assert not node.loaded("ast")
     assert node.module_users() == 0
@@ -339,22 +345,22 @@ def test_the_module_and_its_users(node: Node, tree: Tree) -> None:
     assert not node.virtual()
 
 
-def test_a_mode_is_written_and_the_drivers_refusal_is_an_errno(node: Node, tree: Tree) -> None:
+def test_a_mode_is_written_and_the_drivers_refusal_is_an_errno(node: PartitionNode, tree: Tree) -> None:
     path = "/sys/class/drm/renderD128/device/current_compute_partition"
-    node.write(Write(path, "CPX", (0,)))
+    node.write(SysfsWrite(path, "CPX", (0,)))
     assert (tree.device(0) / "current_compute_partition").read_text().startswith("CPX")
     with pytest.raises(FileNotFoundError):
-        node.write(Write("/sys/none", "CPX", (0,)))
+        node.write(SysfsWrite("/sys/none", "CPX", (0,)))
     before = len(os.listdir("/proc/self/fd"))
     full = tree.root / "full"
     full.symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as refused:
-        node.write(Write("/full", "CPX", (0,)))
+        node.write(SysfsWrite("/full", "CPX", (0,)))
     assert refused.value.errno == errno.ENOSPC
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_clock_goes_forward_and_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_goes_forward_and_sleeps(node: PartitionNode, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     node.sleep(2.5)
@@ -364,7 +370,7 @@ def test_the_clock_goes_forward_and_sleeps(node: Node, monkeypatch: pytest.Monke
     assert node.euid() == os.geteuid()
 
 
-def test_the_journal_is_kept_or_nothing_is_changed(node: Node, tmp_path: Path) -> None:
+def test_the_journal_is_kept_or_nothing_is_changed(node: PartitionNode, tmp_path: Path) -> None:
     journal = Journal("drain", "2026-01-01T00:00:00Z", "NPS1", {"b": "SPX"}, None, {"b": "CPX"}, (LLAMA,))
     assert node.load_journal() is None
     node.save_journal(journal)
@@ -398,7 +404,7 @@ FIRST, SECOND = "/etc/cdi/amd.json", "/var/run/cdi/amd.json"
     ],
 )
 def test_lists_of_devices_are_written_anew(
-    node: Node,
+    node: PartitionNode,
     program: Programs,
     specs: list[str],
     script: str | None,
@@ -410,16 +416,16 @@ def test_lists_of_devices_are_written_anew(
     if script is not None:
         program("/usr/bin/amd-ctk", script)
     wanted = [f"amd-ctk cdi generate --output={path}" for path in commands]
-    would, told = node.refresh_cdi(check=True)
-    assert (would, bool(told)) == (wanted, script is None and bool(specs))
+    would, lines = node.refresh_cdi(check=True)
+    assert (would, bool(lines)) == (wanted, script is None and bool(specs))
     assert calls(node) == []
-    ran, told = node.refresh_cdi()
+    ran, lines = node.refresh_cdi()
     assert ran == calls(node) == wanted
-    assert len(told) == len(warnings)
-    assert all(part in text for part, text in zip(warnings, told, strict=True))
+    assert len(lines) == len(warnings)
+    assert all(part in text for part, text in zip(warnings, lines, strict=True))
 
 
-def test_a_tool_that_cannot_be_run_is_a_warning(node: Node, program: Programs) -> None:
+def test_a_tool_that_cannot_be_run_is_a_warning(node: PartitionNode, program: Programs) -> None:
     program(FIRST, "")
     program("/usr/bin/amd-ctk", "")
     Path(node.root, "usr/bin/amd-ctk").write_text("#!/nowhere/sh\n")

@@ -14,12 +14,12 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.source impo
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import journal
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import (
-    Holder,
+    GpuHolder,
     Service,
-    belongs,
-    foreign,
     holders,
+    owner_of,
     services,
+    unmanaged,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import (
     STEPS,
@@ -68,7 +68,7 @@ ID, OTHER = "ab" * 32, "cd" * 32
     ],
 )  # fmt: skip
 def test_belongs(text: str, own: str, expected: tuple[str | None, str | None]) -> None:
-    assert belongs(text, {row.split(":", 2)[2] for row in own.splitlines()}) == expected
+    assert owner_of(text, {row.split(":", 2)[2] for row in own.splitlines()}) == expected
 
 
 class Proc:
@@ -106,7 +106,7 @@ class Proc:
         (self.root / f"drivers/{driver}").mkdir(parents=True, exist_ok=True)
         (device / "driver").symlink_to(self.root / f"drivers/{driver}")
 
-    def found(self) -> list[Holder]:
+    def found(self) -> list[GpuHolder]:
         return holders(Source(str(self.root)), self.containers.get)
 
 
@@ -151,7 +151,7 @@ def test_containers(proc: Proc, labels: Any, image: str, service: Service | None
 
 def test_a_container_of_another_engine_is_foreign(proc: Proc) -> None:
     proc.process(1, "/dev/kfd", command="python3", cgroup=f"0::/kubepods/cri-containerd-{ID}.scope\n")
-    assert [holder.name for holder in foreign(proc.found())] == [f"pid 1 python3 in container {ID[:12]}"]
+    assert [holder.name for holder in unmanaged(proc.found())] == [f"pid 1 python3 in container {ID[:12]}"]
 
 
 def test_units_and_screens(proc: Proc) -> None:
@@ -166,7 +166,7 @@ def test_units_and_screens(proc: Proc) -> None:
         Service("unit", "gpuagent.service"),
         Service("unit", "display-manager.service"),
     )
-    assert [holder.name for holder in foreign(found)] == [
+    assert [holder.name for holder in unmanaged(found)] == [
         "pid 2 /opt/mine of mine.service",
         "pid 4 vllm (a zombie: its parent has to be stopped)",
     ]
@@ -174,7 +174,7 @@ def test_units_and_screens(proc: Proc) -> None:
 
 @given(st.text(), st.text())
 def test_any_text_is_some_cgroup(text: str, own: str) -> None:
-    container, unit = belongs(text, {own})
+    container, unit = owner_of(text, {own})
     assert container is None or container in text
     assert unit is None or unit in text
 

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import Holder, Service
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import Outcome, Request
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import GpuHolder, Service
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import (
+    PartitionRequest,
+    PartitionResult,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.partition_world import GIB, Crash, World, journal_of, served
 
 INSTANCES = services_of([{"name": "llama-0", "stop_timeout": 5}, {"name": "llama-1"}])
-CPX4 = Request("CPX", "NPS4", backend="sysfs", retries=2, timeout=100.0, servers=INSTANCES)
+CPX4 = PartitionRequest("CPX", "NPS4", backend="sysfs", retries=2, timeout=100.0, servers=INSTANCES)
 ALL = {"instinct-llama-0", "instinct-llama-1", "exporter", "gpuagent.service", "amd-metrics-exporter.service"}
 MONITORS = {"exporter", "gpuagent.service", "amd-metrics-exporter.service"}
 NEW = ("NPS4", ["CPX", "CPX"])
@@ -31,7 +34,7 @@ def modes(world: World) -> tuple[str, list[str]]:
     return world.memory, world.modes
 
 
-def ended_well(world: World, outcome: Outcome | None) -> None:
+def ended_well(world: World, outcome: PartitionResult | None) -> None:
     """The new modes with the monitors (instances start by the plan), or the old ones with everything."""
     assert world.driver
     assert world.text is None
@@ -89,7 +92,7 @@ def test_back_from_partitions() -> None:
 
 def test_a_compute_mode_that_the_reload_does_not_give() -> None:
     world = World()
-    outcome = change(world, Request("QPX", "NPS4", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("QPX", "NPS4", backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert modes(world) == ("NPS4", ["QPX", "QPX"])
 
@@ -157,7 +160,7 @@ def test_busy_for_a_while() -> None:
     assert world.modes == ["CPX", "CPX"]
 
 
-STRANGER = Holder(77, "/usr/bin/train")
+STRANGER = GpuHolder(77, "/usr/bin/train")
 
 
 def test_a_stranger_ends_it_before_anything_is_touched() -> None:
@@ -197,7 +200,7 @@ def test_a_stranger_that_comes_later_is_named_and_all_undone() -> None:
 def test_a_zombie_is_named() -> None:
     class Late(World):
         def stop(self, wanted: Any) -> list[str]:
-            self.strangers = [Holder(9, "vllm", zombie=True)]
+            self.strangers = [GpuHolder(9, "vllm", zombie=True)]
             return super().stop(wanted)
 
     world = served(Late())
@@ -210,7 +213,7 @@ def test_an_exporter_that_comes_back_is_stopped_once_more() -> None:
     class Stubborn(World):
         again_at = 2
 
-        def holders(self) -> list[Holder]:
+        def holders(self) -> list[GpuHolder]:
             self.again_at -= 1
             if self.again_at == 0:
                 self.stopped_by_hand.discard(Service("unit", "gpuagent.service"))
@@ -264,7 +267,7 @@ def test_a_service_that_does_not_start_is_a_warning() -> None:
 # --- cut off -----------------------------------------------------------------------------------------------
 
 
-def crashed(at: int, request: Request = CPX4, world: World | None = None) -> World:
+def crashed(at: int, request: PartitionRequest = CPX4, world: World | None = None) -> World:
     """A world in which the change was cut off before its operation number `at`."""
     world = world or served(World())
     world.crash_at = at
@@ -274,7 +277,7 @@ def crashed(at: int, request: Request = CPX4, world: World | None = None) -> Wor
     return world
 
 
-def operations(request: Request = CPX4) -> int:
+def operations(request: PartitionRequest = CPX4) -> int:
     world = served(World())
     change(world, request, check=False)
     return len(world.operations)
@@ -298,7 +301,7 @@ def test_cut_off_anywhere_it_can_be_taken_back(at: int, reboot: bool) -> None:
     if reboot:
         world.reboot()
     cut_off = world.text is not None
-    outcome = change(world, Request(), check=False)
+    outcome = change(world, PartitionRequest(), check=False)
     assert outcome.error is None, outcome
     assert outcome.changed == cut_off
     if cut_off:
@@ -329,7 +332,7 @@ def test_cut_off_and_then_refused_it_is_taken_back(at: int) -> None:
     cut_off = world.text is not None
     if not cut_off:
         return
-    outcome = change(world, Request("SPX", "NPS4", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("SPX", "NPS4", backend="sysfs"), check=False)
     assert "SPX" in str(outcome.error)
     assert "The earlier, interrupted change was undone." in str(outcome.error)
     assert modes(world) == OLD
@@ -353,19 +356,19 @@ def test_stranded_vram() -> None:
     world = World()
     world.running[Service("unit", "amd-metrics-exporter.service")] = 0
     world.stranded = 46 * GIB
-    assert not change(world, Request(), check=False).changed
-    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    assert not change(world, PartitionRequest(), check=False).changed
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert outcome.actions == ["modprobe -r amdgpu", "modprobe amdgpu"]
     assert world.stranded == 0
     assert modes(world) == OLD
-    assert not change(world, Request(clean=True), check=False).changed
+    assert not change(world, PartitionRequest(clean=True), check=False).changed
 
 
 def test_a_reload_puts_the_compute_modes_back() -> None:
     world = World(mode="CPX")
     world.stranded = 46 * GIB
-    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert modes(world) == ("NPS1", ["CPX", "CPX"])
 
@@ -373,13 +376,13 @@ def test_a_reload_puts_the_compute_modes_back() -> None:
 def test_vram_in_use_by_a_process_is_not_stranded() -> None:
     world = served(World())
     world.stranded = 46 * GIB
-    assert not change(world, Request(clean=True), check=False).changed
+    assert not change(world, PartitionRequest(clean=True), check=False).changed
 
 
 def test_vram_in_use_is_no_matter_of_a_change_that_was_not_to_free_it() -> None:
     world = World()
     world.stranded = 46 * GIB
-    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert (world.modes, world.stranded) == (["CPX", "CPX"], 46 * GIB)
 
@@ -391,16 +394,16 @@ def test_vram_in_use_is_no_matter_of_a_change_that_was_not_to_free_it() -> None:
     ("request_", "says"),
     [
         (
-            Request("SPX", "NPS4"),
+            PartitionRequest("SPX", "NPS4"),
             "SPX does not go with NPS4: 1 compute partition cannot use 4 memory partitions",
         ),
-        (Request("DPX", "NPS4"), "Choose a compute mode with at least 4: QPX, CPX."),
-        (Request(memory="NPS4"), "SPX does not go with NPS4"),
-        (Request("CPX", "NPS4", gpus=("0",)), "memory: NPS4 is a mode of the whole node"),
-        (Request("TPX"), "mode TPX is not offered in memory partition mode NPS1"),
+        (PartitionRequest("DPX", "NPS4"), "Choose a compute mode with at least 4: QPX, CPX."),
+        (PartitionRequest(memory="NPS4"), "SPX does not go with NPS4"),
+        (PartitionRequest("CPX", "NPS4", gpus=("0",)), "memory: NPS4 is a mode of the whole node"),
+        (PartitionRequest("TPX"), "mode TPX is not offered in memory partition mode NPS1"),
     ],
 )
-def test_refused(request_: Request, says: str) -> None:
+def test_refused(request_: PartitionRequest, says: str) -> None:
     world = served(World())
     with pytest.raises(NodeError, match=says.replace("(", r"\(")):
         change(world, request_, check=False)
@@ -437,7 +440,7 @@ def test_without_a_change_to_come_the_instances_start_here() -> None:
     world = served(World())
     world.running = dict.fromkeys(world.running, 0)
     world.stranded = 46 * GIB
-    outcome = change(world, Request(clean=True, backend="sysfs", servers=INSTANCES), check=False)
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs", servers=INSTANCES), check=False)
     assert outcome.error is None, outcome
     assert world.up() == ALL
     assert [action for action in outcome.actions if "container instinct" in action] == [
@@ -448,7 +451,7 @@ def test_without_a_change_to_come_the_instances_start_here() -> None:
 
 def test_a_container_that_starts_again_and_again_ends_the_change() -> None:
     class Restless(World):
-        def holders(self) -> list[Holder]:
+        def holders(self) -> list[GpuHolder]:
             self.stopped_by_hand.discard(Service("container", "exporter"))
             return super().holders()
 
@@ -538,13 +541,13 @@ def test_a_reload_that_frees_nothing() -> None:
 
     world = Leaking()
     world.stranded = 46 * GIB
-    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs"), check=False)
     text = "VRAM is still in use on 2 GPUs after a reload of the driver: reboot the node. No GPU was changed."
     assert outcome.error == text
     assert not outcome.changed
     world = Leaking()
     world.stranded, world.faults = 46 * GIB, {"refused"}
-    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs"), check=False)
     assert outcome.error == (
         "modprobe -r amdgpu: modprobe: FATAL: Module amdgpu is in use. No GPU was changed."
     )
@@ -553,14 +556,14 @@ def test_a_reload_that_frees_nothing() -> None:
 def test_stranded_vram_goes_with_a_new_memory_mode_in_one_reload() -> None:
     world = World()
     world.stranded = 46 * GIB
-    outcome = change(world, Request("CPX", "NPS4", clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", "NPS4", clean=True, backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert (modes(world), world.stranded) == (NEW, 0)
     assert outcome.actions.count("modprobe -r amdgpu") == 1
     # And by itself with a new compute mode.
     world = World()
     world.stranded = 46 * GIB
-    outcome = change(world, Request("CPX", clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", clean=True, backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert (world.modes, world.stranded) == (["CPX", "CPX"], 0)
     assert outcome.actions[:2] == ["modprobe -r amdgpu", "modprobe amdgpu"]
@@ -575,7 +578,7 @@ def test_gpus_that_come_late_after_a_reload_for_vram_are_waited_for() -> None:
 
     world = Late()
     world.stranded = 46 * GIB
-    outcome = change(world, Request(clean=True, backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest(clean=True, backend="sysfs"), check=False)
     assert outcome.error is None, outcome
     assert world.clock == 20.0
 
@@ -593,12 +596,12 @@ def test_what_an_outcome_says() -> None:
     assert outcome.warnings == []
     world = World()
     world.faults = {"einval 0", "einval 1"}
-    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", backend="sysfs"), check=False)
     assert not outcome.changed  # nothing is otherwise than it was
     assert str(outcome.error).endswith("No GPU was changed.")
     world = served(World())
     world.faults = {"einval 0", "einval 1"}
-    outcome = change(world, Request("CPX", backend="sysfs", servers=INSTANCES), check=False)
+    outcome = change(world, PartitionRequest("CPX", backend="sysfs", servers=INSTANCES), check=False)
     assert outcome.changed  # services were interrupted
     assert str(outcome.error).endswith(
         "No GPU was changed. Started again: gpuagent.service, exporter, instinct-llama-1, instinct-llama-0."
@@ -607,12 +610,12 @@ def test_what_an_outcome_says() -> None:
 
 
 def test_warnings_about_tools_are_told_only_where_one_is_used() -> None:
-    assert change(World(), Request("CPX"), check=False).warnings == [
+    assert change(World(), PartitionRequest("CPX"), check=False).warnings == [
         "rocm-smi and amd-smi not installed; using sysfs."
     ]
     world = World()
     world.stranded = 46 * GIB
-    assert change(world, Request(clean=True), check=False).warnings == []
+    assert change(world, PartitionRequest(clean=True), check=False).warnings == []
 
 
 def test_a_reload_that_is_refused_is_carried_out_one_day() -> None:
@@ -688,7 +691,7 @@ def test_a_bug_is_undone_too_and_told() -> None:
                 raise ZeroDivisionError("in the undo")
             return super().loaded(module)
 
-    outcome = change(Worse(), Request("CPX", backend="sysfs"), check=False)
+    outcome = change(Worse(), PartitionRequest("CPX", backend="sysfs"), check=False)
     assert "Could not set back: Internal error, please report it: ZeroDivisionError: in the undo" in str(
         outcome.error
     )
@@ -777,10 +780,10 @@ def test_without_a_unit_among_them_no_other_unit_is_remembered() -> None:
     world = World()
     world.running[Service("container", "exporter")] = 200
     world.running[Service("unit", "rdc.service")] = 0
-    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", backend="sysfs"), check=False)
     assert outcome.stopped == ["exporter"]
     world = World()
-    outcome = change(world, Request("CPX", backend="sysfs"), check=False)
+    outcome = change(world, PartitionRequest("CPX", backend="sysfs"), check=False)
     assert (outcome.stopped, [text for text in outcome.actions if "start" in text or "stop" in text]) == (
         [],
         [],

@@ -14,10 +14,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes imp
     _SPAN,
     OBJECTIVES,
     Context,
-    Entry,
+    RecipeEntry,
     fit,
     named,
-    select,
+    select_recipes,
     speculative_pairs,
     statement,
 )
@@ -93,7 +93,7 @@ def engine(version: str) -> str:
 @pytest.mark.parametrize(
     ("recipe", "entry"), SETTINGS, ids=lambda item: item if isinstance(item, str) else ""
 )
-def test_settings_can_be_said_where_their_conditions_hold(recipe: str, entry: Entry) -> None:
+def test_settings_can_be_said_where_their_conditions_hold(recipe: str, entry: RecipeEntry) -> None:
     """In every release that an entry covers, its settings render without an error or a warning, and are accepted."""
     releases = covered(LINE, entry.when.get("since"), entry.when.get("until"))
     if entry.when.get("engine") == ["V1"]:
@@ -121,7 +121,7 @@ def test_every_recipe_becomes_an_accepted_command(model: ModelFacts, releases: t
         gpu = "MI300X" if gfx == "gfx942" else "MI355X"
         for changes in ({}, {"compute": "CPX", "memory": "NPS4"}, {"speculative": True}, {"kv_cache": "fp8"}):
             where = context(version, gfx=gfx, gpu=gpu, objective=objective, tp=tp, **changes)
-            chosen = select(RECIPES, model, where)
+            chosen = select_recipes(RECIPES, model, where)
             book = knowledge().book(version)
             found = render_settings(book, [(item.setting, item.value) for item in chosen.choices])
             said = f"{version} {gfx} {objective} tp {tp} {changes}"
@@ -136,7 +136,7 @@ def test_every_recipe_becomes_an_accepted_command(model: ModelFacts, releases: t
 
 def values(model: ModelFacts, version: str, **changes: Any) -> dict[str, Any]:
     given = changes.pop("given", None)
-    chosen = select(RECIPES, model, context(version, **changes), given)
+    chosen = select_recipes(RECIPES, model, context(version, **changes), given)
     return {item.setting: item.value for item in chosen.choices}
 
 
@@ -266,7 +266,7 @@ def test_what_is_left_alone(part: str, version: str, changes: dict[str, Any], na
 
 
 def test_the_closer_recipe_wins_and_says_so() -> None:
-    chosen = select(
+    chosen = select_recipes(
         RECIPES, model("Llama-3.3-70B-Instruct-FP8"), context("0.11.2", gfx="gfx950", gpu="MI355X")
     )
     utilization = next(choice for choice in chosen.choices if choice.setting == "gpu_memory_utilization")
@@ -283,16 +283,20 @@ def test_what_the_operator_decided_stays() -> None:
 
 def test_the_same_choice_in_any_order_of_files() -> None:
     where = context("0.19.0", tp=8)
-    chosen = {choice.setting: choice.value for choice in select(RECIPES, model("DeepSeek-R1"), where).choices}
+    chosen = {
+        choice.setting: choice.value
+        for choice in select_recipes(RECIPES, model("DeepSeek-R1"), where).choices
+    }
     again = {
-        choice.setting: choice.value for choice in select(RECIPES[::-1], model("DeepSeek-R1"), where).choices
+        choice.setting: choice.value
+        for choice in select_recipes(RECIPES[::-1], model("DeepSeek-R1"), where).choices
     }
     assert chosen == again
 
 
 def advice(part: str, version: str, **changes: Any) -> dict[str, str]:
     given = changes.pop("given", None)
-    found = select(RECIPES, model(part), context(version, **changes), given)
+    found = select_recipes(RECIPES, model(part), context(version, **changes), given)
     return {item.name: item.say for item in found.advice}
 
 

@@ -22,10 +22,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settin
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
-    GONE,
+    NOT_FOUND,
     REFUSED,
     RETRY_PAUSES,
-    UNCERTAIN,
+    UNREACHABLE,
     ResolveError,
     _cause,
     image_access,
@@ -107,7 +107,7 @@ def test_access_to_a_pinned_image_is_asked_for(trusted: Path) -> None:
 def test_a_certificate_that_nobody_trusts(certificate: Path) -> None:
     with private_registry(certificate, Doors(ACCOUNTS)) as host, pytest.raises(ResolveError) as caught:
         image_pin(f"{host}/lab/vllm:1", PATH, [Registry(host, username="me", password="hunter2222")])
-    assert caught.value.kind == UNCERTAIN
+    assert caught.value.kind == UNREACHABLE
     assert f"registry {host} does not offer TLS that this machine trusts." in str(caught.value)
 
 
@@ -131,15 +131,15 @@ def test_entries_of_an_index_that_are_of_no_platform(registry: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("lab/vllm:2", GONE),
-        ("lab/none:1", GONE),
+        ("lab/vllm:2", NOT_FOUND),
+        ("lab/none:1", NOT_FOUND),
         ("lab/vllm:refused", REFUSED),
         ("lab/vllm:closed", REFUSED),
-        ("lab/vllm:limited", UNCERTAIN),
-        ("lab/vllm:broken", UNCERTAIN),
-        ("lab/vllm:text", UNCERTAIN),
-        ("lab/vllm:odd", UNCERTAIN),
-        ("lab/vllm:arm", UNCERTAIN),
+        ("lab/vllm:limited", UNREACHABLE),
+        ("lab/vllm:broken", UNREACHABLE),
+        ("lab/vllm:text", UNREACHABLE),
+        ("lab/vllm:odd", UNREACHABLE),
+        ("lab/vllm:arm", UNREACHABLE),
     ],
 )
 def test_whose_word_a_refusal_is(registry: str, name: str, kind: str) -> None:
@@ -300,11 +300,11 @@ def test_a_repository_without_config_is_asked_for_its_first_file() -> None:
         ([], 0, "", ""),
         ([429], 1, "", ""),
         ([429] * 3, 3, "", ""),
-        ([429] * 9, 3, "still limits requests (429) after 3 pauses", UNCERTAIN),
+        ([429] * 9, 3, "still limits requests (429) after 3 pauses", UNREACHABLE),
         ([200, 429], 1, "", ""),
         ([403], 0, "refuses access to model a/b without a token (403)", REFUSED),
-        ([404], 0, "returned status 404 for model a/b. Try again later.", GONE),
-        ([503] * 9, 0, "returned status 503 for model a/b. Try again later.", UNCERTAIN),
+        ([404], 0, "returned status 404 for model a/b. Try again later.", NOT_FOUND),
+        ([503] * 9, 0, "returned status 503 for model a/b. Try again later.", UNREACHABLE),
     ],
 )
 def test_only_a_limit_is_waited_for(answers: list[int], pauses: int, problem: str, kind: str) -> None:
@@ -334,7 +334,7 @@ def test_a_revision_is_told_at_its_key(path: tuple[str | int, ...], key: str) ->
     ):
         model_pin("a/b", "v9", path, hub.url, None)
     assert str(caught.value).startswith(f"{key}: model a/b has no revision v9 on {hub.url}.")
-    assert caught.value.kind == GONE
+    assert caught.value.kind == NOT_FOUND
 
 
 def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

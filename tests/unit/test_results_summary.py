@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK, Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.masks import (
-    mask_argv,
-    mask_command,
-    mask_data,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import (
+    redact_argv,
+    redact_command,
+    redact_data,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
     collect,
@@ -227,7 +227,7 @@ def test_secrets_are_masked_by_name_by_value_and_by_look() -> None:
     ],
 )
 def test_mask_argv(argv: list[object], masked: list[str]) -> None:
-    assert mask_argv(argv) == masked
+    assert redact_argv(argv) == masked
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_mask_argv(argv: list[object], masked: list[str]) -> None:
     ],
 )
 def test_mask_command(command: object, masked: str | None) -> None:
-    assert mask_command(command) == masked
+    assert redact_command(command) == masked
 
 
 def test_mask_data_reaches_into_a_plan() -> None:
@@ -255,7 +255,7 @@ def test_mask_data_reaches_into_a_plan() -> None:
             }
         }
     }
-    host = mask_data(plan)["hosts"]["n1"]
+    host = redact_data(plan)["hosts"]["n1"]
     assert host["instances"] == [{"argv": ["vllm", "--api-key", MASK], "env": {"MY_TOKEN": MASK, "A": "1"}}]
     assert host["servers"][0]["files"]["env"] == {"text": f"MY_TOKEN={MASK}\nA='1'", "mode": "0600"}
 

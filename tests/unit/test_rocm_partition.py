@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import backends, checks
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import gpus as partition_gpus
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import Gpu, PartitionError, Target
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (
+    PartitionedGpu,
+    PartitionError,
+    TargetModes,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
     BROKEN,
     BUSY,
@@ -45,7 +49,7 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
 
     monkeypatch.setattr(run_lock, "LOCK_DIR", str(tree.root / "run/instinct-fleet"))
 
-    class Node(node.Node):
+    class Node(node.PartitionNode):
         clock = 0.0
 
         def __init__(self) -> None:
@@ -58,7 +62,7 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
             Node.clock += seconds
             slept.append(seconds)
 
-        def write(self, step: backends.Write) -> None:
+        def write(self, step: backends.SysfsWrite) -> None:
             minor = int(step.path.split("/renderD")[1].split("/")[0])
             assert step.path == SYSFS.format(minor)
             tree.driver_write((minor - 128) // 8, step.value)
@@ -68,7 +72,7 @@ def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Call
 
     slept: list[float] = []
     euid = [0]
-    monkeypatch.setattr(rocm_partition, "Node", Node)
+    monkeypatch.setattr(rocm_partition, "PartitionNode", Node)
 
     def run(compute: str = "CPX", **args: Any) -> tuple[dict[str, Any], bool]:
         flags = {name: args.pop(name, False) for name in ("check", "diff")}
@@ -533,8 +537,10 @@ def test_a_missing_render_node_is_an_error(tree: Tree, module: Any) -> None:
 # --- decisions ---------------------------------------------------------------------------------------------
 
 
-def gpu(index: int = 0, **changes: Any) -> Gpu:
-    start = Gpu(index, f"0000:{index:02x}:00.0", "/x", 0x74A1, "SPX", "NPS1", ("SPX", "CPX"), True, 1, 8)
+def gpu(index: int = 0, **changes: Any) -> PartitionedGpu:
+    start = PartitionedGpu(
+        index, f"0000:{index:02x}:00.0", "/x", 0x74A1, "SPX", "NPS1", ("SPX", "CPX"), True, 1, 8
+    )
     return replace(start, **changes)
 
 
@@ -561,7 +567,7 @@ def test_expected_partitions(mode: str, xcc: int | None, expected: int | None) -
     ],
 )
 def test_judge(results: list[SetResult], verdict: str) -> None:
-    assert backends.judge(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
+    assert backends.judge_attempt(results, {0: 0, 1: 1}, [gpu(0), gpu(1)]).verdict == verdict
 
 
 def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
@@ -576,7 +582,7 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
         [entry(0, [1] * 4), entry(1, [1] * 3)], frozenset(), frozenset({"renderD128"}), {}
     )
     assert [found.xcc for found in gpus] == [4, 4]
-    assert "7 of 8 partitions" in str(checks.verify(gpus, Target(None, {0: "CPX", 1: "CPX"}), False))
+    assert "7 of 8 partitions" in str(checks.verify(gpus, TargetModes(None, {0: "CPX", 1: "CPX"}), False))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     ROLLBACK,
     STOP,
     UPGRADE,
-    Wishes,
+    OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerHost
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import Endpoint, Kit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    EndpointAssets,
+    EndpointInputs,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
     check_fleet,
@@ -25,9 +28,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
-    Wanted,
-    plan_steps,
-    replaced,
+    RolloutRequest,
+    count_replaced,
+    plan_rollout_steps,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import Step
 
@@ -39,13 +42,19 @@ SEQS = {"engine_args": {"max_num_seqs": 64}}
 
 
 def planned(
-    states: States, wanted: Any, balancers: list[BalancerHost], wishes: Wishes | None = None, **keys: Any
+    states: States,
+    wanted: Any,
+    balancers: list[BalancerHost],
+    request: OperationRequest | None = None,
+    **keys: Any,
 ) -> FleetPlan:
-    kit = Kit(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
+    assets = EndpointAssets(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
     groups = {"load_balancer": [item.name for item in balancers]}
     there = fleet(states, wanted, groups=groups, own=ADDRESSES, **keys)
-    endpoint = Endpoint(tuple(balancers), frozenset(states), kit)
-    return plan_fleet(check_fleet(there, wishes or Wishes()), workshop(LOCK), endpoint if balancers else None)
+    endpoint = EndpointInputs(tuple(balancers), frozenset(states), assets)
+    return plan_fleet(
+        check_fleet(there, request or OperationRequest()), workshop(LOCK), endpoint if balancers else None
+    )
 
 
 def after(plan: FleetPlan, states: States) -> States:
@@ -64,8 +73,8 @@ def served(wanted: Any, *lbs: str) -> tuple[States, list[BalancerHost]]:
 def rolled(
     states: States, wanted: Any, balancers: list[BalancerHost], operation: str = UPGRADE, **values: Any
 ) -> RolloutPlan:
-    plan = planned(states, wanted, balancers, Wishes(operation))
-    made, problems = plan_steps(plan, Wanted(operation, values))
+    plan = planned(states, wanted, balancers, OperationRequest(operation))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, values))
     assert problems == ()
     return made
 
@@ -182,16 +191,16 @@ def test_what_is_recorded_as_one_engine_changes_as_one(
     states, balancers = served([SPANNING])
     made = rolled(states, wanted, balancers, operation)
     assert [batch["units"] for batch in made.batches] == units
-    assert (made.rollout.capacity["llama"].there, made.rollout.capacity["llama"].serving) == (1, 1)
+    assert (made.rollout.capacity["llama"].total, made.rollout.capacity["llama"].serving) == (1, 1)
     assert starts(made) == [operation != STOP] * 2
 
 
 def test_a_recorded_engine_over_two_hosts_goes_back_as_one() -> None:
     states, _ = served([SPANNING])
     states = after(planned(states, [{**SPANNING, **SEQS}], []), states)
-    wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
-    plan = planned(states, [{**SPANNING, **SEQS}], [], wishes)
-    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
+    request = OperationRequest(ROLLBACK, frozenset(["llama"]), 1)
+    plan = planned(states, [{**SPANNING, **SEQS}], [], request)
+    made, problems = plan_rollout_steps(plan, RolloutRequest(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
     assert [made.steps[name][1]["serve"].args["servers"][0]["generation"] for name in ("n1", "n2")] == [1, 1]
@@ -202,9 +211,9 @@ def test_a_recorded_engine_over_two_hosts_that_was_removed_comes_back_as_one() -
     """Nothing of it runs: only its record tells that its servers are one engine."""
     states, _ = served([SPANNING])
     states = after(planned(states, [], []), states)
-    wishes = Wishes(ROLLBACK, frozenset(["llama"]), 1)
-    plan = planned(states, [], [], wishes)
-    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
+    request = OperationRequest(ROLLBACK, frozenset(["llama"]), 1)
+    plan = planned(states, [], [], request)
+    made, problems = plan_rollout_steps(plan, RolloutRequest(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [UNITED]
     assert starts(made) == [True, True]
@@ -244,7 +253,7 @@ def test_engines_that_are_there_and_that_serve(changes: dict[str, Any], there: i
     capacity = rolled(
         states, [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)], balancers, upgrade_min_in=1
     ).rollout.capacity["llama"]
-    assert (capacity.there, capacity.serving) == (there, serving)
+    assert (capacity.total, capacity.serving) == (there, serving)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +286,8 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
             "generation": 2, "why": "x", "since": "2026-11-21T23:00:00Z", "units": [],
             "baseline": {"canary": "n1/llama-0"},
         }  # fmt: skip
-    plan = planned(upgraded, new, [], Wishes(ROLLBACK, frozenset(["llama"]), 2))
-    made, problems = plan_steps(plan, Wanted(ROLLBACK, deployment="llama"))
+    plan = planned(upgraded, new, [], OperationRequest(ROLLBACK, frozenset(["llama"]), 2))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(ROLLBACK, deployment="llama"))
     assert problems == ()
     assert sorted(name for batch in made.batches for unit in batch["units"] for name in unit) == [
         "n1/llama-1", "n2/llama-0", "n2/llama-1",
@@ -364,32 +373,32 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
 def test_refused(case: str) -> None:
     operation, wanted, changes, more, variables, expected = REFUSED[case]
     states, (balancer,) = served(ONE)
-    seen = balancer.seen
+    seen = balancer.observed
     assert seen is not None
     there = applied(planned(states, ONE, [balancer]).balancers[0], **changes)
-    plan = planned(states, wanted, [host(there)], Wishes(operation), **variables)
-    _, problems = plan_steps(plan, Wanted(operation, **more))
-    told = [problem.text() for problem in problems]
-    assert len(told) == len(expected), told
-    for text, start in zip(told, expected, strict=True):
+    plan = planned(states, wanted, [host(there)], OperationRequest(operation), **variables)
+    _, problems = plan_rollout_steps(plan, RolloutRequest(operation, **more))
+    lines = [problem.text() for problem in problems]
+    assert len(lines) == len(expected), lines
+    for text, start in zip(lines, expected, strict=True):
         assert text.startswith(start)
 
 
 def test_a_restart_where_nothing_runs() -> None:
     """Without a name nothing is refused: there is simply nothing to do."""
     bare = {"n1": state(hostname="n1")}
-    plan = planned(bare, ONE, [], Wishes(RESTART))
-    made, problems = plan_steps(plan, Wanted(RESTART))
+    plan = planned(bare, ONE, [], OperationRequest(RESTART))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(RESTART))
     assert (made.batches, problems) == ((), ())
-    _, problems = plan_steps(plan, Wanted(RESTART, deployment="llama"))
+    _, problems = plan_rollout_steps(plan, RolloutRequest(RESTART, deployment="llama"))
     assert [item.text() for item in problems] == ["no instance of llama runs. There are: no instances."]
 
 
 def test_a_rollback_without_a_name() -> None:
     states, _ = served(ONE)
     states = after(planned(states, NEW, []), states)
-    plan = planned(states, NEW, [], Wishes(ROLLBACK, frozenset(["llama"])))
-    _, problems = plan_steps(plan, Wanted(ROLLBACK))
+    plan = planned(states, NEW, [], OperationRequest(ROLLBACK, frozenset(["llama"])))
+    _, problems = plan_rollout_steps(plan, RolloutRequest(ROLLBACK))
     assert [item.text() for item in problems] == [
         "deployment: is required. -e deployment=NAME; there are: llama."
     ]
@@ -419,11 +428,13 @@ def test_instances_that_are_replaced_while_they_serve(case: str) -> None:
         for item in states[name]["instances"]:
             item["ready"] = True
     states["n1"]["instances"][0].update(changes)
-    assert replaced(planned(states, wanted, balancers, Wishes(DEPLOY), **variables)) == count
+    assert count_replaced(planned(states, wanted, balancers, OperationRequest(DEPLOY), **variables)) == count
 
 
 def test_of_a_host_that_cannot_be_read_nothing_is_replaced() -> None:
     assert (
-        replaced(planned({"n1": None}, ONE, [], offline=True, instinct_gpus={"model": "MI300X", "count": 8}))
+        count_replaced(
+            planned({"n1": None}, ONE, [], offline=True, instinct_gpus={"model": "MI300X", "count": 8})
+        )
         == 0
     )

@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     ROLLBACK,
     STOP,
     UPGRADE,
-    Wishes,
+    OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
     FleetPlan,
@@ -23,8 +23,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
-    Wanted,
-    plan_steps,
+    RolloutRequest,
+    plan_rollout_steps,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
 
@@ -36,7 +36,7 @@ States = dict[str, dict[str, Any]]
 
 def planned(states: States, wanted: list[dict[str, Any]], operation: str = DEPLOY, **keys: Any) -> FleetPlan:
     there = fleet(states, wanted)
-    return plan_fleet(check_fleet(there, Wishes(operation, **keys)), workshop())
+    return plan_fleet(check_fleet(there, OperationRequest(operation, **keys)), workshop())
 
 
 def deployed(wanted: list[dict[str, Any]], hosts: int = 2, states: States | None = None) -> States:
@@ -50,7 +50,9 @@ def rolled(
     states: States, wanted: list[dict[str, Any]], operation: str = UPGRADE, **keys: Any
 ) -> tuple[RolloutPlan, list[str]]:
     plan = planned(states, wanted, operation, **keys)
-    made, problems = plan_steps(plan, Wanted(operation, deployment=next(iter(keys.values()), None)))
+    made, problems = plan_rollout_steps(
+        plan, RolloutRequest(operation, deployment=next(iter(keys.values()), None))
+    )
     return made, [problem.text() for problem in problems]
 
 
@@ -65,7 +67,7 @@ def record(states: States, wanted: list[dict[str, Any]]) -> tuple[States, Rollou
     """The hosts after an upgrade recorded its generation and began its trial, and was cut off."""
     plan = planned(states, wanted, UPGRADE)
     data = plan.to_json()
-    made, problems = plan_steps(plan, Wanted(UPGRADE))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE))
     assert problems == ()
     after = {}
     for name, found in states.items():
@@ -121,15 +123,15 @@ def test_what_the_canary_is_compared_with_comes_from_the_records() -> None:
     canary = steps["measure"].args
     (made,) = states["n1"]["generations"][0]["kept"]
     for part, name, port in (("old", "llama-0", 8000), ("reference", "llama-1", 8001)):
-        told, member = canary[part], next(item for item in made["members"] if item["name"] == name)
-        assert {key: told[key] for key in told if key not in ("gpus", "server", "argv")} == {
+        reported, member = canary[part], next(item for item in made["members"] if item["name"] == name)
+        assert {key: reported[key] for key in reported if key not in ("gpus", "server", "argv")} == {
             "name": name, "deployment": "llama", "generation": 1, "model": REPO, "commit": COMMIT, "served_model": REPO,
             "image": PULL, "vllm": made["vllm"], "port": port, "ports": [port],
             "render_nodes": member["render_nodes"], "spec_hash": member["spec_hash"],
         }  # fmt: skip
-        assert "serve" in told["argv"]
-        assert told["argv"][told["argv"].index("--max-num-seqs") + 1] == "64"
-        assert (told["server"]["name"], told["server"]["generation"], told["server"]["port"]) == (
+        assert "serve" in reported["argv"]
+        assert reported["argv"][reported["argv"].index("--max-num-seqs") + 1] == "64"
+        assert (reported["server"]["name"], reported["server"]["generation"], reported["server"]["port"]) == (
             name,
             1,
             port,
@@ -226,7 +228,7 @@ def test_without_a_canary_a_trial_that_was_cut_off_gives_no_order() -> None:
         states[name]["generations"][0]["trial"]["baseline"] = {"canary": "n2/llama-1"}
     plan = planned(states, NEW, UPGRADE)
     for canary, first in ((True, "n2/llama-1"), (False, "n1/llama-0")):
-        made, problems = plan_steps(plan, Wanted(UPGRADE, canary=canary))
+        made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE, canary=canary))
         assert problems == ()
         assert made.batches[0]["units"] == [[first]]
         assert [bool(batch["canary"]) for batch in made.batches] == [canary, False, False, False]
@@ -239,7 +241,7 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
     for item in states["n1"]["instances"]:
         item.update(spec_hash="9" * 64, artefact_hash="9" * 64)
     plan = planned(states, NEW, UPGRADE)
-    made, problems = plan_steps(plan, Wanted(UPGRADE, {"upgrade_min_in": 0}))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE, {"upgrade_min_in": 0}))
     assert problems == ()
     # Nobody knows which GPUs and ports they have: they change together.
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
@@ -253,8 +255,8 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
 def test_a_fleet_that_nobody_looked_at() -> None:
     there = fleet({"n1": None}, llama(vllm_version="0.11.1"), offline=True,
                   instinct_gpus={"model": "MI300X", "count": 8})  # fmt: skip
-    plan = plan_fleet(check_fleet(there, Wishes(UPGRADE)), workshop())
-    made, problems = plan_steps(plan, Wanted(UPGRADE))
+    plan = plan_fleet(check_fleet(there, OperationRequest(UPGRADE)), workshop())
+    made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE))
     assert problems == ()
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0"]], [["n1/llama-1"]]]
     assert made.steps["n1"][1]["serve_old"].args == {"servers": [], "remove": ["llama-0"]}
@@ -309,7 +311,7 @@ def test_a_restart_ends_no_trial() -> None:
 
 def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
     made, _ = rolled(deployed(OLD), NEW)
-    shared = {"operation": UPGRADE, "batches": list(made.batches), "soak": made.terms.soak}
+    shared = {"operation": UPGRADE, "batches": list(made.batches), "soak": made.policy.soak}
     steps = {
         str(number): {phase: {"action": step.action, "args": step.args} for phase, step in found.items()}
         for number, found in made.steps["n2"].items()

@@ -18,9 +18,12 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     RESTART,
     STOP,
     UPGRADE,
-    Wishes,
+    OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import Wanted, plan_steps
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+    RolloutRequest,
+    plan_rollout_steps,
+)
 
 from tests.playbook_variables import load
 
@@ -62,9 +65,9 @@ def rollout(
 ) -> dict[str, dict[str, Any]]:
     """The planner's own part of each host, of two hosts behind a load balancer: the canary, then all others at once."""
     states, balancers = served(old)
-    plan = planned(states, new, balancers, Wishes(operation))
-    terms = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
-    made, problems = plan_steps(plan, Wanted(operation, terms, **wanted))
+    plan = planned(states, new, balancers, OperationRequest(operation))
+    policy = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, **wanted))
     assert problems == ()
     parts = {name: made.host(name) for name in made.hosts}
     assert "{{" not in json.dumps(parts)  # an inventory's variables are templates

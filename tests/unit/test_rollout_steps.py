@@ -18,8 +18,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps impor
     HOLD_TEXT,
     PASSED,
     WAY_BACK,
+    BatchChange,
     Canary,
-    Change,
     Step,
     Work,
     holds,
@@ -34,7 +34,7 @@ HERE = [{"balancer": "lb", "servers": ["llama/n1.llama-0:8000"]}]
 WORK = Work(servers=[NEW], leave=HERE, enter=HERE, old_servers=[OLD], enter_old=HERE)
 CANARY = Canary("n1/llama-0", {"name": "old"}, {"name": "new"}, {"name": "beside"}, True, {})
 UNKNOWN = replace(WORK, old_servers=(), enter_old=(), lost=["llama-0"])
-CHANGE = Change(UPGRADE, "llama", 2, "other flags", 30)
+CHANGE = BatchChange(UPGRADE, "llama", 2, "other flags", 30)
 
 PLAIN = ["drain", "serve", "undrain", "watch", "confirm"]
 BACK = ["drain", "serve_old", "undrain_old"]

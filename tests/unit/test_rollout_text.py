@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
-    judge,
+    judge_batch,
     message_of,
-    report,
+    summarize_rollout,
     unmended_message,
 )
 
@@ -53,7 +53,7 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
 def test_what_follows(
     operation: str, failures: dict[str, str], gone: list[str], stop: bool, back: bool, why: str
 ) -> None:
-    verdict = judge(operation, BATCHES[1], failures, gone)
+    verdict = judge_batch(operation, BATCHES[1], failures, gone)
     assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
     assert list(verdict.phases) == (["hold", "drain", "serve_old", "confirm_hold"] if back else [])
     assert list(verdict.steps) == (["hold", "confirm_hold"] if back else [])
@@ -72,7 +72,7 @@ def test_what_follows(
 def test_phases_that_follow_a_canary(
     failures: dict[str, str], not_started: list[str], phases: list[str]
 ) -> None:
-    verdict = judge("upgrade", BATCHES[0], failures, [], not_started)
+    verdict = judge_batch("upgrade", BATCHES[0], failures, [], not_started)
     assert list(verdict.phases) == phases
     assert verdict.to_json()["phases"] == phases
 
@@ -90,8 +90,8 @@ def test_why_a_host_did_not_come_back(action: str, text: str) -> None:
 
 def test_instances_that_nobody_recorded_are_named_in_the_end() -> None:
     batches = [batch(1, [["n1/llama-0"]], lost=["n1/llama-0", "n1/llama-1"])]
-    told = report("upgrade", batches, 1, {"turned": True, "why": "x"}, {})
-    assert "Rolled back: generation 2 serves again, except for n1/llama-0, n1/llama-1, of which no" in told
+    text = summarize_rollout("upgrade", batches, 1, {"turned": True, "why": "x"}, {})
+    assert "Rolled back: generation 2 serves again, except for n1/llama-0, n1/llama-1, of which no" in text
 
 
 END = {
@@ -149,8 +149,8 @@ END = {
 @pytest.mark.parametrize("case", END)
 def test_the_end(case: str) -> None:
     operation, ended, verdict, unmended, texts = END[case]
-    told = report(operation, BATCHES, ended, verdict, unmended)
-    assert [text for text in texts if text not in told] == []
+    message = summarize_rollout(operation, BATCHES, ended, verdict, unmended)
+    assert [text for text in texts if text not in message] == []
 
 
 @pytest.mark.parametrize(

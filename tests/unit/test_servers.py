@@ -237,8 +237,8 @@ def test_the_journal_has_what_was_done(
     else:
         given = args(docker, remove=["llama-0" if wanted == "removed" else "other-0"])
     assert not run_module(vllm_server.main, given, check=check)[1]
-    told = journal.read_text().splitlines() if journal.exists() else []
-    assert [line.partition(" ")[2] for line in told] == lines
+    listed = journal.read_text().splitlines() if journal.exists() else []
+    assert [line.partition(" ")[2] for line in listed] == lines
 
 
 def test_a_generation_that_the_node_does_not_keep(docker: FakeDocker, run_module: Any) -> None:
@@ -314,11 +314,11 @@ def test_only_a_container_that_docker_had_to_kill_is_warned_about(
 
 def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Path) -> None:
     """Docker removes a container with --rm as soon as it ends, and another run may have been quicker."""
-    engine = converge.Engine(docker.path)
-    assert stop_gracefully(engine, "never-was", 1) == ""
+    client = converge.DockerClient(docker.path)
+    assert stop_gracefully(client, "never-was", 1) == ""
     docker.add_container(NAME, {"Image": IMAGE}, "running")
     docker.errors[f"POST {C}/stop"] = (404, "No such container")
-    assert stop_gracefully(engine, NAME, 1) == ""
+    assert stop_gracefully(client, NAME, 1) == ""
     docker.programs["instinct-"] = lambda container: docker.containers.pop(container.name) and 0
     docker.errors.clear()
     docker.containers.clear()
@@ -326,14 +326,14 @@ def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Pat
     container.status = "running"
     docker._run(container)
     assert container.ended.wait(GENEROUS)
-    assert stop_gracefully(engine, NAME, 1) == ""
+    assert stop_gracefully(client, NAME, 1) == ""
 
 
 # ---- what is told ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("state", "wait", "check", "told"),
+    ("state", "wait", "check", "text"),
     [
         ("present", True, False, "ready"),
         ("present", False, False, "started"),
@@ -346,7 +346,7 @@ def test_one_that_vanishes_while_it_is_to_stop(docker: FakeDocker, tmp_path: Pat
     ],
 )
 def test_states_of_servers(
-    docker: FakeDocker, run_module: Any, state: str, wait: bool, check: bool, told: str
+    docker: FakeDocker, run_module: Any, state: str, wait: bool, check: bool, text: str
 ) -> None:
     server = deployed(docker, run_module)
     if state != "stopped":
@@ -354,7 +354,7 @@ def test_states_of_servers(
         assert docker.containers[NAME].ended.wait(GENEROUS)
     result, failed = run_module(vllm_server.main, args(docker, server, state=state, wait=wait), check=check)
     assert not failed, result["msg"]
-    assert [(item["state"], item["changed"]) for item in result["servers"]] == [(told, True)]
+    assert [(item["state"], item["changed"]) for item in result["servers"]] == [(text, True)]
     assert ("seconds" in result) == (not check)
 
 

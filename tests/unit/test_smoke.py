@@ -11,11 +11,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import (
     PROMPTS,
     Reply,
-    Smoke,
+    SmokeResult,
     degenerate,
     judge,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import Answer
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import ProbeAnswer
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_judgements(
     first: list[Reply], second: list[Reply], new: list[Reply], same: bool, kind: str, words: str
 ) -> None:
     found = judge(first, second, new, same)
-    told = {"broken": found.broken, "garbage": found.garbage}
-    assert {name for name, why in told.items() if why} == ({kind} if kind else set())
-    assert words in told.get(kind, "")
+    reported = {"broken": found.broken, "garbage": found.garbage}
+    assert {name for name, why in reported.items() if why} == ({kind} if kind else set())
+    assert words in reported.get(kind, "")
 
 
 def test_what_is_too_little_to_stop_is_told() -> None:
-    found: Smoke = judge(GOOD, GOOD, mix(GOOD, BANGS, 2), True)
+    found: SmokeResult = judge(GOOD, GOOD, mix(GOOD, BANGS, 2), True)
     assert found.warnings == (
         "2 of 12 answers are degenerate, such as 'The capital of France is' → '!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'",
     )
@@ -109,12 +109,12 @@ def test_what_is_too_little_to_stop_is_told() -> None:
     ],
 )
 def test_replies(answer: object, found: Reply) -> None:
-    assert reply(Answer(0, 200, json.dumps(answer))) == found
+    assert reply(ProbeAnswer(0, 200, json.dumps(answer))) == found
 
 
 def test_errors_are_replies() -> None:
-    assert reply(Answer(0, 500, "dead")) == Reply(error="HTTP 500: dead")
-    assert reply(Answer(0, 0, "POST /v1/completions: refused")) == Reply(
+    assert reply(ProbeAnswer(0, 500, "dead")) == Reply(error="HTTP 500: dead")
+    assert reply(ProbeAnswer(0, 0, "POST /v1/completions: refused")) == Reply(
         error="POST /v1/completions: refused"
     )
 

@@ -14,7 +14,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     Lock,
     parse_lock,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import learned, software_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import (
+    merge_probed,
+    software_of,
+)
 
 from .catalogue import knowledge
 from .plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, deployment, fleet, state
@@ -129,18 +132,18 @@ def test_what_one_node_asked_the_fleet_knows() -> None:
     nodes = {"n1": state(), "n2": seen(PULL), "n3": None}
     wanted = [deployment(), deployment(name="b", image=PULL, port=9000, gpus=[1])]
     hosts = fleet(nodes, wanted)
-    lock = learned(hosts, BARE)
+    lock = merge_probed(hosts, BARE)
     assert lock.images[IMAGE] == replace(BARE.images[IMAGE], software=ANSWER)
     assert lock.images[PULL] == ImagePin(DIGEST, None, ANSWER)
     assert lock.models == BARE.models
-    assert learned(hosts, lock) is lock
+    assert merge_probed(hosts, lock) is lock
     assert parse_lock(lock.to_json()) == lock
 
 
 @pytest.mark.parametrize("software", [None, NOTHING])
 def test_nothing_is_learned_from_no_answer(software: ImageSoftware | None) -> None:
     hosts = fleet({"n1": seen(PULL, software=software)}, [deployment()])
-    assert learned(hosts, BARE) is BARE
+    assert merge_probed(hosts, BARE) is BARE
 
 
 def test_what_is_known_of_a_digest_stays_when_it_is_pinned_again() -> None:

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Generation, Member
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    Generation,
+    GenerationMember,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import order, status
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import Row, state_of, why_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import (
+    StatusRow,
+    reason_and_next_step,
+    state_of,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import age, hosts_text, text
 
 from tests.unit.some import some
@@ -94,7 +101,7 @@ def test_state(keys: dict[str, Any], expected: str) -> None:
 
 def test_every_state_but_the_good_ones_says_why_or_what_next() -> None:
     for state in some(s.TROUBLE):
-        why, next_step = why_of(instance(failure=OOM, supervisor=None), state, "n1")
+        why, next_step = reason_and_next_step(instance(failure=OOM, supervisor=None), state, "n1")
         assert why or next_step, state
         assert "{" not in next_step
 
@@ -152,13 +159,15 @@ def test_a_host_that_is_gone_has_rows_by_what_the_load_balancer_knows() -> None:
     assert made.deployments[0].serving == 1
     assert made.deployments[0].total == 3
     assert made.verdict() == "not reached: n2, n3."
-    told = text(made)
-    assert "n3: not reached: timed out" in told
-    assert "drain.yml --limit n2" in told
+    message = text(made)
+    assert "n3: not reached: timed out" in message
+    assert "drain.yml --limit n2" in message
 
 
 def generation(number: int, **specs: str) -> dict[str, Any]:
-    members = tuple(Member(name.replace("_", "-"), spec, 8000, (8000,)) for name, spec in specs.items())
+    members = tuple(
+        GenerationMember(name.replace("_", "-"), spec, 8000, (8000,)) for name, spec in specs.items()
+    )
     return Generation("llama", number, members=members).to_json()
 
 
@@ -242,16 +251,19 @@ def test_another_attention_backend_is_told(
 def test_instances_with_another_backend_have_a_line_of_their_own() -> None:
     seen = fleet(2, 2)
     seen["mi300x-02"]["instances"][1].update(OTHER)
-    told = text(status(seen, {})).splitlines()[4:]
-    assert [line.split()[:2] for line in told[:2]] == [["mi300x-01,mi300x-02", "3"], ["mi300x-02", "llama-1"]]
-    assert told[2:] == [f"      {RUNS}"]
+    lines = text(status(seen, {})).splitlines()[4:]
+    assert [line.split()[:2] for line in lines[:2]] == [
+        ["mi300x-01,mi300x-02", "3"],
+        ["mi300x-02", "llama-1"],
+    ]
+    assert lines[2:] == [f"      {RUNS}"]
 
 
 def test_a_large_fleet_stays_readable() -> None:
     seen = fleet(64, 8)
     seen["mi300x-07"]["instances"][3].update(**DOWN, supervisor=says("gave_up", "", OOM, OOM, OOM))
-    told = text(status(seen, {"mi300x-99": "No route to host"})).splitlines()
-    assert told == [
+    lines = text(status(seen, {"mi300x-99": "No route to host"})).splitlines()
+    assert lines == [
         "Status: 512 instances of 1 deployment on 65 hosts: 511 serve, 1 gave up, 1 host not reached.",
         "  mi300x-99: not reached: No route to host",
         "",
@@ -269,8 +281,8 @@ def test_width() -> None:
     long = instance(
         "a-deployment-with-a-long-name-0", restarts=12, supervisor=says("waiting", "x " * 200), **DOWN
     )
-    told = text(status({"a-host.example.com": host(long)}, {"n2": "y " * 200}))
-    assert max(map(len, told.splitlines())) <= 120
+    message = text(status({"a-host.example.com": host(long)}, {"n2": "y " * 200}))
+    assert max(map(len, message.splitlines())) <= 120
     assert text(status({}, {})) == "Status: nothing runs."
 
 
@@ -307,8 +319,8 @@ def test_as_json() -> None:
 
 def test_trouble_comes_first() -> None:
     rows = [
-        Row("a", "n1", "a-0", s.SERVING),
-        Row("a", "n2", "a-0", s.GAVE_UP),
-        Row("a", "n3", "a-0", s.STARTING),
+        StatusRow("a", "n1", "a-0", s.SERVING),
+        StatusRow("a", "n2", "a-0", s.GAVE_UP),
+        StatusRow("a", "n3", "a-0", s.STARTING),
     ]
     assert [row.state for row in sorted(rows, key=order)] == [s.GAVE_UP, s.STARTING, s.SERVING]

@@ -22,8 +22,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
     BUSY,
-    GONE,
-    Instance,
+    UNREACHABLE,
+    ProbedInstance,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import soak
 from ansible_collections.instinct.fleet.plugins.modules import instance_status, vllm_watch
@@ -287,7 +287,7 @@ async def saying(said: bytes | None) -> Any:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:
-        yield Instance("127.0.0.1", int(server.sockets[0].getsockname()[1]), "m")
+        yield ProbedInstance("127.0.0.1", int(server.sockets[0].getsockname()[1]), "m")
     finally:
         over.set()
         server.close()
@@ -305,10 +305,10 @@ async def saying(said: bytes | None) -> Any:
         (HEAD + b"[1]", "ok", False),
         (HEAD + b"<html>", "ok", False),
         (HEAD, "ok", False),
-        (b'HTTP/1.1 500 X\r\n\r\n{"usage": {"completion_tokens": 1}}', GONE, False),
-        (b"HTTP/1.1 two hundred\r\n\r\n", GONE, False),
-        (b"HTTP/1.1\r\n\r\n", GONE, False),
-        (b"", GONE, False),
+        (b'HTTP/1.1 500 X\r\n\r\n{"usage": {"completion_tokens": 1}}', UNREACHABLE, False),
+        (b"HTTP/1.1 two hundred\r\n\r\n", UNREACHABLE, False),
+        (b"HTTP/1.1\r\n\r\n", UNREACHABLE, False),
+        (b"", UNREACHABLE, False),
         (None, BUSY, False),
     ],
 )
@@ -341,7 +341,7 @@ def test_a_host_that_drops_connections_is_gone(monkeypatch: pytest.MonkeyPatch) 
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
-        instance = Instance("127.0.0.1", listener.getsockname()[1], "m")
+        instance = ProbedInstance("127.0.0.1", listener.getsockname()[1], "m")
         instance.proven = True
 
         async def scenario() -> None:
@@ -357,7 +357,7 @@ def test_an_instance_without_a_key_file(tmp_path: Path, text: str | None) -> Non
     path = tmp_path / "instance.map"
     if text:
         path.write_text(text)
-    header = Instance("127.0.0.1", 1, "m", str(path)).authorization()
+    header = ProbedInstance("127.0.0.1", 1, "m", str(path)).authorization()
     assert header == ("Authorization: Bearer abc\r\n" if text else "")
 
 

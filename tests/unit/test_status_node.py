@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.host import status as status_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import (
-    Node,
+    StatusPaths,
     endpoint_of,
     measured,
     read_node,
@@ -106,7 +106,7 @@ class Host:
 
     def __init__(self, tmp: Path, docker: FakeDocker) -> None:
         self.tmp, self.docker = tmp, docker
-        self.node = Node(str(tmp / "etc"), str(tmp / "var"), docker.path, 0.2)
+        self.node = StatusPaths(str(tmp / "etc"), str(tmp / "var"), docker.path, 0.2)
 
     def add(self, name: str, status: str = "running", **keys: Any) -> Any:
         """An instance with its files; keys: port, supervisor (state.json), container (its name)."""
@@ -136,8 +136,8 @@ def test_a_node(host: Host, port: int) -> None:
     failing = host.add("llama-1", "restarting", supervisor="no json")
     failing.exit_code = 1
     failing.log = f"torch.OutOfMemoryError: HIP out of memory with {KEY}.\n"
-    told = {"state": "gave_up", "failures": [{"kind": "unknown", "line": f"api {KEY}"}]}
-    host.add("other-0", supervisor=json.dumps(told))
+    reported = {"state": "gave_up", "failures": [{"kind": "unknown", "line": f"api {KEY}"}]}
+    host.add("other-0", supervisor=json.dumps(reported))
     found = read_node(host.node)
     first, second, third = found["instances"]
     assert [item["name"] for item in found["instances"]] == ["llama-0", "llama-1", "other-0"]
@@ -178,7 +178,7 @@ def test_instances_are_asked_at_once(host: Host, port: int, monkeypatch: pytest.
 
 
 def test_a_host_without_docker_is_told_when_it_has_instances(host: Host) -> None:
-    node = Node(host.node.state_dir, host.node.data_dir, str(host.tmp / "none.sock"))
+    node = StatusPaths(host.node.state_dir, host.node.data_dir, str(host.tmp / "none.sock"))
     assert read_node(node)["problems"] == []
     host.add("llama-0")
     assert "does not exist" in read_node(node)["problems"][0]

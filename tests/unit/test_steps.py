@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import ObservedInstance
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import (
     build_tools,
     docker_engine,
@@ -30,7 +30,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import
     stop_servers,
     unique,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import Repository
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import ModelRepository
 
 from .plan_world import (
     COMMIT,
@@ -441,7 +441,7 @@ WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], Model
 def test_weights(case: str) -> None:
     found, exclude, include, pin, expected = WEIGHTS[case]
     base = {"cache_dir": HF, "repo": REPO, "commit": COMMIT, "complete": True, "files": 1, "bytes": 1, **ALL}
-    wanted = Repository("model", REPO, "main", ("vllm_deployments", 0, "model"), exclude, include)
+    wanted = ModelRepository("model", REPO, "main", ("vllm_deployments", 0, "model"), exclude, include)
     other = {**base, "repo": "lab/unrelated"}
     for there in ([{**base, **found}], [other, {**base, **found}], [{**base, **found}, other]):
         assert has_weights(host(state(models=there)), wanted, pin) is expected
@@ -517,10 +517,10 @@ def test_names_with_signs_of_patterns_are_taken_as_they_are() -> None:
 # ---- servers -----------------------------------------------------------------------------------------
 
 
-def running(**keys: Any) -> Running:
+def running(**keys: Any) -> ObservedInstance:
     hashes = tuple(keys.pop("file_hashes", {}).items())
     base = {"state": "running", "spec_hash": "1" * 64, "artefact_hash": "1" * 64, "exit_code": 0}
-    return Running(name="llama-0", deployment="llama", file_hashes=hashes, **{**base, **keys})
+    return ObservedInstance(name="llama-0", deployment="llama", file_hashes=hashes, **{**base, **keys})
 
 
 @pytest.mark.parametrize(

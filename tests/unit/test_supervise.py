@@ -19,9 +19,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor
     LIMIT,
     STABLE,
     WINDOW,
-    Failure,
-    Memory,
-    series,
+    FailureHistory,
+    RunFailure,
+    extend_series,
 )
 
 from tests.unit.eventually import GENEROUS
@@ -83,10 +83,10 @@ def test_it_gives_up_after_three_and_tells_the_first(made: Supervised) -> None:
     assert made.children() == []
     assert [item["kind"] for item in made.state["failures"]] == ["out_of_memory", "unknown", "unknown"]
     assert [item["log"] for item in made.state["failures"]] == [f"failure-{n}.log" for n in (1, 2, 3)]
-    told = [line for line in made.output.splitlines() if "gave up" in line]
-    assert len(told) == 1
-    assert "out_of_memory" in told[0]
-    assert "gpu_memory_utilization" in told[0]  # the next step
+    lines = [line for line in made.output.splitlines() if "gave up" in line]
+    assert len(lines) == 1
+    assert "out_of_memory" in lines[0]
+    assert "gpu_memory_utilization" in lines[0]  # the next step
     assert made.stop() == 0
     assert made.state["state"] == "gave_up"  # what was, can still be read
     # Started by somebody, it begins anew.
@@ -266,8 +266,8 @@ def test_it_can_be_stopped_while_it_waits(made: Supervised, tmp_path: Path) -> N
 # ---- what counts together ----------------------------------------------------------------------------
 
 
-def failure(at: float, seconds: float = 1, served: float = 0) -> Failure:
-    return Failure(at, seconds, served, 1, "unknown", "", "")
+def failure(at: float, seconds: float = 1, served: float = 0) -> RunFailure:
+    return RunFailure(at, seconds, served, 1, "unknown", "", "")
 
 
 HOUR = 3600.0
@@ -289,10 +289,10 @@ HOUR = 3600.0
         ("off for an hour in between", [failure(0), failure(1), failure(1 + WINDOW + 5)], 1),
     ],
 )  # fmt: skip
-def test_failures_that_are_a_series(what: str, runs: list[Failure], counted: int) -> None:
-    found: tuple[Failure, ...] = ()
+def test_failures_that_are_a_series(what: str, runs: list[RunFailure], counted: int) -> None:
+    found: tuple[RunFailure, ...] = ()
     for item in runs:
-        found = series(found, item)
+        found = extend_series(found, item)
     assert len(found) == counted, what
     assert LIMIT == 3
 
@@ -302,7 +302,7 @@ def test_failures_that_are_a_series(what: str, runs: list[Failure], counted: int
 )
 def test_a_broken_memory_is_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
-    assert Memory(str(tmp_path)).failures == ()
+    assert FailureHistory(str(tmp_path)).failures == ()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import Failure, Memory
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import (
+    FailureHistory,
+    RunFailure,
+)
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
@@ -190,10 +193,10 @@ def test_the_cause_is_told_and_not_what_followed_from_it(ranks: Ranks, cause: in
 def test_one_that_gave_up_holds_the_others_and_says_why(ranks: Ranks) -> None:
     items = ranks(2)
     items[1].directory.mkdir()
-    memory = Memory(str(items[1].directory))
+    memory = FailureHistory(str(items[1].directory))
     for at in (2, 1):
         memory.failed(
-            Failure(time.time() - at, 0.1, 0, 1, "out_of_memory", "HIP out of memory", "Use more."), ""
+            RunFailure(time.time() - at, 0.1, 0, 1, "out_of_memory", "HIP out of memory", "Use more."), ""
         )
     start(items, HEADLESS, "echo 'ValueError: something else'; exit 1")
     assert items[0].end() == 1

@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
     SIGNATURES_FILE,
-    Finding,
+    Diagnosis,
     Signature,
     to_text,
 )
@@ -28,7 +28,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor
     oom_kills,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.options import parse
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import Failure, Memory
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import (
+    FailureHistory,
+    RunFailure,
+)
 
 OOM = "torch.OutOfMemoryError: HIP out of memory"
 NCCL = "RuntimeError: NCCL error: remote process exited or there was a network error"
@@ -56,8 +59,8 @@ class World:
     said: list[str] = field(default_factory=list)
     environments: list[Mapping[str, str] | None] = field(default_factory=list)
     started: list[float] = field(default_factory=list)
-    child: Child | None = None
-    memory: Memory | None = None
+    child: ChildProcess | None = None
+    memory: FailureHistory | None = None
     clock: float = 0.0
     waits: int = 0
 
@@ -72,7 +75,7 @@ class World:
         """Run the supervisor to its end."""
         world = self
 
-        class Remembered(Memory):
+        class Remembered(FailureHistory):
             def note(self, state: str, why: str = "") -> None:
                 super().note(state, why)
                 world.did.append((state, why))
@@ -82,7 +85,7 @@ class World:
         return Supervisor(given, self.memory, self, self).run()  # type: ignore[arg-type]
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[RunFailure, ...]:
         assert self.memory
         return self.memory.failures
 
@@ -123,7 +126,7 @@ class World:
         return Event(kind, value)
 
 
-class Child:
+class ChildProcess:
     """As supervise_child has it."""
 
     world: World
@@ -172,7 +175,7 @@ class Child:
         self.world.did.append(("end_all", grace))
 
 
-class Group:
+class RankGroup:
     """As supervise_group has it; what others say comes from the world's events."""
 
     world: World
@@ -193,7 +196,7 @@ class Group:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "state")
-    for kind in (Child, Group):
+    for kind in (ChildProcess, RankGroup):
         monkeypatch.setattr(kind, "world", made, raising=False)
         monkeypatch.setattr(main, kind.__name__, kind)
     clock = SimpleNamespace(monotonic=lambda: made.clock, time=lambda: 1e9 + made.clock)
@@ -255,7 +258,9 @@ def test_a_signature_counts_that_was_written_after_the_start(
 ) -> None:
     """A deploy writes the file anew, and starts nothing again for it."""
     text = to_text([Signature("cosmic_ray", ("bit flipped",), "Look up."), *SIGNATURES])
-    monkeypatch.setattr(Child, "settle", lambda self: world.signatures.write_text(text, encoding="utf-8"))
+    monkeypatch.setattr(
+        ChildProcess, "settle", lambda self: world.signatures.write_text(text, encoding="utf-8")
+    )
     world.programs = [Program(5.0, says="bit flipped")]
     assert world.run() == 1
     assert [failure.kind for failure in world.failures] == ["cosmic_ray"]
@@ -292,7 +297,9 @@ def test_how_long_it_served(
 
 
 def test_a_server_that_serves_ends_what_another_rank_did(world: World) -> None:
-    Memory(str(world.place)).lost({"rank": 1, "host": "n1", "kind": "killed", "line": "", "next_step": ""})
+    FailureHistory(str(world.place)).lost(
+        {"rank": 1, "host": "n1", "kind": "killed", "line": "", "next_step": ""}
+    )
     world.programs, world.events = [Program(None)], [(1.0, "serving", None), (2.0, "signal", signal.SIGTERM)]
     assert world.run() == 0
     assert world.memory
@@ -397,10 +404,10 @@ def test_a_disk_that_cannot_be_written_is_told(world: World) -> None:
 
 def failed(count: int) -> Callable[[World], None]:
     def remember(world: World) -> None:
-        memory = Memory(str(world.place))
+        memory = FailureHistory(str(world.place))
         for number in range(count):
             at = 1e9 - count + number
-            memory.failed(Failure(at, 1.0, 0.0, 1, f"kind{number}", f"line {number}", f"Do {number}."), "")
+            memory.failed(RunFailure(at, 1.0, 0.0, 1, f"kind{number}", f"line {number}", f"Do {number}."), "")
 
     return remember
 
@@ -509,10 +516,10 @@ def test_a_rank_that_is_lost_before_vllm_started(world: World) -> None:
 def test_when_another_rank_ends_by_itself_vllm_is_stopped(world: World, kind: str) -> None:
     world.programs, world.events = [Program(None, 0, OOM)], [GO, lost(9.0, kind)]
     assert world.run(*FIRST) == 1
-    told = f"n1 (rank 1) ended: {kind}: it ended"
-    assert world.said[-1] == f"{told}; stops vLLM"
+    text = f"n1 (rank 1) ended: {kind}: it ended"
+    assert world.said[-1] == f"{text}; stops vLLM"
     assert world.names("signal", "wait", "stopping", "end_all", "close") == [
-        ("stopping", told), TERM, ("wait", 30.0), ("stopping", told), ("end_all", 10.0), ("close",),
+        ("stopping", text), TERM, ("wait", 30.0), ("stopping", text), ("end_all", 10.0), ("close",),
     ]  # fmt: skip
     assert world.failures == ()
     assert world.clock == 10.0
@@ -754,5 +761,5 @@ def test_secrets_of_its_environment_are_masked(
 def test_how_its_exceptions_are_told() -> None:
     peer = {"host": "n1", "rank": 1, "kind": "killed", "line": "it ended", "next_step": ""}
     assert str(main.PeerLost(peer)) == "it ended"
-    error = main.Failed(Finding("kind", "line", "next"))
+    error = main.Failed(Diagnosis("kind", "line", "next"))
     assert (str(error), error.code, error.seconds, error.served) == ("line", 1, 0.0, 0.0)

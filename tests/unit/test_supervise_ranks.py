@@ -18,18 +18,20 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import link
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.child import Events
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.group import Group
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.group import RankGroup
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.link import (
     LINE_LIMIT,
+    HeartbeatTimes,
     Membership,
-    Pulse,
 )
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
 from tests.unit.supervise_world import wait_for
 
-PULSE = Pulse(beat=0.05, silent=600, hello=400, retry=0.05)  # its clock is set forward, nobody waits so long
+PULSE = HeartbeatTimes(
+    beat=0.05, silent=600, hello=400, retry=0.05
+)  # its clock is set forward, nobody waits so long
 SECONDS = GENEROUS  # for anything that is to happen
 
 
@@ -71,14 +73,14 @@ class Ranks:
     def __init__(self) -> None:
         self.address = ("127.0.0.1", free_port())
         self.events, self.said = Events(), list[str]()
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         self.closed: list[Any] = []
         self.later = 0.0  # by so many seconds its clock is fast
         self.pulse = PULSE
 
-    def start(self, rank: int = 0, hosts: int = 2, gave_up: str = "") -> Group:
+    def start(self, rank: int = 0, hosts: int = 2, gave_up: str = "") -> RankGroup:
         member = Membership(self.address, rank, tuple(f"n{number}" for number in range(hosts)), "llama-0")
-        self.group = Group(member, self.events, self.said.append, self.pulse, gave_up)
+        self.group = RankGroup(member, self.events, self.said.append, self.pulse, gave_up)
         self.group.start()
         return self.group
 
@@ -138,7 +140,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
         left(found.group)
 
 
-def left(group: Group) -> None:
+def left(group: RankGroup) -> None:
     """It leaves, and its thread ends; close() itself waits for some seconds only."""
     group.close()
     group.join(SECONDS)
@@ -287,7 +289,7 @@ def test_a_stranger_that_leaves_and_one_that_says_nothing(ranks: Ranks) -> None:
 
 
 def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise_group, "STRANGERS", 3)
+    monkeypatch.setattr(supervise_group, "MAX_UNIDENTIFIED", 3)
     ranks.start(hosts=3)
     member = ranks.member(1, 3)  # is none
     assert member.hear("waits")
@@ -474,7 +476,7 @@ def test_it_tries_until_the_first_rank_is_there(ranks: Ranks) -> None:
     assert [ranks.hears(), ranks.hears()] == [("waits", "for n2"), ("waits", "for n3")]  # each reason once
 
 
-def rounds(group: Group) -> None:
+def rounds(group: RankGroup) -> None:
     """Its loop goes round some times."""
     for _ in range(4):
         group.tell("serving")

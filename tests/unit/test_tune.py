@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recognize import recognise
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recognize import recognize_settings
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
     Deployment,
     parse_deployments,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Ledger
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import Machine, Tuned, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, TunedSettings, tune
 
 from tests.unit.catalogue import knowledge
 
-MI300X = Machine("gfx942", "MI300X", "SPX", "NPS1", 206141652992, 206141652992)
+MI300X = TargetGpu("gfx942", "MI300X", "SPX", "NPS1", 206141652992, 206141652992)
 LLAMA = ModelFacts("meta-llama/Llama-3.1-8B-Instruct", ("LlamaForCausalLM",), head_size=128)
 R1 = ModelFacts(
     "deepseek-ai/DeepSeek-R1",
@@ -38,13 +38,13 @@ def deployment(**keys: Any) -> Deployment:
     return found[0]
 
 
-def tuned(version: str, model: ModelFacts = LLAMA, platform: str = "rocm", **keys: Any) -> Tuned:
+def tuned(version: str, model: ModelFacts = LLAMA, platform: str = "rocm", **keys: Any) -> TunedSettings:
     """tune() on an MI300X."""
     software = ImageFacts("r/i:t", "tag", vllm=version, platform=platform)
     return tune(deployment(**keys), MI300X, software, model, knowledge())
 
 
-def problems(found: Tuned) -> list[str]:
+def problems(found: TunedSettings) -> list[str]:
     """The problems' texts."""
     return [problem.text() for problem in found.problems]
 
@@ -253,15 +253,15 @@ def test_no_more_sequences_than_tokens() -> None:
     ],
 )
 def test_recognise(version: str, args: dict[str, Any], env: dict[str, str], setting: str, value: Any) -> None:
-    assert recognise(knowledge().book(version), args, env)[setting] == value
+    assert recognize_settings(knowledge().book(version), args, env)[setting] == value
 
 
 def test_a_ledger_never_changes_what_stands() -> None:
-    ledger = Ledger()
-    ledger.add({"--a": 1, "--c": {"x": {"y": 1}}}, {"E": "1"}, "first", "s")
-    assert ledger.clash({"--c": {"x": {"z": 2}}}, {"E": "1"}) is None
-    assert ledger.clash({"--c": {"x": {"y": 2}}}, {}) is not None
-    assert ledger.clash({}, {"E": "0"}) is not None
-    ledger.add({"--a": 2, "--c": {"x": {"z": 2}}}, {"E": "0"}, "second", "s")
-    assert ledger.args == {"--a": 1, "--c": {"x": {"y": 1, "z": 2}}}
-    assert ledger.env == {"E": "1"}
+    decisions = Decisions()
+    decisions.add({"--a": 1, "--c": {"x": {"y": 1}}}, {"E": "1"}, "first", "s")
+    assert decisions.conflict({"--c": {"x": {"z": 2}}}, {"E": "1"}) is None
+    assert decisions.conflict({"--c": {"x": {"y": 2}}}, {}) is not None
+    assert decisions.conflict({}, {"E": "0"}) is not None
+    decisions.add({"--a": 2, "--c": {"x": {"z": 2}}}, {"E": "0"}, "second", "s")
+    assert decisions.args == {"--a": 1, "--c": {"x": {"y": 1, "z": 2}}}
+    assert decisions.env == {"E": "1"}

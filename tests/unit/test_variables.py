@@ -163,7 +163,7 @@ def test_what_the_planner_reads_is_declared() -> None:
         *auditor.VARIABLES,
         "hf_model_token_file",
     }
-    read |= {*request.VARIABLES.values(), *request.CANARY_TERMS}
+    read |= {*request.VARIABLES.values(), *request.CANARY_SETTINGS}
     assert read - {"ansible_host"} <= public_variables().keys()
 
 
@@ -193,7 +193,7 @@ def test_documents_name_variables_that_exist() -> None:
 def test_tables_of_variables_have_their_defaults(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| `?(\w+)`? \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     defaults = {name: item.default for name, item in public_variables().items() if item.default is not None}
-    told = {name: default for name, default in rows if name in defaults}
-    assert len(told) > 1
-    for name, default in told.items():
+    reported = {name: default for name, default in rows if name in defaults}
+    assert len(reported) > 1
+    for name, default in reported.items():
         assert default in (defaults[name], json.dumps(defaults[name])), name

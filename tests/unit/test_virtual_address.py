@@ -19,7 +19,10 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import run
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.keepalived import PID_FILE, Keeper
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.keepalived import (
+    PID_FILE,
+    KeepalivedService,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import keepalived_check
@@ -30,12 +33,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
-    Endpoint,
-    Kit,
+    EndpointAssets,
+    EndpointInputs,
     plan_balancers,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import materials, self_signed
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import drawer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import load_secrets, self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
 from .eventually import GENEROUS
 from .programs import program
@@ -50,7 +53,7 @@ FOUND = {
 
 
 def draw(name: str) -> Any:
-    return drawer((ROOT / "templates" / name).read_text(encoding="utf-8"))
+    return template_renderer((ROOT / "templates" / name).read_text(encoding="utf-8"))
 
 
 def host(
@@ -75,8 +78,10 @@ def host(
 
 
 def planned(*hosts: BalancerHost) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...]]:
-    kit = Kit(draw("haproxy.cfg.j2"), "agent\n", draw_address=draw("keepalived.conf.j2"), check="check\n")
-    plans, problems, _ = plan_balancers(Endpoint(hosts, frozenset(), kit), [])
+    assets = EndpointAssets(
+        draw("haproxy.cfg.j2"), "agent\n", draw_address=draw("keepalived.conf.j2"), check="check\n"
+    )
+    plans, problems, _ = plan_balancers(EndpointInputs(hosts, frozenset(), assets), [])
     return plans, problems
 
 
@@ -215,7 +220,7 @@ def test_variables(variables: dict[str, Any], expected: Any) -> None:
 
 def test_a_certificate_is_made_for_it_and_an_older_one_is_told(tmp_path: Path) -> None:
     def texts() -> tuple[str, ...]:
-        made = materials([host()], tmp_path, True, lambda path: path.read_text(), yaml.safe_load)
+        made = load_secrets([host()], tmp_path, True, lambda path: path.read_text(), yaml.safe_load)
         return made["lb1"].warnings
 
     assert texts() == ()
@@ -242,13 +247,13 @@ def real_interface() -> str:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Keeper:
+def keeper(tmp_path: Path) -> KeepalivedService:
     place = str(tmp_path)
-    return Keeper(place, place, lambda *_: None, lambda _: True, program("keepalived"))
+    return KeepalivedService(place, place, lambda *_: None, lambda _: True, program("keepalived"))
 
 
 @pytest.mark.parametrize("peers", [0, 1, 3])
-def test_keepalived_takes_what_is_rendered(keeper: Keeper, tmp_path: Path, peers: int) -> None:
+def test_keepalived_takes_what_is_rendered(keeper: KeepalivedService, tmp_path: Path, peers: int) -> None:
     here = {"interfaces": [{"name": real_interface(), "addresses": ["192.0.2.1"]}]}
     others = [host(f"lb{n + 2}", f"192.0.2.{n + 2}", absent="elsewhere") for n in range(peers)]
     plans, problems = planned(host(**here), *others)
@@ -260,7 +265,7 @@ def test_keepalived_takes_what_is_rendered(keeper: Keeper, tmp_path: Path, peers
     keeper.validate(str(tmp_path), run)
 
 
-def test_what_keepalived_refuses_is_told_in_its_words(keeper: Keeper, tmp_path: Path) -> None:
+def test_what_keepalived_refuses_is_told_in_its_words(keeper: KeepalivedService, tmp_path: Path) -> None:
     (tmp_path / "keepalived.conf").write_text("nonsense\n")
     with pytest.raises(NodeError, match=r"the running one stays in use. It reports: .*'nonsense'"):
         keeper.validate(str(tmp_path), run)
@@ -285,7 +290,7 @@ def test_what_is_to_be_done(
 ) -> None:
     place = str(tmp_path)
     calls: list[tuple[str, ...]] = []
-    keeper = Keeper(place, place, lambda *words: calls.append(words), lambda _: runs, "/none")
+    keeper = KeepalivedService(place, place, lambda *words: calls.append(words), lambda _: runs, "/none")
     if there:
         Path(keeper.unit).write_text("")
     step = keeper.step({"keepalived.conf": ""} if wanted else {}, changed, unit)

@@ -21,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.action.vllm_bench import ActionM
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
     REPEATER,
-    Repeat,
+    RepeatedRuns,
     container_body,
     parse_repeat,
     parse_target,
@@ -31,7 +31,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
@@ -426,7 +426,7 @@ def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> 
 
 def test_only_the_serve_benchmark_is_repeated() -> None:
     assert parse_repeat("serve", 1, 0, 7, "") is None
-    assert parse_repeat("serve", 2, 1, 7, "program") == Repeat(1, 2, 7, "program")
+    assert parse_repeat("serve", 2, 1, 7, "program") == RepeatedRuns(1, 2, 7, "program")
     for kind, runs, warmups in (("latency", 2, 0), ("serve", 0, 0), ("serve", 1, -1)):
         with pytest.raises(NodeError):
             parse_repeat(kind, runs, warmups, 7, "")
@@ -436,19 +436,19 @@ def test_a_stored_instance_is_read_from_the_node(
     docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
-    store = Store(str(tmp_path))
+    store = GenerationStore(str(tmp_path))
     whole_one = {**instance(), "vllm": "0.11.0"}
     server = whole_one.pop("server")
     member = {"name": "llama-0", "spec_hash": "s", "server": server, "described": whole_one}
     store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
     stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
     for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
-        assert parse_target(benches.whole(given, store), ["x"]).model == "lab/tiny-llama"
+        assert parse_target(benches.complete_target(given, store), ["x"]).model == "lab/tiny-llama"
         result, failed = run_module(vllm_bench.main, args(docker, given))
         assert not failed, result["msg"]
         assert result["benchmarks"][0]["result"] == RESULT
         assert CANARY not in json.dumps(result)
-    assert benches.whole(instance(), store) == instance()
+    assert benches.complete_target(instance(), store) == instance()
     result, failed = run_module(vllm_bench.main, args(docker, {**stands_for, "generation": 4}))
     assert failed
     assert "Generation 4 of llama is not kept" in result["msg"]
@@ -680,8 +680,8 @@ def test_the_api_key_is_in_no_message(
     result, _failed = run_module(vllm_bench.main, args(docker, instance()))
     assert "exception" not in result
     measured = [(item["error"], item["result"], item["log"]) for item in result.get("benchmarks", [])]
-    told = json.dumps([result.get("msg"), measured])
-    assert (MASK in told) is (break_it not in (nothing, unreadable))  # it was in what was told
+    text = json.dumps([result.get("msg"), measured])
+    assert (MASK in text) is (break_it not in (nothing, unreadable))  # it was in what was told
     assert CANARY not in json.dumps(result)
     assert CANARY not in "".join(docker.requests + bodies)
     assert CANARY not in capsys.readouterr().err

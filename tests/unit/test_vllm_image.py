@@ -23,7 +23,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import
     build_plan,
     decisive,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, wanted
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, parse_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
@@ -233,7 +233,7 @@ def test_registry_errors_in_plain_words(
 
 
 def test_a_refused_account_is_named(docker: FakeDocker) -> None:
-    want = wanted(PULL, REF, None, "puller", "long-enough")
+    want = parse_pull(PULL, REF, None, "puller", "long-enough")
     assert "does not accept the account 'puller'" in explain_pull(
         "unauthorized: authentication required", want
     )

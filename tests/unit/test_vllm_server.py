@@ -20,7 +20,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failures imp
     from_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import Engine, EngineError
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient, DockerError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
     converge,
@@ -268,8 +268,8 @@ def test_a_change_takes_these_requests_and_check_mode_predicts_them(
     assert docker.changes() == requests
     assert predicted["actions"] == result["actions"]
     assert predicted["diff"] == result["diff"]
-    told = [action.replace("?v=true", "") for action in result["actions"] if not action.startswith("write ")]
-    assert told == [request.replace("?v=true", "") for request in requests]
+    lines = [action.replace("?v=true", "") for action in result["actions"] if not action.startswith("write ")]
+    assert lines == [request.replace("?v=true", "") for request in requests]
     files = [action.split("/")[-1].split()[0] for action in result["actions"] if action.startswith("write ")]
     assert files == written
     assert statuses(docker) == {"instinct-llama-0": "running"}
@@ -396,7 +396,7 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
     server = deployed(docker, run_module)
     new_spec(server)
     method = {"create": "create", "stop": "stop", "DELETE": "remove", "rename": "rename"}[cut_after]
-    original = getattr(converge.Engine, method)
+    original = getattr(converge.DockerClient, method)
 
     class Killed(BaseException):
         pass
@@ -406,10 +406,10 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
         if not str(values[0]).endswith(".next") or method in ("create", "rename"):
             raise Killed
 
-    monkeypatch.setattr(converge.Engine, method, kill)
+    monkeypatch.setattr(converge.DockerClient, method, kill)
     with pytest.raises(Killed):
         vllm_server.work({**defaults(), **args(docker, server)}, converge.Redactor(), False)
-    monkeypatch.setattr(converge.Engine, method, original)
+    monkeypatch.setattr(converge.DockerClient, method, original)
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed, result["msg"]
     assert statuses(docker) == {"instinct-llama-0": "running"}
@@ -511,9 +511,9 @@ def say(server: dict[str, Any], state: str, *failures: str) -> None:
     """What the supervisor of an instance notes."""
     path = Path(server["cache_directory"]) / "supervise/state.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = [{"at": 1, "kind": "out_of_memory", "line": line, "next_step": "Use more."} for line in failures]
+    lines = [{"at": 1, "kind": "out_of_memory", "line": line, "next_step": "Use more."} for line in failures]
     path.write_text(json.dumps({
-        "schema": 1, "state": state, "since": 1, "why": "waits for n2 (rank 1)", "failures": told, "peer": None,
+        "schema": 1, "state": state, "since": 1, "why": "waits for n2 (rank 1)", "failures": lines, "peer": None,
     }))  # fmt: skip
 
 
@@ -1060,9 +1060,9 @@ def test_a_log_that_cannot_be_read_is_no_failure(
     docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> str:
-        raise EngineError("configured logging driver does not support reading", 501)
+        raise DockerError("configured logging driver does not support reading", 501)
 
-    monkeypatch.setattr(Engine, "logs", refuse)
+    monkeypatch.setattr(DockerClient, "logs", refuse)
     server = spec(attention=EXPECTED)
     docker.programs["instinct-"] = vllm(server["port"])
     result, failed = run_module(vllm_server.main, args(docker, server))

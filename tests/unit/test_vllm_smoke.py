@@ -173,8 +173,8 @@ def test_an_incomplete_target(run_module: Any) -> None:
 
 def test_the_documentation_is_the_argument_spec() -> None:
     options = documented_by(vllm_smoke)["options"]
-    told = {
+    reported = {
         name: {key: value for key, value in item.items() if key != "description"}
         for name, item in options.items()
     }
-    assert told == vllm_smoke.argument_spec()
+    assert reported == vllm_smoke.argument_spec()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import Engine
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import watch
 
 RUNS = {"State": {"Status": "running", "StartedAt": "1", "ExitCode": 0}}
@@ -37,7 +37,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(*answers: Any, seconds: float = 0.05) -> None:
-    watch(cast(Engine, Containers(*answers)), ["llama-0"], seconds, sleep=lambda _: None)
+    watch(cast(DockerClient, Containers(*answers)), ["llama-0"], seconds, sleep=lambda _: None)
 
 
 def test_it_goes_on_running(note: Path) -> None:
@@ -66,4 +66,4 @@ def test_vllm_ended_in_it(note: Path) -> None:
         note.write_text(json.dumps({"state": "starting", "failures": [FAILED]}))
 
     with pytest.raises(NodeError, match=r"its vLLM ended .*out_of_memory: HIP out of memory \| Take less"):
-        watch(cast(Engine, Containers(RUNS)), ["llama-0"], 5, sleep=fail)
+        watch(cast(DockerClient, Containers(RUNS)), ["llama-0"], 5, sleep=fail)

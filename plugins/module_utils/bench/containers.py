@@ -44,7 +44,7 @@ exec $python "$program" "$@"
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedRuns:
     """Several runs: discarded ones, kept ones, and the seed of the first (each later run adds one).
 
     program: programs/bench_repeat.py, which performs them.
@@ -57,7 +57,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchmarkTarget:
     """An instance to measure, from the plan's INSTANCE.
 
     Attributes:
@@ -87,7 +87,7 @@ class Target:
         return f"instinct-bench-{self.name}"
 
 
-def parse_repeat(kind: str, runs: int, warmups: int, seed: int, program: str) -> Repeat | None:
+def parse_repeat(kind: str, runs: int, warmups: int, seed: int, program: str) -> RepeatedRuns | None:
     """Return the repetitions, None for a single run. Raise NodeError for impossible numbers."""
     if runs < 1 or warmups < 0:
         raise NodeError(
@@ -97,10 +97,10 @@ def parse_repeat(kind: str, runs: int, warmups: int, seed: int, program: str) ->
         return None
     if kind != "serve":
         raise NodeError(f"repeat and warmups are of the serve benchmark; {kind} has its own (num_iters).")
-    return Repeat(warmups, runs, seed, program)
+    return RepeatedRuns(warmups, runs, seed, program)
 
 
-def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
+def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> BenchmarkTarget:
     """Build a target from an INSTANCE and the benchmark's command line. Raise NodeError if parts are missing."""
     name = str(data.get("name") or "")
     server = data.get("server")
@@ -108,7 +108,7 @@ def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
     if missing or not isinstance(server, Mapping) or not server.get("container"):
         what = ", ".join(missing) or "server.container"
         raise NodeError(f"targets[{name or '?'}]: {what} is missing. Pass the instances from the plan.")
-    return Target(
+    return BenchmarkTarget(
         name=name,
         deployment=str(data.get("deployment") or ""),
         model=str(data["model"]),
@@ -121,7 +121,9 @@ def parse_target(data: Mapping[str, Any], command: Sequence[str]) -> Target:
     )
 
 
-def container_body(target: Target, run: str, result_dir: str, repeat: Repeat | None = None) -> Json:
+def container_body(
+    target: BenchmarkTarget, run: str, result_dir: str, repeat: RepeatedRuns | None = None
+) -> Json:
     """Return the instance's own container with another command: same image, devices, limits and mounts.
 
     The client of a served instance gets the devices too: vLLM's command line detects its platform before it parses its

@@ -19,11 +19,11 @@ from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
-from ..common.run_lock import Busy, alone, leave_if_abandoned
-from ..docker.client import Engine, EngineError, Json, NotFound
+from ..common.run_lock import Busy, leave_if_abandoned, run_lock
+from ..docker.client import DockerClient, DockerError, Json, NotFound
 from ..docker.stop import stop_gracefully
-from ..serving.store import Store
-from .containers import Repeat, Target, container_body
+from ..serving.store import GenerationStore
+from .containers import BenchmarkTarget, RepeatedRuns, container_body
 
 LOG_LINES = 60
 _STOP_SECONDS = 30
@@ -31,7 +31,7 @@ _WAIT_SLICE = 5.0  # seconds of one wait request
 _LEAVE_SECONDS = 45.0  # time for a run whose controller died to clean up and exit
 
 
-def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
+def complete_target(target: Mapping[str, Any], store: GenerationStore) -> Mapping[str, Any]:
     """Return a target's INSTANCE; if it refers to a stored generation, read it from the node's store.
 
     A stored server's files may contain secrets. Raise NodeError if the generation is not stored.
@@ -45,57 +45,59 @@ def whole(target: Mapping[str, Any], store: Store) -> Mapping[str, Any]:
 
 
 def measure(
-    connect: Callable[[], Engine],
-    targets: Sequence[Target],
+    connect: Callable[[], DockerClient],
+    targets: Sequence[BenchmarkTarget],
     kind: str,
     run: str,
     timeout: int,
     check: bool,
-    repeat: Repeat | None = None,
+    repeat: RepeatedRuns | None = None,
 ) -> dict[str, Any]:
     """Measure all targets at once. Raise NodeError, with the results of the others, if one failed."""
     if check:
         return _measure(connect, targets, kind, run, timeout, check, repeat)
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(alone("vllm_bench", _LEAVE_SECONDS))
+            held.enter_context(run_lock("vllm_bench", _LEAVE_SECONDS))
         except Busy:
             # Nobody waits for its result any more. Without its benchmark container it ends at once.
             for target in targets:
                 stop_and_remove(connect(), target.container)
-            held.enter_context(alone("vllm_bench", 2 * _LEAVE_SECONDS))
+            held.enter_context(run_lock("vllm_bench", 2 * _LEAVE_SECONDS))
         return _measure(connect, targets, kind, run, timeout, check, repeat)
 
 
 def _measure(
-    connect: Callable[[], Engine],
-    targets: Sequence[Target],
+    connect: Callable[[], DockerClient],
+    targets: Sequence[BenchmarkTarget],
     kind: str,
     run: str,
     timeout: int,
     check: bool,
-    repeat: Repeat | None,
+    repeat: RepeatedRuns | None,
 ) -> dict[str, Any]:
-    engine = connect()
+    client = connect()
     times = f", {repeat.warmups + repeat.runs} times" if repeat else ""
-    actions = [text for target in targets for text in _actions(engine, target, times)]
+    actions = [text for target in targets for text in _actions(client, target, times)]
     for target in targets:
-        _check_state(engine, target, kind)
+        _check_state(client, target, kind)
     if check or not targets:
         return {"changed": False, "actions": actions, "benchmarks": []}
     with ThreadPoolExecutor(max_workers=len(targets)) as pool:
-        entries = list(pool.map(lambda target: _one(connect(), target, kind, run, timeout, repeat), targets))
+        entries = list(
+            pool.map(lambda target: _measure_target(connect(), target, kind, run, timeout, repeat), targets)
+        )
     result = {"changed": False, "actions": actions, "benchmarks": entries}
     failed = [entry for entry in entries if entry["error"]]
     if failed:
-        told = " || ".join(f"{entry['instance']}: {entry['error']}" for entry in failed)
-        raise NodeError(f"{len(failed)} of {len(entries)} {kind} benchmarks failed. {told}", **result)
+        message = " || ".join(f"{entry['instance']}: {entry['error']}" for entry in failed)
+        raise NodeError(f"{len(failed)} of {len(entries)} {kind} benchmarks failed. {message}", **result)
     return result
 
 
-def _actions(engine: Engine, target: Target, times: str) -> list[str]:
+def _actions(client: DockerClient, target: BenchmarkTarget, times: str) -> list[str]:
     actions = []
-    if engine.container(target.container) is not None:
+    if client.container(target.container) is not None:
         actions.append(f"DELETE /containers/{target.container} (left by an earlier run)")
     return [
         *actions,
@@ -104,9 +106,9 @@ def _actions(engine: Engine, target: Target, times: str) -> list[str]:
     ]
 
 
-def _check_state(engine: Engine, target: Target, kind: str) -> None:
+def _check_state(client: DockerClient, target: BenchmarkTarget, kind: str) -> None:
     """Check that a served instance runs, and that one to be measured offline does not hold its GPUs."""
-    container = engine.container(target.server)
+    container = client.container(target.server)
     running = container is not None and container["State"]["Status"] == "running"
     if kind == "serve" and not running:
         raise NodeError(
@@ -120,7 +122,14 @@ def _check_state(engine: Engine, target: Target, kind: str) -> None:
         )
 
 
-def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repeat: Repeat | None) -> Json:
+def _measure_target(
+    client: DockerClient,
+    target: BenchmarkTarget,
+    kind: str,
+    run: str,
+    timeout: int,
+    repeat: RepeatedRuns | None,
+) -> Json:
     """Measure one target; the entry has the results, or the error and any results before it."""
     directory = os.path.join(paths.DATA_DIR, "bench", run, f"{target.name}-{kind}")
     entry: Json = {
@@ -141,13 +150,13 @@ def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repe
         "instance_plan": dict(target.plan),
     }
     try:
-        stop_and_remove(engine, target.container)
+        stop_and_remove(client, target.container)
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory)
-        engine.create(target.container, container_body(target, run, directory, repeat))
-        engine.start(target.container)
-        code = _wait(engine, target.container, timeout)
-        log = engine.logs(target.container)
+        client.create(target.container, container_body(target, run, directory, repeat))
+        client.start(target.container)
+        code = _wait(client, target.container, timeout)
+        log = client.logs(target.container)
         entry["log"] = "\n".join(tail(log, LOG_LINES))
         texts = _read(directory, repeat.runs if repeat else 0)
         for text in texts:
@@ -159,25 +168,25 @@ def _one(engine: Engine, target: Target, kind: str, run: str, timeout: int, repe
             if entry["error"]:
                 break
         if entry["result"] is not None and entry["error"]:
-            entry["error"] += cause(engine, target.server)
+            entry["error"] += cause(client, target.server)
     except (NodeError, OSError) as error:
         entry["error"] = f"the benchmark's container could not be run: {error}"
     finally:
         entry["seconds"] = round(time.time() - entry["started"], 1)
         with contextlib.suppress(NodeError):
-            stop_and_remove(engine, target.container)
+            stop_and_remove(client, target.container)
         shutil.rmtree(directory, ignore_errors=True)
     return entry
 
 
-def stop_and_remove(engine: Engine, container: str) -> None:
+def stop_and_remove(client: DockerClient, container: str) -> None:
     """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; do nothing if it does not exist."""
     with contextlib.suppress(NotFound):
-        stop_gracefully(engine, container, _STOP_SECONDS)
-        engine.remove(container)
+        stop_gracefully(client, container, _STOP_SECONDS)
+        client.remove(container)
 
 
-def _wait(engine: Engine, container: str, timeout: int) -> int | None:
+def _wait(client: DockerClient, container: str, timeout: int) -> int | None:
     """Wait for the exit code; None if the container is not done in time."""
     deadline = time.monotonic() + timeout
     while True:
@@ -185,7 +194,7 @@ def _wait(engine: Engine, container: str, timeout: int) -> int | None:
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        code = engine.wait(container, min(left, _WAIT_SLICE))
+        code = client.wait(container, min(left, _WAIT_SLICE))
         if code is not None:
             return code
 
@@ -229,12 +238,12 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
     return result, None
 
 
-def cause(engine: Engine, server: str) -> str:
+def cause(client: DockerClient, server: str) -> str:
     """Return why requests failed according to the server container's log, with a leading space."""
     try:
-        container = engine.container(server)
-        log = engine.logs(server, 2000)
-    except EngineError as error:
+        container = client.container(server)
+        log = client.logs(server, 2000)
+    except DockerError as error:
         return f" The server cannot be inspected: {error}"
     if container is None:
         return f" The server's container {server} is gone."

@@ -15,7 +15,7 @@ from ..common.files import read_text
 from ..common.instance_key import node_key
 from ..common.redact import env_assignments
 from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
-from ..serving.health import Answer, Endpoint, ask
+from ..serving.health import ProbeAnswer, ServerAddress, ask
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """Endpoints that generate text. Some models lack the first; embedding models have neither."""
@@ -30,32 +30,32 @@ def key_of(instance: Mapping[str, Any]) -> str:
     return own or node_key()
 
 
-def endpoint_of(instance: Mapping[str, Any], api_key: str) -> Endpoint:
+def endpoint_of(instance: Mapping[str, Any], api_key: str) -> ServerAddress:
     """Return the address at which the node reaches an instance."""
     host = str((instance.get("server") or {}).get("host") or "")
     if not host:
         host = local_address(listen_address(instance.get("argv") or ()))
-    return Endpoint(host, int(instance["port"]), str(instance["served_model"]), api_key)
+    return ServerAddress(host, int(instance["port"]), str(instance["served_model"]), api_key)
 
 
-def find(endpoint: Endpoint, timeout: float) -> tuple[str, str]:
+def find(endpoint: ServerAddress, timeout: float) -> tuple[str, str]:
     """Return (name in PATHS, "") of the instance's endpoint for text, or ("", why it has none)."""
-    told = []
+    lines = []
     for name, path in PATHS.items():
         answer = _post(endpoint, name, Prompt("", "Hello"), 1, timeout)
         if answer.status not in _ABSENT:  # any other failure is left for the prompts to show
             return name, ""
-        told.append(f"{path}: HTTP {answer.status}: {answer.text[:200]}")
-    return "", "; ".join(told)
+        lines.append(f"{path}: HTTP {answer.status}: {answer.text[:200]}")
+    return "", "; ".join(lines)
 
 
-def ask_all(endpoint: Endpoint, name: str, timeout: float) -> list[Reply]:
+def ask_all(endpoint: ServerAddress, name: str, timeout: float) -> list[Reply]:
     """Return the replies to all prompts, sent at the same time. `timeout`: seconds per request."""
     with ThreadPoolExecutor(max_workers=len(PROMPTS)) as pool:
         return list(pool.map(lambda prompt: reply(_post(endpoint, name, prompt, TOKENS, timeout)), PROMPTS))
 
 
-def reply(answer: Answer) -> Reply:
+def reply(answer: ProbeAnswer) -> Reply:
     """Return the text of either endpoint's answer; a reasoning model may have produced only its reasoning."""
     if answer.status != 200:
         return Reply(error=f"HTTP {answer.status}: {answer.text[:300]}" if answer.status else answer.text)
@@ -70,7 +70,7 @@ def reply(answer: Answer) -> Reply:
         return Reply(error=f"no text in the answer: {answer.text[:200]}")
 
 
-def _post(endpoint: Endpoint, name: str, prompt: Prompt, tokens: int, timeout: float) -> Answer:
+def _post(endpoint: ServerAddress, name: str, prompt: Prompt, tokens: int, timeout: float) -> ProbeAnswer:
     body: dict[str, Any] = {"model": endpoint.model, "max_tokens": tokens, "temperature": 0, "seed": 0}
     if name == "chat":
         body["messages"] = [{"role": "user", "content": prompt.text}]

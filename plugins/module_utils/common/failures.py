@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log of a vLLM that did not start: the line that decides, the kind of failure, what to do next.
+"""Classify the failure of a vLLM server by its log: the decisive line, the kind of failure, the next step.
 
-What tells one failure from another are signatures, which are data (failure_signatures.py); a program in a container
-reads them from a file. Without them the exit code and the last exception still say something.
+Signatures tell failures apart. They are data (failure_signatures.py), which a program in a container reads from a
+file. Without signatures, the exit code and the last exception remain.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LINE_LIMIT = 600  # characters of the decisive line that are told
+LINE_LIMIT = 600  # characters of the decisive line that are reported
 SIGNATURES_FILE = "failure_signatures.json"
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Why a server failed: the kind (a short name for machines), the deciding log line, and the next step."""
+class Diagnosis:
+    """Why a server failed. kind: a short machine-readable name; line: the decisive log line; next_step: what to do."""
 
     kind: str
     line: str
@@ -32,14 +32,14 @@ UNSPECIFIC = ("unknown", "python_exception")
 
 @dataclass(frozen=True)
 class Signature:
-    """Texts that prove a kind of failure: regular expressions, any of which is found in a line."""
+    """Regular expressions for a kind of failure; one match in a line is enough."""
 
     kind: str
     patterns: tuple[str, ...]
     next_step: str
 
 
-# Lines that only pass on a failure that was explained above them.
+# Lines that only propagate a failure which an earlier line explains.
 _WRAPPERS = re.compile(
     r"Engine core initialization failed|Engine process failed to start|EngineCore failed to start"
     r"|WorkerProc initialization failed|EngineDeadError|EngineCore encountered an issue"
@@ -71,52 +71,55 @@ _NEXT_UNKNOWN = "The log does not say why. Read it whole; VLLM_LOGGING_LEVEL=DEB
 
 
 def clean(line: str) -> str:
-    """A log line without colours, progress bars, process name and time stamp; indentation is kept."""
+    """Remove colours, progress bars, process name and time stamp from a log line; keep its indentation."""
     line = _COLOUR.sub("", line.rstrip()).rsplit("\r", 1)[-1]
     return _STAMP.sub("", _PROCESS.sub("", line))
 
 
 def classify(
     signatures: Sequence[Signature], text: str, exit_code: int | None = None, oom_killed: bool = False
-) -> Finding:
-    """Why a server did not start, from its log, its exit code and Docker's OOMKilled.
+) -> Diagnosis:
+    """Diagnose why a server did not start, from its log, its exit code and Docker's OOMKilled.
 
-    Signatures are in order of weight: what stands higher is a cause, and may bring about what stands lower.
+    Signatures are ordered: an earlier one is a cause, which may produce the texts of later ones.
     """
     lines = [line for line in (clean(raw) for raw in text.split("\n")) if line.strip()]
     if oom_killed:
-        return _finding(
+        return _diagnosis(
             "killed",
-            _last(lines),
+            _last_line(lines),
             "The container used more memory than runtime.memory allows and was killed. Raise or drop the "
             "limit.",
         )
-    # A traceback quotes the source: `raise LocalEntryNotFoundError(` names an error, but does not tell it.
-    told = [line for line in lines if not _SOURCE.match(line)]
+    # A traceback quotes the source: `raise LocalEntryNotFoundError(` names an error that may not have occurred.
+    output = [line for line in lines if not _SOURCE.match(line)]
     for signature in signatures:
         pattern = re.compile("|".join(f"(?:{one})" for one in signature.patterns))
         # Warnings of Python's warnings module quote harmless texts that look like errors.
-        for line in [*told, *lines]:
+        for line in [*output, *lines]:
             if pattern.search(line) and not _WARNING.match(line):
-                return _finding(signature.kind, line, signature.next_step)
+                return _diagnosis(signature.kind, line, signature.next_step)
     if exit_code == 132:
-        return _finding("illegal_instruction", _last(lines), NEXT_ILLEGAL_INSTRUCTION)
+        return _diagnosis("illegal_instruction", _last_line(lines), NEXT_ILLEGAL_INSTRUCTION)
     if exit_code == 137:
-        return _finding("killed", _last(lines), NEXT_KILLED)
+        return _diagnosis("killed", _last_line(lines), NEXT_KILLED)
     raised = [line for line in lines if _EXCEPTION.match(line) and not _WARNING.match(line)]
     own = [line for line in raised if not _WRAPPERS.search(line)]
     if raised:
-        return _finding("python_exception", (own or raised)[-1], _NEXT_EXCEPTION)
-    return _finding("unknown", _last(lines), _NEXT_UNKNOWN)
+        return _diagnosis("python_exception", (own or raised)[-1], _NEXT_EXCEPTION)
+    return _diagnosis("unknown", _last_line(lines), _NEXT_UNKNOWN)
 
 
 def to_text(signatures: Sequence[Signature]) -> str:
-    """Signatures as a file has them."""
+    """Format signatures as a JSON file."""
     return json.dumps({"schema": SCHEMA, "signatures": [vars(item) for item in signatures]}, indent=1) + "\n"
 
 
 def from_text(text: str) -> tuple[Signature, ...]:
-    """The reverse. Raises ValueError for anything else, a pattern that is no regular expression included."""
+    """Parse the text of to_text().
+
+    Raise ValueError for anything else, invalid regular expressions included.
+    """
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
@@ -133,15 +136,15 @@ def from_text(text: str) -> tuple[Signature, ...]:
 
 
 def tail(text: str, lines: int = 20) -> list[str]:
-    """The last non-empty lines of a log, for people; of a progress bar, its last state."""
+    """Return the last non-empty lines of a log; of a progress bar, its last state."""
     shown = (_COLOUR.sub("", raw.rstrip()).rsplit("\r", 1)[-1] for raw in text.split("\n"))
     return [line for line in shown if line.strip()][-lines:]
 
 
-def _finding(kind: str, line: str, next_step: str) -> Finding:
+def _diagnosis(kind: str, line: str, next_step: str) -> Diagnosis:
     line = _PYDANTIC.sub("", line.strip())
-    return Finding(kind, line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + " …", next_step)
+    return Diagnosis(kind, line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + " …", next_step)
 
 
-def _last(lines: list[str]) -> str:
+def _last_line(lines: list[str]) -> str:
     return " | ".join(line.strip() for line in lines[-2:]) if lines else "the log is empty"

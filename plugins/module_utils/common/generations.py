@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Offered:
+class BackendInstance:
     """The facts about an instance that a load balancer needs.
 
     Attributes:
@@ -39,7 +39,7 @@ class Offered:
     path: tuple[str | int, ...] = field(default=("vllm_deployments",), compare=False)
 
 
-class Member(NamedTuple):
+class GenerationMember(NamedTuple):
     """An instance of a generation; its files and its container are in the node's store.
 
     A fleet of 1,000 hosts keeps 40,000 of them, which every run reads: a tuple is cheap to create.
@@ -76,7 +76,7 @@ class Member(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> Member:
+    def from_json(cls, item: Mapping[str, Any]) -> GenerationMember:
         """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         return cls(
             item["name"],
@@ -96,7 +96,7 @@ class Generation:
     """A deployment on one host as it was recorded, without its files. Without members, it had no instances on the host.
 
     Attributes:
-        made: UTC; "" for a generation not yet recorded
+        recorded_at: UTC; "" for a generation not yet recorded
         image: its name for the Docker engine
         image_ref: its name in the inventory
         weights: (repository, commit) of everything that its instances load
@@ -107,7 +107,7 @@ class Generation:
 
     deployment: str
     generation: int
-    made: str = ""
+    recorded_at: str = ""
     why: str = ""
     image: str = ""
     image_ref: str = ""
@@ -122,16 +122,18 @@ class Generation:
     listen: str = ""
     endpoint: bool = True
     stop_timeout: int = 120
-    members: tuple[Member, ...] = ()
+    members: tuple[GenerationMember, ...] = ()
 
     @cached_property
     def specs(self) -> dict[str, str]:
         """Return spec hashes by instance name: two generations with equal ones run the same."""
         return {member.name: member.spec_hash for member in self.members}
 
-    def offered(self, member: Member, path: tuple[str | int, ...] = ("vllm_deployments",)) -> Offered:
+    def backend(
+        self, member: GenerationMember, path: tuple[str | int, ...] = ("vllm_deployments",)
+    ) -> BackendInstance:
         """Return the facts about a member that a load balancer needs."""
-        return Offered(
+        return BackendInstance(
             name=member.name,
             deployment=self.deployment,
             models=self.models,
@@ -144,7 +146,7 @@ class Generation:
             path=path,
         )
 
-    def server(self, member: Member) -> dict[str, Any]:
+    def server(self, member: GenerationMember) -> dict[str, Any]:
         """Return the SERVER item of a stored member: the module vllm_server reads the rest from the node's store."""
         return {
             "name": member.name,
@@ -168,7 +170,7 @@ class Generation:
             "schema": SCHEMA,
             "deployment": self.deployment,
             "generation": self.generation,
-            "made": self.made,
+            "made": self.recorded_at,
             "why": self.why,
             "image": self.image,
             "image_ref": self.image_ref,
@@ -194,7 +196,7 @@ class Generation:
         return cls(
             deployment=str(item["deployment"]),
             generation=int(item["generation"]),
-            made=str(item["made"]),
+            recorded_at=str(item["made"]),
             why=str(item["why"]),
             image=str(item["image"]),
             image_ref=str(item["image_ref"]),
@@ -209,7 +211,7 @@ class Generation:
             listen=str(item["listen"]),
             endpoint=bool(item["endpoint"]),
             stop_timeout=int(item["stop_timeout"]),
-            members=tuple(map(Member.from_json, item["members"])),
+            members=tuple(map(GenerationMember.from_json, item["members"])),
         )
 
 
@@ -232,7 +234,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Trial:
+class OpenRollout:
     """A rollout in progress or interrupted: groups that have the new generation, and the old generation's figures."""
 
     generation: int
@@ -252,7 +254,7 @@ class Trial:
         }
 
     @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> Trial:
+    def from_json(cls, item: Mapping[str, Any]) -> OpenRollout:
         """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
         return cls(
             int(item["generation"]),
@@ -273,7 +275,7 @@ class History:
     deployment: str
     kept: tuple[Generation, ...] = ()
     held: Hold | None = None
-    trial: Trial | None = None
+    trial: OpenRollout | None = None
     lifted: str = ""
     ended: str = ""
     broken: str = ""
@@ -302,7 +304,7 @@ class History:
             str(item["deployment"]),
             tuple(kept),
             Hold.from_json(held) if held else None,
-            Trial.from_json(trial) if trial else None,
+            OpenRollout.from_json(trial) if trial else None,
             *(str(item.get(key) or "") for key in ("lifted", "ended", "broken")),
         )
 
@@ -312,7 +314,7 @@ OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class OperationRequest:
     """The operation that the operator requested, beyond the inventory.
 
     Attributes:

@@ -57,16 +57,16 @@ def finish(module: Any, secrets: Iterable[str | None], work: Callable[[], Mappin
     # Ansible would add the parameters unmasked, including secrets nested deeper than no_log reaches. `program` is left
     # out because it is long and not the user's.
     given = {name: value for name, value in module.params.items() if name != "program"}
-    told = {"invocation": {"module_args": redact.data(given)}}
+    reported = {"invocation": {"module_args": redact.data(given)}}
     try:
         result = redact.data(dict(work()))
     except NodeError as error:
-        module.fail_json(msg=redact(str(error)), **_warned(module, redact.data(error.result)), **told)
+        module.fail_json(msg=redact(str(error)), **_warned(module, redact.data(error.result)), **reported)
         return
     except Exception as error:
-        module.fail_json(msg=redact(internal_error(error)), **told)
+        module.fail_json(msg=redact(internal_error(error)), **reported)
         return
-    module.exit_json(**_warned(module, result), **told)
+    module.exit_json(**_warned(module, result), **reported)
 
 
 def _warned(module: Any, result: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one choke point for secrets: every text that a module says goes through a Redactor.
+"""The single place where secrets are masked: every text that a module returns goes through a Redactor.
 
-ansible-core 2.19 masks no_log values in results, but not in warnings nor in the texts of exceptions; and it
-knows nothing of secrets that a container prints. So modules redact themselves, before Ansible sees anything.
+ansible-core 2.19 masks no_log values in results, but neither in warnings nor in exception texts, and it does not know
+secrets that a container prints. So modules redact their own output before Ansible sees it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 MASK = "********"
 MIN_LENGTH = 8
-"""Characters. A shorter secret cannot be masked without mangling unrelated text."""
+"""Characters. A shorter secret cannot be masked without damaging unrelated text."""
 
 _NAME = re.compile(r"(?:^|[_-])(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)(?:[_-]|$)", re.IGNORECASE)
 
-# Secrets recognised by their surroundings: what a log or a tool prints without our having known the value.
+# Secrets recognised by their context, where the value itself is not known: in logs and in output of tools.
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), "hf_" + MASK),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/-]{8,}=*"), r"\1 " + MASK),
@@ -34,12 +34,12 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
+    """Return whether a variable of this name holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
     return _NAME.search(name) is not None
 
 
 def env_assignments(text: str) -> dict[str, str]:
-    """The variables that a shell environment file sets (NAME=value, `export` allowed, quotes removed)."""
+    """Return the variables that a shell environment file sets (NAME=value, `export` allowed, quotes removed)."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         match = re.match(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", line)
@@ -50,23 +50,23 @@ def env_assignments(text: str) -> dict[str, str]:
 
 
 def _first_word(text: str) -> str:
-    """What a shell takes of the text after NAME=; a # begins a comment only after a blank."""
+    """Return what a shell reads after NAME=. A # starts a comment only after a blank."""
     words = shlex.shlex(text, posix=True)
     vars(words).update(whitespace_split=True, commenters="")
     try:
         word = words.get_token() or ""
-    except ValueError:  # an unclosed quote: take the text as it stands
+    except ValueError:  # an unclosed quote: keep the text unchanged
         return text
     return "" if text[:1].isspace() and word.startswith("#") else word
 
 
 def env_secrets(text: str) -> list[str]:
-    """Values of the secret variables in an environment file."""
+    """Return the values of the secret variables in an environment file."""
     return [value for name, value in env_assignments(text).items() if value and is_secret_name(name)]
 
 
 def mask_env(text: str) -> str:
-    """An environment file for people: values of secret variables masked, everything else as it is."""
+    """Mask the values of secret variables in an environment file; leave everything else unchanged."""
 
     def mask(line: str) -> str:
         match = re.match(r"(\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=)", line)
@@ -76,20 +76,20 @@ def mask_env(text: str) -> str:
 
 
 class Redactor:
-    """Replaces known secrets, and texts that look like one, by a mask."""
+    """Replace known secrets, and texts that look like secrets, by a mask."""
 
     def __init__(self, secrets: Iterable[str | None] = ()) -> None:
         forms: set[str] = set()
         for secret in secrets:
             if secret:
                 forms |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
-                # A key read from a file often carries its newline; what is sent is the bare key.
+                # A key read from a file often ends with a newline, while the key that is sent does not.
                 forms.add(secret.strip())
-        # Longest first, so that a secret containing another one is masked whole.
+        # Longest first, so that a secret that contains another one is masked as a whole.
         self._forms = sorted((form for form in forms if form), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text with secrets masked."""
         for form in self._forms:
             text = text.replace(form, MASK)
         for pattern, replacement in _PATTERNS:
@@ -97,7 +97,7 @@ class Redactor:
         return text
 
     def data(self, value: Any) -> Any:
-        """The same for nested JSON data, keys included."""
+        """Mask secrets in nested JSON data, keys included."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):

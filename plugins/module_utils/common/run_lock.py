@@ -31,14 +31,14 @@ class ControllerGone(NodeError):
 
 
 @contextlib.contextmanager
-def alone(name: str, seconds: float) -> Iterator[None]:
+def run_lock(name: str, seconds: float) -> Iterator[None]:
     """Hold the lock of module `name`; wait for another run at most `seconds`, then raise Busy."""
     make_private(LOCK_DIR)
     path = os.path.join(LOCK_DIR, f"{name}.lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + seconds
-        while not _try(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 raise Busy(
@@ -55,7 +55,7 @@ def alone(name: str, seconds: float) -> Iterator[None]:
         )  # releases the lock; the file stays, because removing it would race with the next run
 
 
-def _try(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,7 +16,7 @@ TOKENS = 32
 """Length limit of an answer."""
 SHARE = 0.25
 """Fraction of the prompts that must go wrong: fewer can be chance, because other kernels round differently."""
-APART = 0.5
+MAX_DISAGREEMENT = 0.5
 """How far the new engine's agreement with the old one may fall below the old one's agreement with itself."""
 
 _FIRST = 8  # length in characters of the prefix that is compared: about two tokens
@@ -67,7 +67,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptComparison:
     """One prompt's answers, and what is wrong with the new one ("" if nothing)."""
 
     prompt: Prompt
@@ -77,15 +77,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Smoke:
+class SmokeResult:
     """The outcome. `broken`: missing answers; `garbage`: bad answers; both are empty if all is well."""
 
     broken: str
     garbage: str
     warnings: tuple[str, ...]
-    rows: tuple[Row, ...]
-    with_itself: float | None
-    with_old: float | None
+    rows: tuple[PromptComparison, ...]
+    self_agreement: float | None
+    agreement: float | None
 
 
 def degenerate(text: str) -> str:
@@ -121,7 +121,9 @@ def _alike(one: Reply, other: Reply) -> bool:
     return not one.error and not other.error and one.text.strip()[:_FIRST] == other.text.strip()[:_FIRST]
 
 
-def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply], same_model: bool) -> Smoke:
+def judge(
+    first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply], same_model: bool
+) -> SmokeResult:
     """Judge the new engine's replies to PROMPTS against both rounds of the old engine's.
 
     same_model: model and commit equal the old engine's, so that first tokens should agree.
@@ -136,7 +138,7 @@ def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply],
         if is_right(prompt, one) and is_right(prompt, two):
             right += 1
             wrong = wrong or ("" if is_right(prompt, now) else "wrong")
-        rows.append(Row(prompt, one, now, wrong))
+        rows.append(PromptComparison(prompt, one, now, wrong))
     itself = agreement(first, second) if first and len(first) == len(second) else None
     with_old = agreement(first, new) if same_model and len(first) == len(new) and first else None
     unanswered = [row for row in rows if row.wrong == "no answer"]
@@ -159,12 +161,12 @@ def judge(first: Sequence[Reply], second: Sequence[Reply], new: Sequence[Reply],
             row = found[0]
             what = f"{len(found)} of {of} {say}, such as {_short(row.prompt.text)} → {_short(row.new.text)}"
             (bad if len(found) >= _limit(of, least) else warnings).append(what)
-    if itself is not None and with_old is not None and not broken and with_old < itself - APART:
+    if itself is not None and with_old is not None and not broken and with_old < itself - MAX_DISAGREEMENT:
         bad.append(
             f"only {with_old:.0%} of the answers begin like the old engine's, which agreed with itself on {itself:.0%}"
         )
     garbage = "; ".join(bad)
-    return Smoke(broken, garbage, tuple(warnings), tuple(rows), itself, with_old)
+    return SmokeResult(broken, garbage, tuple(warnings), tuple(rows), itself, with_old)
 
 
 def _limit(of: int, least: int) -> int:

@@ -58,7 +58,7 @@ class Release:
     `exact` is False in the second case, and `note` says why.
     """
 
-    asked: str
+    requested: str
     name: str
     index: int
     exact: bool

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 Query = Mapping[str, Union[str, int, bool]]
 
 
-class EngineError(NodeError):
+class DockerError(NodeError):
     """Docker refused a request or failed to carry it out; `status` is the HTTP status (0 if there was none)."""
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -39,19 +39,19 @@ class EngineError(NodeError):
         self.status = status
 
 
-class EngineUnavailable(EngineError):
+class DockerUnavailable(DockerError):
     """No Docker engine answers at the socket."""
 
 
-class EngineTimeout(EngineError):
+class DockerTimeout(DockerError):
     """Docker did not answer in time."""
 
 
-class NotFound(EngineError):
+class NotFound(DockerError):
     """The container or image does not exist (404)."""
 
 
-class Conflict(EngineError):
+class Conflict(DockerError):
     """The name is taken, or the object's state forbids the request (409)."""
 
 
@@ -66,7 +66,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class Engine:
+class DockerClient:
     """A client of the Docker engine on this host. `timeout` is in seconds, for one answer."""
 
     def __init__(self, path: str = SOCKET, timeout: float = 60.0) -> None:
@@ -95,16 +95,16 @@ class Engine:
         try:
             connection.connect()
         except PermissionError as error:
-            raise EngineUnavailable(
+            raise DockerUnavailable(
                 f"Docker's socket {self.path} may not be used by this user. Run as root (become: true)."
             ) from error
         except FileNotFoundError as error:
-            raise EngineUnavailable(
+            raise DockerUnavailable(
                 f"Docker's socket {self.path} does not exist: no Docker engine is installed, or none runs. "
                 "Install the distribution's docker.io (or docker-ce) and start it: systemctl start docker."
             ) from error
         except OSError as error:
-            raise EngineUnavailable(
+            raise DockerUnavailable(
                 f"The Docker engine does not answer at {self.path} ({error.strerror or error}). Start it "
                 "(systemctl start docker); journalctl -u docker says why it stopped."
             ) from error
@@ -126,7 +126,7 @@ class Engine:
                 response = connection.getresponse()
             except socket.timeout as error:
                 self.close()
-                raise EngineTimeout(
+                raise DockerTimeout(
                     f"The Docker engine did not answer {method} {target} within {timeout:.0f} s."
                 ) from error
             except (http.client.HTTPException, ConnectionError) as error:
@@ -134,7 +134,7 @@ class Engine:
                 # The daemon closed an idle connection: the request never arrived. Repeating a GET is safe.
                 if not fresh and method == "GET":
                     continue
-                raise EngineUnavailable(
+                raise DockerUnavailable(
                     f"The Docker engine closed the connection during {method} {target}: it was stopped or "
                     "restarted. Check systemctl status docker, then run again."
                 ) from error
@@ -175,7 +175,7 @@ class Engine:
             message = str(json.loads(text)["message"])
         except (ValueError, KeyError, TypeError):
             message = text.strip() or f"HTTP {response.status}"
-        kind = {404: NotFound, 409: Conflict}.get(response.status, EngineError)
+        kind = {404: NotFound, 409: Conflict}.get(response.status, DockerError)
         raise kind(message, response.status)
 
     def _read(self, response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
@@ -183,10 +183,10 @@ class Engine:
             data = response.read(limit) if limit else response.read()
         except socket.timeout as error:
             self.close()
-            raise EngineTimeout("The Docker engine stopped in the middle of an answer.") from error
+            raise DockerTimeout("The Docker engine stopped in the middle of an answer.") from error
         except (http.client.HTTPException, ConnectionError) as error:
             self.close()
-            raise EngineUnavailable(
+            raise DockerUnavailable(
                 "The Docker engine closed the connection in the middle of an answer."
             ) from error
         if not response.isclosed():  # there was more than the limit
@@ -256,7 +256,7 @@ class Engine:
         """Wait until a container has ended. Return its exit code, or None if it still runs after `seconds`."""
         try:
             answer = self.json("POST", f"/containers/{quote(name)}/wait", timeout=max(seconds, 0.01))
-        except EngineTimeout:
+        except DockerTimeout:
             return None
         return int(answer["StatusCode"])
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .client import Engine, NotFound, Query
+from .client import DockerClient, NotFound, Query
 
 
-class NoEngine(Engine):
+class EmptyDockerClient(DockerClient):
     """A stand-in for check mode on a node without Docker: it has no objects. A real run would install Docker first."""
 
     def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
@@ -23,6 +23,6 @@ class NoEngine(Engine):
         raise NotFound(f"there is no Docker engine at {self.path}", 404)
 
 
-def connect(path: str, check: bool) -> Engine:
+def connect(path: str, check: bool) -> DockerClient:
     """Return a client for the socket; in check mode, an empty stand-in if Docker is not installed."""
-    return NoEngine(path) if check and not os.path.exists(path) else Engine(path)
+    return EmptyDockerClient(path) if check and not os.path.exists(path) else DockerClient(path)

@@ -10,29 +10,29 @@ import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
-from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json, NotFound
+from .client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json, NotFound
 
 
-def image(engine: Engine, name: str) -> Json | None:
+def image(client: DockerClient, name: str) -> Json | None:
     """Return an image by tag, digest or id; None if Docker does not have it."""
     try:
-        return dict(engine.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
+        return dict(client.json("GET", f"/images/{quote(name, safe='/:@')}/json"))
     except NotFound:
         return None
 
 
-def images_labelled(engine: Engine, label: str) -> list[Json]:
+def images_labelled(client: DockerClient, label: str) -> list[Json]:
     """Return the images that have a label ("name=value")."""
-    return list(engine.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
+    return list(client.json("GET", "/images/json", {"filters": json.dumps({"label": [label]})}))
 
 
-def tag(engine: Engine, name: str, repository: str, new: str) -> None:
+def tag(client: DockerClient, name: str, repository: str, new: str) -> None:
     """Give an image another name."""
-    engine.json("POST", f"/images/{quote(name, safe='/:@')}/tag", {"repo": repository, "tag": new})
+    client.json("POST", f"/images/{quote(name, safe='/:@')}/tag", {"repo": repository, "tag": new})
 
 
 def pull(
-    engine: Engine,
+    client: DockerClient,
     repository: str,
     tag_or_digest: str,
     auth: Mapping[str, str] | None = None,
@@ -40,13 +40,13 @@ def pull(
 ) -> Iterator[Json]:
     """Pull an image and yield its progress. `timeout`: seconds without progress.
 
-    Raise EngineError on a reported error.
+    Raise DockerError on a reported error.
     """
     path, headers = "/images/create", {}
     if auth:
         headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
     query = {"fromImage": repository, "tag": tag_or_digest}
-    response = engine.respond("POST", path, query, headers=headers, timeout=timeout)
+    response = client.respond("POST", path, query, headers=headers, timeout=timeout)
     try:
         for line in _lines(response):
             if not line.strip():
@@ -54,15 +54,15 @@ def pull(
             event = json.loads(line)
             if "error" in event or "errorDetail" in event:
                 detail = event.get("errorDetail") or {}
-                raise EngineError(str(detail.get("message") or event.get("error")))
+                raise DockerError(str(detail.get("message") or event.get("error")))
             yield event
     except socket.timeout as error:
-        raise EngineTimeout(f"POST {path} made no progress for a long time.") from error
+        raise DockerTimeout(f"POST {path} made no progress for a long time.") from error
     except (http.client.HTTPException, ConnectionError) as error:
-        raise EngineUnavailable(f"The Docker engine closed the connection during {path}.") from error
+        raise DockerUnavailable(f"The Docker engine closed the connection during {path}.") from error
     finally:
         if not response.isclosed():
-            engine.close()
+            client.close()
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:

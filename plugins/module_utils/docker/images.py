@@ -14,14 +14,14 @@ from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
 from . import image_api
 from .build import LABEL, BuildPlan, build_image
-from .client import Engine, EngineError, EngineTimeout, EngineUnavailable, Json
-from .inspect_image import ask, known, request_of, unanswered
+from .client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
+from .inspect_image import cached_software, describe_request, inspect_image, no_answer
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImagePull:
     """The desired image: its digest (`pull`: repository@sha256:…) and its human-readable name (`ref`)."""
 
     pull: ImageRef
@@ -40,9 +40,9 @@ class Wanted:
         return f"{self.ref.repository}:{self.ref.tag}" if self.ref is not None and self.ref.tag else ""
 
 
-def wanted(
+def parse_pull(
     pull: str, ref: str | None, size: int | None, username: str | None, password: str | None
-) -> Wanted:
+) -> ImagePull:
     """Check and combine the parameters of a pull. Raise NodeError if they are invalid."""
     reference = parse_ref(pull)
     if not _DIGEST.fullmatch(reference.digest):
@@ -58,14 +58,14 @@ def wanted(
         if username and password
         else None
     )
-    return Wanted(reference, parse_ref(ref) if ref else None, size, auth)
+    return ImagePull(reference, parse_ref(ref) if ref else None, size, auth)
 
 
-def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> dict[str, Any]:
+def converge_pull(client: DockerClient, want: ImagePull, check: bool, program: str) -> dict[str, Any]:
     """Pull one image by digest, tag it, read it back, and probe its software."""
-    image = image_api.image(engine, want.pulled)
-    named = image_api.image(engine, want.name) if want.name else None
-    software = known(image["Id"]) if image else None
+    image = image_api.image(client, want.pulled)
+    named = image_api.image(client, want.name) if want.name else None
+    software = cached_software(image["Id"]) if image else None
     before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     actions = []
     if image is None:
@@ -73,16 +73,16 @@ def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> di
     if want.name and (image is None or named is None or named["Id"] != image["Id"]):
         actions.append(f"POST /images/{want.pulled}/tag?repo={_repo_of(want)}&tag={_tag_of(want)}")
     if software is None:
-        actions.append(request_of(want.pulled))
+        actions.append(describe_request(want.pulled))
     if image is None:
-        check_disk(engine, want)
+        check_disk(client, want)
     if not check:
         if image is None:
-            _pull(engine, want)
-            image = _read_back(engine, want)
+            _pull(client, want)
+            image = _read_back(client, want)
         if want.name and (named is None or named["Id"] != image["Id"]):
-            image_api.tag(engine, want.pulled, _repo_of(want), _tag_of(want))
-        software = software or ask(engine, want.pulled, image["Id"], program)
+            image_api.tag(client, want.pulled, _repo_of(want), _tag_of(want))
+        software = software or inspect_image(client, want.pulled, image["Id"], program)
     after_id = (image or {}).get("Id")
     tag = (after_id or "the pulled image") if want.name else None
     after = {"pulled": True, "tag": tag, "vllm": _vllm(software) or "what the image has"}
@@ -94,13 +94,13 @@ def converge_pull(engine: Engine, want: Wanted, check: bool, program: str) -> di
         "image_id": after_id,
         "digest": want.pull.digest,
         "bytes": (image or {}).get("Size"),
-        **_told(want.pulled, software),
+        **_describe_software(want.pulled, software),
         "diff": _diff(want.pulled, before, after),
     }
 
 
 def converge_build(
-    engine: Engine,
+    client: DockerClient,
     plan: BuildPlan,
     data_dir: str,
     timeout: int,
@@ -109,11 +109,11 @@ def converge_build(
     run_build: Callable[[BuildPlan, str, int], str] = build_image,
 ) -> dict[str, Any]:
     """Build an image unless one with the same inputs exists, tag it, and probe its software."""
-    built = image_api.images_labelled(engine, f"{LABEL}={plan.hash}")
-    named = image_api.image(engine, plan.tag)
+    built = image_api.images_labelled(client, f"{LABEL}={plan.hash}")
+    named = image_api.image(client, plan.tag)
     tagged = named is not None and named["Id"] in {image["Id"] for image in built}
     image = named if tagged else next(iter(built), None)
-    software = known(image["Id"]) if image else None
+    software = cached_software(image["Id"]) if image else None
     before = {"built": bool(built), "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     reference = parse_ref(plan.tag)
     actions = []
@@ -125,17 +125,17 @@ def converge_build(
     elif not tagged:
         actions = [f"POST /images/{built[0]['Id']}/tag?repo={reference.repository}&tag={reference.tag}"]
         if not check:
-            image_api.tag(engine, str(built[0]["Id"]), reference.repository, reference.tag)
+            image_api.tag(client, str(built[0]["Id"]), reference.repository, reference.tag)
     if actions and not check:
-        image = image_api.image(engine, plan.tag)
+        image = image_api.image(client, plan.tag)
     if software is None:
-        actions.append(request_of(plan.tag))
+        actions.append(describe_request(plan.tag))
     if not check:
         if image is None:
             raise NodeError(
                 f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
             )
-        software = software or ask(engine, plan.tag, image["Id"], program)
+        software = software or inspect_image(client, plan.tag, image["Id"], program)
     after_id = (image or {}).get("Id")
     after = {
         "built": True,
@@ -149,7 +149,7 @@ def converge_build(
         "digest": None,
         "bytes": (image or {}).get("Size"),
         "commit": commit,
-        **_told(plan.tag, software),
+        **_describe_software(plan.tag, software),
         "diff": _diff(plan.tag, before, after if actions else before),
     }
 
@@ -158,18 +158,18 @@ def _vllm(software: ImageSoftware | None) -> str | None:
     return (software.vllm or "none") if software else None
 
 
-def _told(name: str, software: ImageSoftware | None) -> dict[str, Any]:
+def _describe_software(name: str, software: ImageSoftware | None) -> dict[str, Any]:
     return {
         "software": software.to_json() if software else None,
-        "warnings": [unanswered(name)] if software and not software.vllm else [],
+        "warnings": [no_answer(name)] if software and not software.vllm else [],
     }
 
 
-def _repo_of(want: Wanted) -> str:
+def _repo_of(want: ImagePull) -> str:
     return want.ref.repository if want.ref else ""
 
 
-def _tag_of(want: Wanted) -> str:
+def _tag_of(want: ImagePull) -> str:
     return want.ref.tag if want.ref else ""
 
 
@@ -182,11 +182,11 @@ def _diff(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     }
 
 
-def check_disk(engine: Engine, want: Wanted) -> None:
+def check_disk(client: DockerClient, want: ImagePull) -> None:
     """Raise NodeError if Docker's directory has too little space for the image; do nothing if its size is unknown."""
     if not want.bytes:
         return
-    root = str(engine.info().get("DockerRootDir") or "/var/lib/docker")
+    root = str(client.info().get("DockerRootDir") or "/var/lib/docker")
     need = want.bytes * UNPACK_FACTOR
     have = free_bytes(root)
     if have < need:
@@ -198,20 +198,20 @@ def check_disk(engine: Engine, want: Wanted) -> None:
         )
 
 
-def _pull(engine: Engine, want: Wanted) -> None:
+def _pull(client: DockerClient, want: ImagePull) -> None:
     try:
-        for _progress in image_api.pull(engine, want.pull.repository, want.pull.digest, want.auth):
+        for _progress in image_api.pull(client, want.pull.repository, want.pull.digest, want.auth):
             pass
-    except (EngineUnavailable, EngineTimeout) as error:
+    except (DockerUnavailable, DockerTimeout) as error:
         raise NodeError(
             f"The pull of {want.pulled} was interrupted: {error} Complete layers are kept: run again to resume."
         ) from error
-    except EngineError as error:
+    except DockerError as error:
         raise NodeError(explain_pull(str(error), want)) from error
 
 
-def _read_back(engine: Engine, want: Wanted) -> Json:
-    image = image_api.image(engine, want.pulled)
+def _read_back(client: DockerClient, want: ImagePull) -> Json:
+    image = image_api.image(client, want.pulled)
     if image is None:
         raise NodeError(
             f"The engine reported a complete pull of {want.pulled}, but does not have it. Another process "
@@ -228,7 +228,7 @@ def _read_back(engine: Engine, want: Wanted) -> Json:
     return image
 
 
-def explain_pull(message: str, want: Wanted) -> str:
+def explain_pull(message: str, want: ImagePull) -> str:
     """Explain a registry's refusal: what, why, and what to do next."""
     registry, what = want.pull.registry, f"Cannot pull {want.pulled}"
     known: tuple[tuple[str, str], ...] = (

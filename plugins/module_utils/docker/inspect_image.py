@@ -8,13 +8,13 @@ import os
 import re
 
 from ..common import paths
-from ..common.container_answers import MARK, kind
 from ..common.failures import tail
 from ..common.files import read_text, write_atomic
 from ..common.hashing import text_hash
 from ..common.image_ref import ImageSoftware
 from ..common.module_main import NodeError
-from .client import Engine, EngineError, Json, NotFound
+from ..common.probe_output import MARK, kind
+from .client import DockerClient, DockerError, Json, NotFound
 
 LABEL = "instinct-fleet.ask"
 TIMEOUT = 300.0
@@ -39,12 +39,12 @@ def container_of(name: str) -> str:
     return f"instinct-ask-{text_hash(name)[:12]}"
 
 
-def request_of(name: str) -> str:
+def describe_request(name: str) -> str:
     """Return the description of the probe for the list of actions."""
     return f"POST /containers/create?name={container_of(name)} (probe {name})"
 
 
-def known(image_id: str) -> ImageSoftware | None:
+def cached_software(image_id: str) -> ImageSoftware | None:
     """Return the facts from an earlier probe on this node; None if there was none, or they cannot be read."""
     text = read_text(paths.software_file(image_id))
     try:
@@ -53,27 +53,27 @@ def known(image_id: str) -> ImageSoftware | None:
         return None
 
 
-def ask(engine: Engine, name: str, image_id: str, program: str) -> ImageSoftware:
+def inspect_image(client: DockerClient, name: str, image_id: str, program: str) -> ImageSoftware:
     """Probe the image and store the result on the node. program: programs/inspect_image.py.
 
     Raise NodeError on failure.
     """
     container = container_of(name)
-    _remove(engine, container)  # left by a run that was killed
+    _remove(client, container)  # left by a run that was killed
     try:
-        engine.create(container, container_body(image_id, program))
-        engine.start(container)
-        code = engine.wait(container, TIMEOUT)
-        log = engine.logs(container)
+        client.create(container, container_body(image_id, program))
+        client.start(container)
+        code = client.wait(container, TIMEOUT)
+        log = client.logs(container)
     except NotFound as error:
         raise NodeError(
             f"Image {name}, or the container that probed it, was removed in the meantime. Run again.",
             changed=True,
         ) from error
-    except EngineError as error:
+    except DockerError as error:
         raise NodeError(f"Image {name} cannot be probed: {error}", changed=True) from error
     finally:
-        _remove(engine, container)
+        _remove(client, container)
     if code is None or code > SIGNALS:
         why = f"did not finish within {TIMEOUT:.0f} s" if code is None else f"was killed (exit code {code})"
         raise NodeError(
@@ -111,7 +111,7 @@ def container_body(image_id: str, program: str) -> Json:
     }
 
 
-def unanswered(name: str) -> str:
+def no_answer(name: str) -> str:
     """Return the warning for an image in which no vLLM was found."""
     return f"No vLLM was found in image {name}. If it has one, set vllm_version in the deployment."
 
@@ -126,10 +126,10 @@ def parse_answer(log: str) -> ImageSoftware:
     return ImageSoftware(version, kind(version, "", ""))
 
 
-def _remove(engine: Engine, name: str) -> None:
-    container = engine.container(name)
+def _remove(client: DockerClient, name: str) -> None:
+    container = client.container(name)
     if container is None:
         return
     if container["State"]["Running"]:
-        engine.stop(name, 0)
-    engine.remove(name)
+        client.stop(name, 0)
+    client.remove(name)

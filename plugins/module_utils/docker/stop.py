@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 
-from .client import Engine, NotFound
+from .client import DockerClient, NotFound
 
 
-def stop_gracefully(engine: Engine, container: str, seconds: int) -> str:
+def stop_gracefully(client: DockerClient, container: str, seconds: int) -> str:
     """Ask a container to stop. Return a warning if Docker had to kill it after `seconds`, else ""."""
-    before = engine.container(container)
+    before = client.container(container)
     if before is None or not before["State"]["Running"]:
         return ""
     with contextlib.suppress(NotFound):
-        engine.stop(container, seconds)
-    after = engine.container(container)
+        client.stop(container, seconds)
+    after = client.container(container)
     if after is not None and after["State"]["ExitCode"] == 137 and not after["State"].get("OOMKilled"):
         return (
             f"{container} did not stop within {seconds} s and was killed: GPU memory may stay occupied. "

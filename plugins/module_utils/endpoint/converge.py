@@ -23,18 +23,18 @@ from ..common.files import make_private, read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
-from ..common.run_lock import alone
+from ..common.run_lock import run_lock
 from ..serving.health import port_holder
-from .drain import Out
+from .drain import DrainRecord
 from .haproxy_socket import Haproxy, state_file
-from .keepalived import KEEPALIVED, Keeper
+from .keepalived import KEEPALIVED, KeepalivedService
 from .keepalived import SERVICE as ADDRESS_SERVICE
 
 HAPROXY = "/usr/sbin/haproxy"
 UNITS = "/etc/systemd/system"
 SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.service"
 ROUTER_SERVICE = "instinct-balancer-router.service"
-KEPT = 3  # number of configurations
+KEPT_CONFIGURATIONS = 3  # number of configurations
 READ_BACK_SECONDS = 20.0
 ROUTER_SECONDS = 300.0  # time for requests in flight through a router to finish before it is stopped
 SECRET = ("keys.map", "endpoint.pem", "instance.map")
@@ -102,7 +102,7 @@ def run(command: Sequence[str]) -> tuple[int, str]:
 
 
 @dataclass(frozen=True)
-class Places:
+class BalancerPaths:
     """The paths on the host; tests use others."""
 
     directory: str = BALANCER_DIR
@@ -147,45 +147,45 @@ class Places:
 
 
 def converge(
-    texts: Mapping[str, str], check: bool, places: Places = Places(), run: Run = run
+    files: Mapping[str, str], check: bool, paths: BalancerPaths = BalancerPaths(), run: Run = run
 ) -> dict[str, Any]:
     """Put these files in use, and have HAProxy run with them. Raise NodeError on failure."""
-    with contextlib.nullcontext() if check else alone("balancer", 300):
-        return _Change(texts, places, run).work(check)
+    with contextlib.nullcontext() if check else run_lock("balancer", 300):
+        return _Change(files, paths, run).work(check)
 
 
 class _Change:
     """The transition from the present files to the desired ones."""
 
-    def __init__(self, texts: Mapping[str, str], places: Places, run: Run) -> None:
-        self.texts, self.places, self.run = texts, places, run
-        self.hash = spec_hash(texts)
-        self.config = json.loads(texts["balancer.json"])
+    def __init__(self, files: Mapping[str, str], paths: BalancerPaths, run: Run) -> None:
+        self.contents, self.paths, self.run = files, paths, run
+        self.hash = spec_hash(files)
+        self.config = json.loads(files["balancer.json"])
         self.routers = bool(self.config.get("routers"))
-        self.haproxy = Haproxy(places.in_state("admin.sock"))
-        self.keeper = Keeper(
-            places.directory,
-            places.units,
+        self.haproxy = Haproxy(paths.in_state("admin.sock"))
+        self.keeper = KeepalivedService(
+            paths.directory,
+            paths.units,
             self._systemctl,
             lambda path: running(path, "keepalived"),
-            places.keepalived,
+            paths.keepalived,
         )
-        self.before = {name: read_text(os.path.join(places.current, name)) for name in self._names()}
+        self.before = {name: read_text(os.path.join(paths.current, name)) for name in self._names()}
 
     def _names(self) -> list[str]:
-        there = os.listdir(self.places.current) if os.path.isdir(self.places.current) else []
-        return sorted({*there, *self.texts})
+        there = os.listdir(self.paths.current) if os.path.isdir(self.paths.current) else []
+        return sorted({*there, *self.contents})
 
     def work(self, check: bool) -> dict[str, Any]:
         """Apply the missing changes, or with `check` only report them."""
-        places = self.places
+        paths = self.paths
         version = self.haproxy.version()
         services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
-        files = [name for name, old in self.before.items() if old != self.texts.get(name)]
-        agent_stays = running(places.in_state("agent.pid"), "agent.py") and "agent.py" not in files
-        agent_stays = agent_stays and places.agent_unit not in services
+        files = [name for name, old in self.before.items() if old != self.contents.get(name)]
+        agent_stays = running(paths.in_state("agent.pid"), "agent.py") and "agent.py" not in files
+        agent_stays = agent_stays and paths.agent_unit not in services
         actions = [f"write {path}" for path in services]
-        actions += [f"write {places.current}/{name}" for name in files if name in self.texts]
+        actions += [f"write {paths.current}/{name}" for name in files if name in self.contents]
         if version != self.config["version"] or files or services:
             actions.append(f"{'reload' if version else 'start'} {SERVICE}")
         if not agent_stays:
@@ -193,16 +193,16 @@ class _Change:
         router_stays = self._router_stays(files, services)
         if not router_stays:
             actions.append(f"{'start' if self.routers else 'remove'} {ROUTER_SERVICE}")
-        address = self.keeper.step(self.texts, files, self.keeper.unit in services)
+        address = self.keeper.step(self.contents, files, self.keeper.unit in services)
         if address:
             actions.append(f"{address} {ADDRESS_SERVICE}")
-        applied = read_text(places.in_state("applied"))
+        applied = read_text(paths.in_state("applied"))
         if not actions and applied != self.hash + "\n":
-            actions.append(f"write {places.in_state('applied')}")
+            actions.append(f"write {paths.in_state('applied')}")
         result = {"changed": bool(actions), "actions": actions, "diff": self._diff(files), "warnings": []}
         if not actions:
             return result
-        if os.path.exists(places.haproxy):
+        if os.path.exists(paths.haproxy):
             self._validate()
         if not check:
             self._apply(version, services, agent_stays, router_stays, address)
@@ -210,32 +210,34 @@ class _Change:
 
     def _service_files(self) -> dict[str, str]:
         """Return the desired unit files of all services, by path."""
-        found = self.places.service_files(self.routers)
-        return {**found, self.keeper.unit: self.keeper.unit_text} if self.keeper.wanted(self.texts) else found
+        found = self.paths.service_files(self.routers)
+        return (
+            {**found, self.keeper.unit: self.keeper.unit_text} if self.keeper.wanted(self.contents) else found
+        )
 
     def _router_stays(self, files: Sequence[str], services: Mapping[str, str]) -> bool:
         """Return whether the routers need no change: they run and follow balancer.json, or there are none."""
         if not self.routers:
-            return not os.path.exists(self.places.router_unit)
-        runs = running(self.places.in_state("router.pid"), "router.py")
-        return runs and "router.py" not in files and self.places.router_unit not in services
+            return not os.path.exists(self.paths.router_unit)
+        runs = running(self.paths.in_state("router.pid"), "router.py")
+        return runs and "router.py" not in files and self.paths.router_unit not in services
 
     def _diff(self, files: Sequence[str]) -> list[dict[str, str]]:
         found = []
         for name in files:
-            old, new = self.before[name] or "", self.texts.get(name, "")
+            old, new = self.before[name] or "", self.contents.get(name, "")
             if name in SECRET:
                 old, new = "(secret, before)\n" if old else "", "(secret, after)\n" if new else ""
-            path = os.path.join(self.places.current, name)
+            path = os.path.join(self.paths.current, name)
             found.append({"before_header": path, "after_header": path, "before": old, "after": new})
         return found
 
     def _validate(self) -> None:
         """Have HAProxy check the files. Raise NodeError with its messages if it refuses them."""
         with tempfile.TemporaryDirectory(prefix="instinct-balancer-") as directory:
-            _write_all(directory, self.texts)
+            _write_all(directory, self.contents)
             self.keeper.validate(directory, self.run)
-            code, said = self.run([self.places.haproxy, "-c", "-C", directory, "-f", "haproxy.cfg"])
+            code, said = self.run([self.paths.haproxy, "-c", "-C", directory, "-f", "haproxy.cfg"])
         if code:
             lines = [line for line in said.splitlines() if "ALERT" in line] or said.splitlines()
             raise NodeError(
@@ -245,13 +247,13 @@ class _Change:
     def _apply(
         self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool, address: str
     ) -> None:
-        places = self.places
-        make_private(places.directory)
-        make_private(places.state)
+        paths = self.paths
+        make_private(paths.directory)
+        make_private(paths.state)
         if not version:
             self._check_ports()
         self._keep_states(version)
-        before = os.readlink(places.current) if os.path.islink(places.current) else ""
+        before = os.readlink(paths.current) if os.path.islink(paths.current) else ""
         self._swap(self._store())
         for path, text in services.items():
             write_atomic(path, text, 0o644)
@@ -272,8 +274,8 @@ class _Change:
             self._change_router()
         if address:
             self.keeper.do(address)
-        Out(places.in_state("out.json")).keep(self._places())
-        write_atomic(places.in_state("applied"), self.hash + "\n", 0o600)
+        DrainRecord(paths.in_state("out.json")).keep(self._places())
+        write_atomic(paths.in_state("applied"), self.hash + "\n", 0o600)
         self._tidy()
 
     def _change_router(self) -> None:
@@ -288,7 +290,7 @@ class _Change:
             self._systemctl("restart", ROUTER_SERVICE)
         else:
             self._systemctl("disable", "--now", ROUTER_SERVICE)
-            os.unlink(self.places.router_unit)
+            os.unlink(self.paths.router_unit)
             self._systemctl("daemon-reload")
         for name in names:
             self.haproxy.set_state(name, "ready")
@@ -312,26 +314,26 @@ class _Change:
 
     def _keep_states(self, version: str) -> None:
         """Save for the new process which servers are up and which are drained."""
-        path = self.places.in_state("servers")
+        path = self.paths.in_state("servers")
         text = self.haproxy.table("show servers state") if version else read_text(path)
         write_atomic(path, state_file(text, self._places()) if text else "1\n", 0o600)
 
     def _store(self) -> str:
         """Write the files into a new directory and return its name."""
         name = self.hash[:12]
-        path = os.path.join(self.places.directory, name)
+        path = os.path.join(self.paths.directory, name)
         shutil.rmtree(path, ignore_errors=True)  # left by an interrupted run, or changed by hand
-        part = tempfile.mkdtemp(prefix=".new-", dir=self.places.directory)
-        _write_all(part, self.texts)
+        part = tempfile.mkdtemp(prefix=".new-", dir=self.paths.directory)
+        _write_all(part, self.contents)
         os.rename(part, path)
         return name
 
     def _swap(self, name: str) -> None:
-        link = os.path.join(self.places.directory, ".current")
+        link = os.path.join(self.paths.directory, ".current")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(link)
         os.symlink(name, link)
-        os.replace(link, self.places.current)
+        os.replace(link, self.paths.current)
 
     def _systemctl(self, *words: str) -> None:
         code, said = self.run(["systemctl", *words])
@@ -351,19 +353,19 @@ class _Change:
 
     def _tidy(self) -> None:
         """Remove old configurations."""
-        directory, used = self.places.directory, os.readlink(self.places.current)
+        directory, used = self.paths.directory, os.readlink(self.paths.current)
         old = [
             entry
             for entry in os.scandir(directory)
             if entry.is_dir(follow_symlinks=False) and entry.name != used
         ]
         old.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
-        for entry in old[KEPT - 1 :]:
+        for entry in old[KEPT_CONFIGURATIONS - 1 :]:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _write_all(directory: str, texts: Mapping[str, str]) -> None:
-    for name, text in texts.items():
+def _write_all(directory: str, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
         write_atomic(os.path.join(directory, name), text, 0o600)
 
 

@@ -20,14 +20,14 @@ from ..common.endpoint import OPERATOR
 from ..common.files import make_private, read_text, write_atomic
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE
-from ..common.run_lock import alone, leave_if_abandoned
+from ..common.run_lock import leave_if_abandoned, run_lock
 from .haproxy_socket import Haproxy, state_file
 
 POLL_SECONDS = 0.2
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
-class Out:
+class DrainRecord:
     """The record of drained servers: {"backend/server": {state, by, since}}."""
 
     def __init__(self, path: str) -> None:
@@ -49,7 +49,7 @@ class Out:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ServerStateRequest:
     """The requested state of some servers; by: who requests it; wait: seconds to wait for it."""
 
     names: tuple[str, ...]
@@ -71,9 +71,9 @@ class Balancer:
         return Haproxy(f"{self.state}/admin.sock")
 
     @property
-    def out(self) -> Out:
+    def drain_record(self) -> DrainRecord:
         """Return its record of drained servers."""
-        return Out(f"{self.state}/out.json")
+        return DrainRecord(f"{self.state}/out.json")
 
     def servers(self) -> dict[str, dict[str, Any]]:
         """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
@@ -87,7 +87,7 @@ class Balancer:
         }
 
 
-def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
+def find_servers(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
     """Return the servers of hosts and instances (lists), a deployment and an instance; None means any.
 
     Raise NodeError if no server matches or the host has no load balancer; with `optional`, return () instead.
@@ -111,95 +111,103 @@ def select(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
     return found
 
 
-def put(balancer: Balancer, wish: Wish, check: bool) -> dict[str, Any]:
+def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> dict[str, Any]:
     """Set the servers' state, and wait. Raise NodeError if they do not get into service in time."""
-    places = {name: (str(item["address"]), int(item["port"])) for name, item in balancer.servers().items()}
-    unknown = sorted(set(wish.names) - set(places))
+    addresses = {name: (str(item["address"]), int(item["port"])) for name, item in balancer.servers().items()}
+    unknown = sorted(set(request.names) - set(addresses))
     if unknown:
         raise NodeError(
-            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(places)) or 'none'}."
+            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(addresses)) or 'none'}."
         )
     if not check:
         make_private(balancer.state)
-    with contextlib.nullcontext() if check else alone("balancer", 300):
-        if wish.by != OPERATOR:  # a run neither returns to service what the operator drained nor claims it
-            theirs = {name for name, item in balancer.out.read().items() if item.get("by") == OPERATOR}
-            wish = replace(wish, names=tuple(name for name in wish.names if name not in theirs))
-        actions, diff = _set(balancer, wish, places, check)
+    with contextlib.nullcontext() if check else run_lock("balancer", 300):
+        if request.by != OPERATOR:  # a run neither returns to service what the operator drained nor claims it
+            theirs = {
+                name for name, item in balancer.drain_record.read().items() if item.get("by") == OPERATOR
+            }
+            request = replace(request, names=tuple(name for name in request.names if name not in theirs))
+        actions, diff = _set(balancer, request, addresses, check)
     result: dict[str, Any] = {"changed": bool(actions), "actions": actions, "diff": diff, "warnings": []}
     if check:
         return result
     begun = time.monotonic()
-    result["servers"] = _wait(balancer, wish, places)
+    result["servers"] = _wait(balancer, request, addresses)
     result["seconds"] = round(time.monotonic() - begun, 1)
     late = [item for item in result["servers"] if not item["done"]]
-    if late and wish.state == "ready":
+    if late and request.state == "ready":
         texts = ", ".join(f"{item['name']} ({item['check']})" for item in late)
         raise NodeError(
-            f"Not in service after {wish.wait:.0f} s: {texts}. An instance enters service once its /health answers and "
+            f"Not in service after {request.wait:.0f} s: {texts}. An instance enters service once its "
+            f"/health answers and "
             "it has generated tokens. See docker logs instinct-<instance> on its host.",
             **result,
         )
     result["warnings"] = [
-        f"{item['name']} still works on {item['requests']} requests after {wish.wait:.0f} s" for item in late
+        f"{item['name']} still works on {item['requests']} requests after {request.wait:.0f} s"
+        for item in late
     ]
     return result
 
 
 def _set(
-    balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]], check: bool
+    balancer: Balancer, request: ServerStateRequest, addresses: dict[str, tuple[str, int]], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
-    haproxy, record = balancer.haproxy, balancer.out.read()
+    haproxy, record = balancer.haproxy, balancer.drain_record.read()
     now = haproxy.servers()
     actions, diff = [], []
-    for name in wish.names:
+    for name in request.names:
         noted = record.get(name, {})
         is_now = now[name].state if name in now else "unknown"
-        if is_now != wish.state:
-            actions.append(f"set server {name} state {wish.state}")
+        if is_now != request.state:
+            actions.append(f"set server {name} state {request.state}")
             diff.append(
                 {
                     "before_header": name,
                     "after_header": name,
                     "before": f"{is_now}\n",
-                    "after": f"{wish.state}\n",
+                    "after": f"{request.state}\n",
                 }
             )
-        if wish.state == "ready":
+        if request.state == "ready":
             record.pop(name, None)
-        elif (noted.get("state"), noted.get("by")) != (wish.state, wish.by):
+        elif (noted.get("state"), noted.get("by")) != (request.state, request.by):
             since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            record[name] = {"state": wish.state, "by": wish.by, "since": since}
-    if record != balancer.out.read() and not actions:
-        actions.append(f"write {balancer.out.path}")
+            record[name] = {"state": request.state, "by": request.by, "since": since}
+    if record != balancer.drain_record.read() and not actions:
+        actions.append(f"write {balancer.drain_record.path}")
     if check or not actions:
         return actions, diff
     # First the record: after an interruption, it shows what remains to be repaired.
-    if wish.state != "ready":
-        balancer.out.write(record)
+    if request.state != "ready":
+        balancer.drain_record.write(record)
     for action in actions:
         if action.startswith("set server "):
-            haproxy.set_state(action.split()[2], wish.state)
-    write_atomic(f"{balancer.state}/servers", state_file(haproxy.table("show servers state"), places), 0o600)
-    balancer.out.write(record)
+            haproxy.set_state(action.split()[2], request.state)
+    write_atomic(
+        f"{balancer.state}/servers", state_file(haproxy.table("show servers state"), addresses), 0o600
+    )
+    balancer.drain_record.write(record)
     return actions, diff
 
 
-def _wait(balancer: Balancer, wish: Wish, places: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+def _wait(
+    balancer: Balancer, request: ServerStateRequest, addresses: dict[str, tuple[str, int]]
+) -> list[dict[str, Any]]:
     """Wait until no server works on requests, or all are up; return the state of each."""
-    end = time.monotonic() + wish.wait
+    end = time.monotonic() + request.wait
     while True:
         leave_if_abandoned()
         servers, loads = balancer.haproxy.servers(), balancer.haproxy.loads()
         found: list[dict[str, Any]] = []
-        for name in wish.names:
+        for name in request.names:
             load = loads[name]
             requests = load.running + load.waiting
-            if wish.state != "ready" and not requests:
+            if request.state != "ready" and not requests:
                 # After a reload, HAProxy does not count the requests that its former process still carries.
-                requests = engine_requests(*places[name])
+                requests = engine_requests(*addresses[name])
             up = servers[name].up and servers[name].state == "ready"
-            done = up or wish.wait == 0 if wish.state == "ready" else requests == 0
+            done = up or request.wait == 0 if request.state == "ready" else requests == 0
             found.append(
                 {
                     "name": name,

@@ -19,7 +19,7 @@ STATES = ("ready", "drain", "maint")
 _BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
 
 
-class NoHaproxy(NodeError):
+class HaproxyUnavailable(NodeError):
     """HAProxy does not answer at the admin socket."""
 
 
@@ -33,7 +33,7 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class Load:
+class ServerLoad:
     """Requests at a server, in progress and queued. check: the result of its last check."""
 
     running: int
@@ -49,7 +49,7 @@ class Haproxy:
         self.timeout = timeout
 
     def ask(self, command: str) -> str:
-        """Return one command's output. Raise NoHaproxy if HAProxy does not answer."""
+        """Return one command's output. Raise HaproxyUnavailable if HAProxy does not answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(self.timeout)
             try:
@@ -62,7 +62,7 @@ class Haproxy:
                         return b"".join(parts).decode("utf-8", "replace")
                     parts.append(part)
             except OSError as error:
-                raise NoHaproxy(
+                raise HaproxyUnavailable(
                     f"HAProxy does not answer at {self.path} ({error.strerror or error}). Check "
                     "systemctl status instinct-balancer, and run site.yml again."
                 ) from error
@@ -71,18 +71,18 @@ class Haproxy:
         """Return the description in its configuration; "" if it does not answer."""
         try:
             lines = self.ask("show info").splitlines()
-        except NoHaproxy:
+        except HaproxyUnavailable:
             return ""
         return next((line.partition(": ")[2] for line in lines if line.startswith("description:")), "")
 
     def table(self, command: str) -> str:
         """Return the output of a command that always prints something, at least a header.
 
-        Raise NoHaproxy if it does not.
+        Raise HaproxyUnavailable if it does not.
         """
         text = self.ask(command)
         if not text.strip():
-            raise NoHaproxy(
+            raise HaproxyUnavailable(
                 f"HAProxy hung up at {self.path} without an answer to {command!r}: it was stopped or reloaded. "
                 "Check systemctl status instinct-balancer, and run again."
             )
@@ -104,11 +104,11 @@ class Haproxy:
         if said:
             raise NodeError(f"HAProxy refuses to set {name} to {state}: {said}")
 
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, ServerLoad]:
         """Return the requests at all servers, by "backend/server"."""
         text = self.table("show stat -1 4 -1").lstrip("# ")
         return {
-            f"{row['pxname']}/{row['svname']}": Load(
+            f"{row['pxname']}/{row['svname']}": ServerLoad(
                 int(row["scur"] or 0),
                 int(row["qcur"] or 0),
                 " ".join(filter(None, (row.get("check_status"), row.get("last_chk"), row.get("last_agt")))),

@@ -45,7 +45,7 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 @dataclass(frozen=True)
-class Keeper:
+class KeepalivedService:
     """The virtual address service: its paths and its changes. runs: returns whether the process of a pid file runs."""
 
     directory: str
@@ -66,13 +66,13 @@ class Keeper:
             program=self.program, directory=self.directory, pid=PID_FILE, vrrp_pid=VRRP_PID_FILE
         )
 
-    def wanted(self, texts: Mapping[str, str]) -> bool:
+    def wanted(self, files: Mapping[str, str]) -> bool:
         """Return whether the configuration has a virtual address."""
-        return ADDRESS_FILE in texts
+        return ADDRESS_FILE in files
 
-    def step(self, texts: Mapping[str, str], changed: Sequence[str], unit_changed: bool) -> str:
+    def step(self, files: Mapping[str, str], changed: Sequence[str], unit_changed: bool) -> str:
         """Return what systemctl has to do for the desired texts: start, restart, reload, remove, or "" for nothing."""
-        if not self.wanted(texts):
+        if not self.wanted(files):
             return "remove" if os.path.exists(self.unit) else ""
         if not self.runs(PID_FILE):
             return "start"

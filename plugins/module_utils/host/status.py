@@ -23,7 +23,7 @@ from ..common.failures import classify
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.redact import Redactor, env_secrets
-from ..docker.client import SOCKET, Engine, Json, Query
+from ..docker.client import SOCKET, DockerClient, Json, Query
 from ..endpoint.drain import Balancer
 from ..observe.generations import read_generations
 from ..observe.source import Source
@@ -49,7 +49,7 @@ KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
 @dataclass(frozen=True)
-class Node:
+class StatusPaths:
     """Where things are on a node."""
 
     state_dir: str = paths.STATE_DIR
@@ -58,7 +58,7 @@ class Node:
     interval: float = INTERVAL
 
 
-def read_node(node: Node) -> dict[str, Any]:
+def read_node(node: StatusPaths) -> dict[str, Any]:
     """Everything. What could not be read is in `problems`, as a sentence."""
     problems: list[str] = []
     found = _containers(node, problems)
@@ -77,14 +77,14 @@ def read_node(node: Node) -> dict[str, Any]:
 # ---- containers --------------------------------------------------------------------------------------
 
 
-def _containers(node: Node, problems: list[str]) -> dict[str, Json]:
+def _containers(node: StatusPaths, problems: list[str]) -> dict[str, Json]:
     """The instances' containers as the engine inspects them, by instance; a successor that waits does not count."""
-    engine = Engine(node.docker_socket)
+    client = DockerClient(node.docker_socket)
     query: Query = {"all": True, "filters": json.dumps({"label": [LABELS[0]]})}
     found = {}
     try:
-        for entry in engine.json("GET", "/containers/json", query):
-            container = engine.container(entry["Id"])
+        for entry in client.json("GET", "/containers/json", query):
+            container = client.container(entry["Id"])
             name = container["Config"]["Labels"][LABELS[0]] if container else ""
             if container and container["Name"] == f"/{paths.container_name(name)}":
                 found[name] = container
@@ -92,18 +92,18 @@ def _containers(node: Node, problems: list[str]) -> dict[str, Json]:
         if _has_instances(node):  # a load balancer's host needs no engine
             problems.append(str(error))
     finally:
-        engine.close()
+        client.close()
     return found
 
 
-def _has_instances(node: Node) -> bool:
+def _has_instances(node: StatusPaths) -> bool:
     try:
         return bool(os.listdir(f"{node.state_dir}/instances"))
     except OSError:
         return False
 
 
-def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
+def _instance(node: StatusPaths, name: str, container: Json) -> dict[str, Any]:
     directory = f"{node.state_dir}/instances/{name}"
     config, state = container["Config"], container["State"]
     redact = Redactor(env_secrets(read_text(f"{directory}/env") or ""))
@@ -133,13 +133,13 @@ def _instance(node: Node, name: str, container: Json) -> dict[str, Any]:
         "failure": None,
     }
     if not (supervisor or {}).get("failures") and _failed(found):
-        engine = Engine(node.docker_socket)
+        client = DockerClient(node.docker_socket)
         try:
-            text = engine.logs(paths.container_name(name), LOG_LINES)
+            text = client.logs(paths.container_name(name), LOG_LINES)
         except NodeError:
             text = ""
         finally:
-            engine.close()
+            client.close()
         finding = classify(SIGNATURES, text, found["exit_code"], found["oom_killed"])
         found["failure"] = redact.data(
             {"kind": finding.kind, "line": finding.line, "next_step": finding.next_step}
@@ -196,14 +196,14 @@ def seconds(stamp: Any) -> float | None:
 # ---- /health and /metrics ----------------------------------------------------------------------------
 
 
-def _ask_all(node: Node, instances: Sequence[dict[str, Any]]) -> None:
+def _ask_all(node: StatusPaths, instances: Sequence[dict[str, Any]]) -> None:
     asked = [item for item in instances if item["status"] == "running" and item["endpoint"]]
     if asked:
         with ThreadPoolExecutor(max_workers=len(asked)) as pool:
             list(pool.map(lambda item: _ask(node, item), asked))
 
 
-def _ask(node: Node, instance: dict[str, Any]) -> None:
+def _ask(node: StatusPaths, instance: dict[str, Any]) -> None:
     """Note /health (0: no answer), and what /metrics says of load and speed."""
     where = instance["endpoint"]
     instance["health"] = get(where, "/health")[0]
@@ -266,7 +266,7 @@ def speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: floa
     }
 
 
-def _generations(node: Node, problems: list[str]) -> list[dict[str, Any]]:
+def _generations(node: StatusPaths, problems: list[str]) -> list[dict[str, Any]]:
     """What the node keeps of each deployment, as node_state has it, without command lines."""
     found = read_generations(Source(), node.state_dir)
     for item in found:
@@ -279,7 +279,7 @@ def _generations(node: Node, problems: list[str]) -> list[dict[str, Any]]:
 # ---- the load balancer -------------------------------------------------------------------------------
 
 
-def _balancer(node: Node, problems: list[str]) -> dict[str, Any] | None:
+def _balancer(node: StatusPaths, problems: list[str]) -> dict[str, Any] | None:
     """The servers of the load balancer on this host; None where there is none."""
     balancer = Balancer(f"{node.state_dir}/balancer", f"{node.data_dir}/balancer")
     try:
@@ -288,7 +288,11 @@ def _balancer(node: Node, problems: list[str]) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {"error": "", "servers": []}
     try:
-        states, loads, out = balancer.haproxy.servers(), balancer.haproxy.loads(), balancer.out.read()
+        states, loads, out = (
+            balancer.haproxy.servers(),
+            balancer.haproxy.loads(),
+            balancer.drain_record.read(),
+        )
     except NodeError as error:
         return {"error": str(error), "servers": [_listed(name, item) for name, item in servers.items()]}
     for name, item in servers.items():

@@ -20,7 +20,7 @@ DOCKER_QUERIES = {
 PLUGINS = ("/usr/libexec", "/usr/lib", "/usr/local/lib", "/usr/local/libexec")
 
 
-class Request:
+class DockerRequest:
     """A GET to the Docker engine, sent at once and read later, so that Docker works while files are read.
 
     With HTTP/1.0, Docker answers without chunks and closes the connection: no HTTP library is needed.
@@ -54,7 +54,7 @@ class Request:
         return json.loads(body)
 
 
-def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, Request]]:
+def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[str, DockerRequest]]:
     """Send all queries. Return the facts known already, and the pending requests."""
     programs = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd")
     docker: dict[str, Any] = {
@@ -68,13 +68,13 @@ def ask_docker(source: Source, socket_path: str) -> tuple[dict[str, Any], dict[s
         "error": None,
     }
     try:
-        return docker, {name: Request(socket_path, path) for name, path in DOCKER_QUERIES.items()}
+        return docker, {name: DockerRequest(socket_path, path) for name, path in DOCKER_QUERIES.items()}
     except OSError as error:
         docker["error"] = f"{socket_path}: {error.strerror or error}"
         return docker, {}
 
 
-def read_docker(docker: dict[str, Any], requests: dict[str, Request]) -> tuple[list[Any], list[Any]]:
+def read_docker(docker: dict[str, Any], requests: dict[str, DockerRequest]) -> tuple[list[Any], list[Any]]:
     """Read the answers: fill `docker`, return images and containers as Docker lists them."""
     try:
         answers = {name: request.answer() for name, request in requests.items()}

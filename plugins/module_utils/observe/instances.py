@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 
-from .engine import Request
+from .engine import DockerRequest
 from .source import Source
 from .supervisor_file import read_supervisor
 
@@ -41,7 +41,7 @@ def read_instances(
 ) -> list[dict[str, Any]]:
     """Return the instances' containers with the details that need an inspection: start, exit code, restarts."""
     found = []
-    pending = [(entry, Request(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
+    pending = [(entry, DockerRequest(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
     for entry, request in pending:
         labels = entry.get("Labels") or {}
         name = labels["instinct-fleet.instance"]

@@ -11,14 +11,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.failures import Finding
+from ..common.failures import Diagnosis
 from .supervisor_file import read_supervisor
 
 STATE_FILE = "state.json"
 
 
 @dataclass(frozen=True)
-class Supervised:
+class SupervisorState:
     """The supervisor's report.
 
     Attributes:
@@ -30,8 +30,8 @@ class Supervised:
     state: str
     why: str
     failures: int
-    first: Finding | None
-    peer: Finding | None
+    first: Diagnosis | None
+    peer: Diagnosis | None
 
     @property
     def gave_up(self) -> bool:
@@ -39,12 +39,12 @@ class Supervised:
         return self.state == "gave_up"
 
     @property
-    def cause(self) -> Finding | None:
+    def cause(self) -> Diagnosis | None:
         """Return why there is no vLLM: the first failure of its own, else another rank's."""
         return self.first or self.peer
 
     @classmethod
-    def from_json(cls, item: Any) -> Supervised | None:
+    def from_json(cls, item: Any) -> SupervisorState | None:
         """Read it from an instance's entry of node_state."""
         if not item:
             return None
@@ -57,16 +57,16 @@ class Supervised:
         )
 
 
-def _finding(item: Any) -> Finding | None:
-    return Finding(*(str(item.get(key) or "") for key in ("kind", "line", "next_step"))) if item else None
+def _finding(item: Any) -> Diagnosis | None:
+    return Diagnosis(*(str(item.get(key) or "") for key in ("kind", "line", "next_step"))) if item else None
 
 
-def look(cache_directory: str) -> Supervised | None:
+def read_state(cache_directory: str) -> SupervisorState | None:
     """Return the supervisor's report; None if there is none."""
-    return Supervised.from_json(read_supervisor(cache_directory))
+    return SupervisorState.from_json(read_supervisor(cache_directory))
 
 
-def forget(cache_directory: str) -> None:
+def reset_state(cache_directory: str) -> None:
     """Remove the report, so that the next one belongs to the next start."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.suppress(OSError):

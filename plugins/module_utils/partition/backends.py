@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from .gpus import AUTO, Gpu, PartitionError, Target, differing, named, predicted
+from .gpus import AUTO, PartitionedGpu, PartitionError, TargetModes, differing, named, predicted
 from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, SetResult, kind_of
 
 # Reasons for this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it continues
@@ -39,7 +39,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Write:
+class SysfsWrite:
     """A mode to write into one GPU's sysfs file."""
 
     path: str
@@ -52,11 +52,11 @@ class Write:
         return f"write {self.value} > {self.path}"
 
 
-Step = Union[Command, Write]
+Step = Union[Command, SysfsWrite]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class AttemptResult:
     """The result of an attempt: one of smi_set_output's verdicts, and a sentence that explains it."""
 
     verdict: str
@@ -77,7 +77,7 @@ def backends(wanted: str, tools: Mapping[str, str | None]) -> tuple[tuple[str, .
     return usable, (f"{' and '.join(missing)} not installed; using {usable[0]}.",) if missing else ()
 
 
-def tool_indices(gpus: Sequence[Gpu]) -> dict[int, int]:
+def tool_indices(gpus: Sequence[PartitionedGpu]) -> dict[int, int]:
     """Map each GPU index to the index of its first partition in the list of rocm-smi and amd-smi.
 
     Both tools list partitions GPU by GPU in PCI order: in CPX eight per GPU, of which only the first accepts a mode.
@@ -90,7 +90,11 @@ def tool_indices(gpus: Sequence[Gpu]) -> dict[int, int]:
 
 
 def steps(
-    backend: str, tool: str | None, gpus: Sequence[Gpu], targets: Sequence[Gpu], mode: str
+    backend: str,
+    tool: str | None,
+    gpus: Sequence[PartitionedGpu],
+    targets: Sequence[PartitionedGpu],
+    mode: str,
 ) -> tuple[Step, ...]:
     """Return the steps that set the compute or memory mode of `targets`, some or all of `gpus`."""
     kind = kind_of(mode)
@@ -109,7 +113,9 @@ def steps(
         chosen = ["all"] if plain else [gpu.bdf for gpu in targets]
         answer_y = "Y\n" if kind == "memory" else ""
         return (Command((str(tool), "set", "--gpu", *chosen, f"--{kind}-partition", mode), covers, answer_y),)
-    return tuple(Write(f"{gpu.sysfs_path}/current_{kind}_partition", mode, (gpu.index,)) for gpu in targets)
+    return tuple(
+        SysfsWrite(f"{gpu.sysfs_path}/current_{kind}_partition", mode, (gpu.index,)) for gpu in targets
+    )
 
 
 def reloads_itself(backend: str, release: str | None) -> bool:
@@ -124,20 +130,20 @@ def reloads_itself(backend: str, release: str | None) -> bool:
 
 
 def expected_steps(
-    backend: str, tool: str | None, release: str | None, gpus: Sequence[Gpu], target: Target
+    backend: str, tool: str | None, release: str | None, gpus: Sequence[PartitionedGpu], target: TargetModes
 ) -> list[str]:
     """Return the steps that run if all goes well, for check mode."""
     found: list[str] = []
     if target.memory is not None and target.memory_differs(gpus):
-        if backend != "sysfs" and (first := from_spx(gpus)):
+        if backend != "sysfs" and (first := memory_first_steps(gpus)):
             found += [step.text for step in steps(backend, tool, gpus, first, "SPX")]
-            gpus = predicted(gpus, Target(None, {gpu.index: "SPX" for gpu in first}))
+            gpus = predicted(gpus, TargetModes(None, {gpu.index: "SPX" for gpu in first}))
         found += [step.text for step in steps(backend, tool, gpus, gpus, target.memory)]
         if not reloads_itself(backend, release):
             found += [" ".join(UNLOAD), " ".join(LOAD)]
         automatic = AUTO.get(target.memory)
         modes = {gpu.index: automatic for gpu in gpus if automatic}
-        gpus = predicted(gpus, Target(target.memory, modes))
+        gpus = predicted(gpus, TargetModes(target.memory, modes))
     for mode in dict.fromkeys(target.compute.values()):
         targets = [gpu for gpu in differing(gpus, target.compute) if target.compute[gpu.index] == mode]
         if targets:
@@ -145,7 +151,7 @@ def expected_steps(
     return found
 
 
-def from_spx(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def memory_first_steps(gpus: Sequence[PartitionedGpu]) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs to put into SPX before a tool changes the memory mode.
 
     With partitions, the tools' reload failed (ROCm/legacy-rocm-build#4439). SPX exists in NPS1 only.
@@ -154,9 +160,12 @@ def from_spx(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return partitioned if all("SPX" in gpu.available for gpu in partitioned) else ()
 
 
-def judge(
-    results: Sequence[SetResult], places: Mapping[int, int], left: Sequence[Gpu], kind: str = "compute"
-) -> Judgement:
+def judge_attempt(
+    results: Sequence[SetResult],
+    places: Mapping[int, int],
+    left: Sequence[PartitionedGpu],
+    kind: str = "compute",
+) -> AttemptResult:
     """Judge an attempt that left some GPUs in another mode than the desired one.
 
     PENDING: a memory mode waits for the driver to be reloaded.
@@ -168,7 +177,13 @@ def judge(
 
     Lines about other devices do not count: partitions other than a GPU's first always answer "not supported".
     """
-    said: dict[str, dict[str, list[Gpu]]] = {BUSY: {}, REFUSED: {}, BROKEN: {}, DONE: {}, PENDING: {}}
+    said: dict[str, dict[str, list[PartitionedGpu]]] = {
+        BUSY: {},
+        REFUSED: {},
+        BROKEN: {},
+        DONE: {},
+        PENDING: {},
+    }
     for result in results:
         for gpu in left:
             if places[gpu.index] in result.verdicts:
@@ -181,8 +196,8 @@ def judge(
             parts = [
                 f"{named(gpus)}: {message}" if gpus else message for message, gpus in said[verdict].items()
             ]
-            return Judgement(verdict, "; ".join(parts))
+            return AttemptResult(verdict, "; ".join(parts))
     claim = "reported success" if said[DONE] else "said nothing"
     verdict = PENDING if said[DONE] and kind == "memory" else BROKEN
     text = f"it {claim} for {named(left)}, but the driver still shows the earlier mode"
-    return Judgement(verdict, text)
+    return AttemptResult(verdict, text)

@@ -15,7 +15,7 @@ from typing import Any
 from ..common.files import make_private
 from ..common.module_main import require_program
 from ..common.paths import PARTITION_PROGRAM, PARTITION_RECORD
-from .gpus import AUTO, Gpu
+from .gpus import AUTO, PartitionedGpu
 from .monitors import MONITOR_UNITS
 from .record import DRIVER_SECONDS, Record
 
@@ -42,7 +42,7 @@ WantedBy=multi-user.target
 """
 
 
-def record_of(gpus: tuple[Gpu, ...], compute: str | None, memory: str | None) -> Record | None:
+def record_of(gpus: tuple[PartitionedGpu, ...], compute: str | None, memory: str | None) -> Record | None:
     """Return the modes to keep: the requested or else the present ones; None if they are the driver's defaults."""
     modes = {gpu.bdf: compute or gpu.mode for gpu in gpus}
     known = {bdf: mode for bdf, mode in modes.items() if mode}
@@ -102,7 +102,10 @@ def converge(
 
 
 def follow(
-    path: Callable[[str], str], gpus: tuple[Gpu, ...], run: Callable[[list[str]], Any], program: bytes
+    path: Callable[[str], str],
+    gpus: tuple[PartitionedGpu, ...],
+    run: Callable[[list[str]], Any],
+    program: bytes,
 ) -> list[str]:
     """Update an existing record after a change of modes; return the actions."""
     if _read(path(PARTITION_RECORD)) is None:

@@ -6,15 +6,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..common.gpu_memory import IDLE_VRAM
-from .gpus import PARTITIONS, Gpu, PartitionError, Target, differing, expected_partitions, named
+from .gpus import (
+    PARTITIONS,
+    PartitionedGpu,
+    PartitionError,
+    TargetModes,
+    differing,
+    expected_partitions,
+    named,
+)
 
 # A partition may have slightly less than its share: the driver reserves memory, and sizes are rounded.
 SHARE_TOLERANCE = 0.05
 INSTALL = "install AMD's Instinct driver (amdgpu-dkms) on the bare-metal host"
 
 
-def refuse(
-    gpus: Sequence[Gpu], target: Target, chosen: Sequence[int], *, euid: int, virtual: bool | None
+def check_possible(
+    gpus: Sequence[PartitionedGpu],
+    target: TargetModes,
+    chosen: Sequence[int],
+    *,
+    euid: int,
+    virtual: bool | None,
 ) -> None:
     """Raise PartitionError if the change cannot work.
 
@@ -52,7 +65,7 @@ def refuse(
             )
 
 
-def _refuse_compute(targets: Sequence[Gpu], target: Target) -> None:
+def _refuse_compute(targets: Sequence[PartitionedGpu], target: TargetModes) -> None:
     refusing = [gpu for gpu in targets if target.compute[gpu.index] not in gpu.available]
     if refusing:
         offered = sorted({gpu.available for gpu in refusing})
@@ -63,7 +76,7 @@ def _refuse_compute(targets: Sequence[Gpu], target: Target) -> None:
         )
 
 
-def _refuse_memory(gpus: Sequence[Gpu], target: Target, chosen: Sequence[int]) -> None:
+def _refuse_memory(gpus: Sequence[PartitionedGpu], target: TargetModes, chosen: Sequence[int]) -> None:
     if len(chosen) < len(gpus):
         raise PartitionError(
             f"memory: {target.memory} is a mode of the whole node, as its GPUs are one hive, and gpus names "
@@ -94,7 +107,7 @@ def _refuse_memory(gpus: Sequence[Gpu], target: Target, chosen: Sequence[int]) -
             )
 
 
-def verify(gpus: Sequence[Gpu], target: Target, ast_loaded: bool) -> str | None:
+def verify(gpus: Sequence[PartitionedGpu], target: TargetModes, ast_loaded: bool) -> str | None:
     """Return what is wrong with the GPUs that should be in `target`, or None.
 
     This counts KFD nodes and render nodes, and checks their memory: the mode can read back correctly while a partition
@@ -139,6 +152,6 @@ def verify(gpus: Sequence[Gpu], target: Target, ast_loaded: bool) -> str | None:
     return text
 
 
-def stranded(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def stranded(gpus: Sequence[PartitionedGpu]) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs with VRAM in use, on a node where no process holds one."""
     return tuple(gpu for gpu in gpus if (gpu.vram_used or 0) > IDLE_VRAM)

@@ -12,7 +12,7 @@ from ..common.names import check_name
 from ..common.paths import container_name
 from .gpus import PartitionError
 from .holders import Service
-from .request import Machine, Outcome, Request, make_plan, predict
+from .request import NodeInterface, PartitionRequest, PartitionResult, make_plan, predict
 from .transaction import Transaction
 
 STOP_SECONDS = 120
@@ -30,7 +30,7 @@ def services_of(servers: Sequence[Mapping[str, Any]]) -> tuple[Service, ...]:
     )
 
 
-def change(node: Machine, request: Request, check: bool) -> Outcome:
+def change(node: NodeInterface, request: PartitionRequest, check: bool) -> PartitionResult:
     """Set the node's modes, or predict that. Raise NodeError if the change is refused.
 
     If a change is refused that should finish an interrupted one, the interrupted one is undone.
@@ -49,9 +49,9 @@ def change(node: Machine, request: Request, check: bool) -> Outcome:
         return replace(outcome, error=f"{refusal} {what}")
 
 
-def _take_back(node: Machine, request: Request) -> Outcome | None:
+def _take_back(node: NodeInterface, request: PartitionRequest) -> PartitionResult | None:
     """Undo an interrupted change; None if there is none, or if its undoing was just refused."""
     if node.load_journal() is None or (request.compute is None and request.memory is None):
         return None
-    back = Request(timeout=request.timeout, retries=request.retries)
+    back = PartitionRequest(timeout=request.timeout, retries=request.retries)
     return Transaction(node, make_plan(node, back), back).run()

@@ -7,7 +7,7 @@ import os
 
 from ..observe.gpus import read_gpus
 from ..observe.source import Source
-from .gpus import Gpu, gpus_of
+from .gpus import PartitionedGpu, gpus_of
 
 MODE_FILES = ("current_compute_partition", "current_memory_partition")
 
@@ -23,7 +23,7 @@ class GpuFiles:
         """Return `path` below the root."""
         return self.root.rstrip("/") + path
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[PartitionedGpu, ...]:
         """Return the GPUs' present state."""
         self.source.problems.clear()
         state = read_gpus(self.source)

@@ -22,7 +22,7 @@ class PartitionError(Exception):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class PartitionedGpu:
     """One GPU as the driver presents it. `partitions` counts KFD nodes, `bytes` is the memory of each.
 
     `mode` is None if there is none or it cannot be read; `unread` then says why. `vram_used`: bytes.
@@ -52,30 +52,30 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetModes:
     """Desired modes: the node's memory mode (None: unchanged) and compute modes by GPU index."""
 
     memory: str | None
     compute: Mapping[int, str]
 
-    def reached(self, gpus: Sequence[Gpu]) -> bool:
+    def reached(self, gpus: Sequence[PartitionedGpu]) -> bool:
         """Return whether all GPUs are in their desired modes."""
         return not self.memory_differs(gpus) and not differing(gpus, self.compute)
 
-    def memory_differs(self, gpus: Sequence[Gpu]) -> bool:
+    def memory_differs(self, gpus: Sequence[PartitionedGpu]) -> bool:
         """Return whether some GPU is in another memory mode."""
         return self.memory is not None and any(gpu.memory_mode != self.memory for gpu in gpus)
 
 
-def present(gpus: Sequence[Gpu]) -> Target:
+def present(gpus: Sequence[PartitionedGpu]) -> TargetModes:
     """Return the GPUs' present modes."""
     memory = {gpu.memory_mode for gpu in gpus}
-    return Target(
+    return TargetModes(
         memory.pop() if len(memory) == 1 else None, {gpu.index: gpu.mode for gpu in gpus if gpu.mode}
     )
 
 
-def named(gpus: Sequence[Gpu]) -> str:
+def named(gpus: Sequence[PartitionedGpu]) -> str:
     """Return up to three GPUs by name, more as ranges of indices: "GPUs 0-4, 6"."""
     if len(gpus) <= 3:
         return ", ".join(gpu.name for gpu in gpus)
@@ -93,7 +93,7 @@ def gpus_of(
     writable: frozenset[str],
     render_nodes: frozenset[str],
     unread: Mapping[str, str],
-) -> tuple[Gpu, ...]:
+) -> tuple[PartitionedGpu, ...]:
     """Return GPUs from node_state's list.
 
     Args:
@@ -106,7 +106,7 @@ def gpus_of(
         counts = [part["num_xcc"] or 0 for part in entry["partitions"]]
         sums[entry["device_id"]] = max(sums.get(entry["device_id"], 0), sum(counts))
     return tuple(
-        Gpu(
+        PartitionedGpu(
             index=entry["index"],
             bdf=entry["bdf"],
             sysfs_path=entry["sysfs_path"],
@@ -133,7 +133,7 @@ def gpus_of(
     )
 
 
-def select(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[int, ...]:
+def select(gpus: Sequence[PartitionedGpu], wanted: Sequence[str]) -> tuple[int, ...]:
     """Return the indices of the GPUs named by `wanted`: "all", indices or PCI addresses. Raise PartitionError."""
     if list(wanted) == ["all"]:
         return tuple(gpu.index for gpu in gpus)
@@ -148,7 +148,7 @@ def select(gpus: Sequence[Gpu], wanted: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted({names[name.lower()] for name in wanted}))
 
 
-def differing(gpus: Sequence[Gpu], modes: Mapping[int, str]) -> tuple[Gpu, ...]:
+def differing(gpus: Sequence[PartitionedGpu], modes: Mapping[int, str]) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs that are not in their desired compute mode."""
     return tuple(gpu for gpu in gpus if gpu.index in modes and gpu.mode != modes[gpu.index])
 
@@ -158,7 +158,7 @@ def expected_partitions(mode: str | None, xcc: int | None) -> int | None:
     return xcc if mode == "CPX" else PARTITIONS.get(mode or "")
 
 
-def same_gpus(before: Sequence[Gpu], now: Sequence[Gpu]) -> None:
+def same_gpus(before: Sequence[PartitionedGpu], now: Sequence[PartitionedGpu]) -> None:
     """Raise PartitionError if the GPUs are not the same ones: their indices would mean other GPUs."""
     there = {gpu.bdf for gpu in now}
     gone = [gpu for gpu in before if gpu.bdf not in there]
@@ -169,7 +169,7 @@ def same_gpus(before: Sequence[Gpu], now: Sequence[Gpu]) -> None:
         )
 
 
-def listed(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
+def listed(gpus: Sequence[PartitionedGpu]) -> list[dict[str, Any]]:
     """Return GPUs in the form of the module's result."""
     return [
         {
@@ -183,7 +183,7 @@ def listed(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
     ]
 
 
-def predicted(gpus: Sequence[Gpu], target: Target) -> tuple[Gpu, ...]:
+def predicted(gpus: Sequence[PartitionedGpu], target: TargetModes) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs as they will be."""
     found = []
     for gpu in gpus:
@@ -206,7 +206,7 @@ def diff_text(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def modes_text(
-    gpus: Sequence[Gpu], memory: str | None = None, compute: Mapping[int, str] | None = None
+    gpus: Sequence[PartitionedGpu], memory: str | None = None, compute: Mapping[int, str] | None = None
 ) -> str:
     """Return a node's modes in brief: "CPX/NPS4", "SPX on 3 and CPX on 5 GPUs/NPS1"."""
     modes = [(compute or {}).get(gpu.index) or gpu.mode or "unreadable" for gpu in gpus]

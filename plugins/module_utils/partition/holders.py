@@ -45,7 +45,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Holder:
+class GpuHolder:
     """A process that holds the GPUs, its unit or container, and the service that must be stopped to end it.
 
     `service` is None if this toolkit must not stop it. `zombie`: it has ended, but its parent has not collected it.
@@ -69,7 +69,7 @@ class Holder:
         return f"{text} of {self.unit}" if self.unit else text
 
 
-def holders(source: Source, inspect: Inspect) -> list[Holder]:
+def holders(source: Source, inspect: Inspect) -> list[GpuHolder]:
     """Return the processes that hold the GPUs, by pid, without this one."""
     own = set(_paths(source.text("/proc/self/cgroup") or ""))
     pids = set(kfd_processes(source)) | set(_openers(source))
@@ -113,18 +113,20 @@ def _of_amdgpu(source: Source, device: str) -> bool:
     return driver.startswith("amdgpu")
 
 
-def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> Holder:
+def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> GpuHolder:
     command, zombie = described(source, pid)
-    container, unit = belongs(source.text(f"/proc/{pid}/cgroup") or "", own)
+    container, unit = owner_of(source.text(f"/proc/{pid}/cgroup") or "", own)
     if container is not None:
         details = inspect(container)
         name = str(details["Name"]).lstrip("/") if details else container[:12]
-        return Holder(pid, command, name, None, container_service(name, details) if details else None, zombie)
+        return GpuHolder(
+            pid, command, name, None, container_service(name, details) if details else None, zombie
+        )
     program = source.text(f"/proc/{pid}/comm") or ""
     if program in DISPLAY_SERVERS:
         unit = DISPLAY_MANAGER
     service = Service("unit", unit) if unit in MONITOR_UNITS else None
-    return Holder(pid, command, None, unit, service, zombie)
+    return GpuHolder(pid, command, None, unit, service, zombie)
 
 
 def described(source: Source, pid: int) -> tuple[str, bool]:
@@ -152,7 +154,7 @@ def _paths(text: str) -> list[str]:
     return [row[2] for row in rows]
 
 
-def belongs(text: str, own: set[str]) -> tuple[str | None, str | None]:
+def owner_of(text: str, own: set[str]) -> tuple[str | None, str | None]:
     """Return (container id, systemd unit) of a process: the innermost cgroup that is either.
 
     `own`: this process's cgroups. If the node itself is a container, they do not identify a process's service.
@@ -181,25 +183,25 @@ def container_service(name: str, details: Mapping[str, Any]) -> Service | None:
     return Service("container", name, seconds or STOP_SECONDS) if image in MONITOR_IMAGES else None
 
 
-def services(found: Sequence[Holder]) -> tuple[Service, ...]:
+def services(found: Sequence[GpuHolder]) -> tuple[Service, ...]:
     """Return the services to stop so that these processes end: instances first, so that they finish their requests."""
     order = {"instance": 0, "container": 1, "unit": 2}
     unique = dict.fromkeys(holder.service for holder in found if holder.service)
     return tuple(sorted(unique, key=lambda service: order[service.kind]))
 
 
-def foreign(found: Sequence[Holder]) -> list[Holder]:
+def unmanaged(found: Sequence[GpuHolder]) -> list[GpuHolder]:
     """Return the processes that this toolkit must not stop."""
     return [holder for holder in found if holder.service is None]
 
 
-def foreign_message(found: Sequence[Holder]) -> str:
+def foreign_message(found: Sequence[GpuHolder]) -> str:
     """Say which processes are in the way, and the next step."""
     names = "; ".join(holder.name for holder in found)
     return f"These processes use the GPUs, and instinct-fleet does not stop them: {names}. Stop them and run again."
 
 
-def busy_message(message: str, found: Sequence[Holder], attempts: int) -> str:
+def busy_message(message: str, found: Sequence[GpuHolder], attempts: int) -> str:
     """Say which processes keep the GPUs busy, and the next step."""
     tries = f"after {attempts} attempts" if attempts > 1 else "at the only attempt"
     if found:

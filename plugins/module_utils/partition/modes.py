@@ -11,9 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .backends import LOAD, UNLOAD, Command, Judgement, Step, Write, from_spx, judge, steps, tool_indices
-from .gpus import Gpu, PartitionError, Target, differing, named, same_gpus
-from .holders import Holder, busy_message
+from .backends import (
+    LOAD,
+    UNLOAD,
+    AttemptResult,
+    Command,
+    Step,
+    SysfsWrite,
+    judge_attempt,
+    memory_first_steps,
+    steps,
+    tool_indices,
+)
+from .gpus import PartitionedGpu, PartitionError, TargetModes, differing, named, same_gpus
+from .holders import GpuHolder, busy_message
 from .smi_set_output import (
     BROKEN,
     BUSY,
@@ -43,7 +54,7 @@ _WRITE_ERRORS = {
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """The result of a program."""
 
     code: int
@@ -51,22 +62,22 @@ class Ran:
     stderr: str
 
 
-class Driver(Protocol):
+class DriverInterface(Protocol):
     """The part of a node that setting modes needs."""
 
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[PartitionedGpu, ...]:
         """Return the GPUs' present state."""
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[GpuHolder]:
         """Return the processes that hold the GPUs, with their services."""
 
     def loaded(self, module: str) -> bool:
         """Return whether a kernel module is loaded."""
 
-    def run(self, command: Command, timeout: float) -> Ran:
+    def run(self, command: Command, timeout: float) -> CommandResult:
         """Run a program. Raise PartitionError if it does not start, or does not end in time."""
 
-    def write(self, step: Write) -> None:
+    def write(self, step: SysfsWrite) -> None:
         """Write a mode. Raise OSError with the driver's errno."""
 
     def now(self) -> float:
@@ -77,7 +88,7 @@ class Driver(Protocol):
 
 
 @dataclass
-class Modes:
+class ModeChange:
     """A setter of modes on a node.
 
     Attributes:
@@ -90,8 +101,8 @@ class Modes:
     only a reload settles it.
     """
 
-    node: Driver
-    gpus: tuple[Gpu, ...]
+    node: DriverInterface
+    gpus: tuple[PartitionedGpu, ...]
     tools: Mapping[str, str | None]
     retries: int
     end: float
@@ -101,19 +112,19 @@ class Modes:
     requested: str | None = None
     make_way: Callable[[], None] = lambda: None
 
-    def look(self) -> tuple[Gpu, ...]:
+    def look(self) -> tuple[PartitionedGpu, ...]:
         """Return the GPUs' present state. Raise PartitionError if they are not the same GPUs."""
         gpus = self.node.gpus()
         same_gpus(self.gpus, gpus)
         return gpus
 
-    def reach(self, target: Target, backends: Sequence[str]) -> None:
+    def reach(self, target: TargetModes, backends: Sequence[str]) -> None:
         """Set the GPUs to their modes. Raise PartitionError with the reason if that is impossible."""
         self.ensure_loaded()
         gpus = self.look()
         if target.memory is not None and target.memory_differs(gpus):
             if backends[0] != "sysfs":
-                first = from_spx(gpus)
+                first = memory_first_steps(gpus)
                 self.set_all("SPX", {gpu.index: "SPX" for gpu in first}, backends)
             self.set_all(target.memory, {}, backends)
             gpus = self.look()
@@ -123,7 +134,9 @@ class Modes:
 
     # ---- one mode ------------------------------------------------------------------------------------
 
-    def left(self, gpus: Sequence[Gpu], mode: str, wanted: Mapping[int, str]) -> tuple[Gpu, ...]:
+    def left(
+        self, gpus: Sequence[PartitionedGpu], mode: str, wanted: Mapping[int, str]
+    ) -> tuple[PartitionedGpu, ...]:
         """Return the GPUs that are not yet in a mode; `wanted`: the compute modes, {} for a memory mode."""
         if kind_of(mode) == "memory":
             return tuple(gpu for gpu in gpus if gpu.memory_mode != mode)
@@ -133,7 +146,7 @@ class Modes:
         """Try the backends in order until all GPUs read back the mode."""
         if not self.left(self.look(), mode, wanted):
             return
-        judgement = Judgement(BROKEN)
+        judgement = AttemptResult(BROKEN)
         for number, backend in enumerate(backends):
             self.backend = backend
             following = backends[number + 1 :]
@@ -150,7 +163,7 @@ class Modes:
                 self.warnings.append(f"{backend} does not work: {judgement.message}. Using {following[0]}.")
         raise PartitionError(f"{backends[-1]} did not set the mode: {judgement.message}.")
 
-    def patiently(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> Judgement:
+    def patiently(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> AttemptResult:
         """Run one backend, and retry with growing pauses while the driver is busy."""
         attempts, pause = 0, 1.0
         while True:
@@ -159,18 +172,18 @@ class Modes:
             if judgement.verdict != BUSY:
                 return judgement
             if attempts > self.retries or self.node.now() + pause >= self.end:
-                return Judgement(BUSY, busy_message(judgement.message, self.node.holders(), attempts))
+                return AttemptResult(BUSY, busy_message(judgement.message, self.node.holders(), attempts))
             self.make_way()
             self.node.sleep(pause)
             pause = min(pause * 2, PAUSE_MAX)
 
-    def attempt(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> Judgement:
+    def attempt(self, backend: str, mode: str, wanted: Mapping[int, str], *, last: bool) -> AttemptResult:
         """Set the mode of the GPUs that still differ, and read them back."""
         before = self.look()
         kind = kind_of(mode)
         targets = self.left(before, mode, wanted)
         if not targets:
-            return Judgement(DONE)
+            return AttemptResult(DONE)
         places = {gpu.index: gpu.index for gpu in before} if backend == "sysfs" else tool_indices(before)
         planned = steps(backend, self.tools.get(backend), before, targets, mode)
         results = [self.step(backend, step, mode, last) for step in planned]
@@ -179,17 +192,17 @@ class Modes:
         untouched = {gpu.index: gpu.mode for gpu in before if gpu.mode and gpu.index not in wanted}
         strays = differing(gpus, untouched) if kind == "compute" else ()
         if strays:
-            return Judgement(REFUSED, f"{backend} changed {named(strays)}, which was not requested")
+            return AttemptResult(REFUSED, f"{backend} changed {named(strays)}, which was not requested")
         left = self.left(gpus, mode, wanted)
         if not left:
-            return Judgement(DONE, "; ".join(result.failure[1] for result in results if result.failure))
-        judgement = judge(results, places, left, kind)
+            return AttemptResult(DONE, "; ".join(result.failure[1] for result in results if result.failure))
+        judgement = judge_attempt(results, places, left, kind)
         return self.load_again(mode) if judgement.verdict == PENDING else judgement
 
     def step(self, backend: str, step: Step, mode: str, last: bool) -> SetResult:
         """Run or write one step. A tool gets half of the remaining time if another one is left to try."""
         self.actions.append(step.text)
-        if isinstance(step, Write):
+        if isinstance(step, SysfsWrite):
             try:
                 self.node.write(step)
             except OSError as error:
@@ -210,7 +223,7 @@ class Modes:
 
     # ---- the driver ----------------------------------------------------------------------------------
 
-    def load_again(self, mode: str) -> Judgement:
+    def load_again(self, mode: str) -> AttemptResult:
         """Reload the driver, so that a requested memory mode comes into effect."""
         self.requested = mode
         judgement = self.reload()
@@ -223,22 +236,22 @@ class Modes:
                 f"the driver was reloaded, and {named(left)} did not change to {mode}; look at "
                 "dmesg | grep 'NPS mode'"
             )
-            return Judgement(REFUSED, message)
-        return Judgement(DONE)
+            return AttemptResult(REFUSED, message)
+        return AttemptResult(DONE)
 
-    def reload(self) -> Judgement:
+    def reload(self) -> AttemptResult:
         """Unload and load the driver. Raise PartitionError if it is unloaded and cannot be loaded."""
         self.actions.append(" ".join(UNLOAD))
         try:
             ran = self.node.run(Command(UNLOAD), max(self.time_left(), UNLOAD_MIN))
         except PartitionError as error:
             after = "the driver is still loaded" if self.node.loaded("amdgpu") else "the driver is gone"
-            return Judgement(REFUSED, f"{error}; {after}. If that happens again, reboot the node")
+            return AttemptResult(REFUSED, f"{error}; {after}. If that happens again, reboot the node")
         if self.node.loaded("amdgpu"):
             message = (ran.stderr or ran.stdout).strip().rpartition("\n")[2] or f"exit code {ran.code}"
-            return Judgement(BUSY if "in use" in message else REFUSED, f"modprobe -r amdgpu: {message}")
+            return AttemptResult(BUSY if "in use" in message else REFUSED, f"modprobe -r amdgpu: {message}")
         self.ensure_loaded()
-        return Judgement(DONE)
+        return AttemptResult(DONE)
 
     def ensure_loaded(self) -> None:
         """Load the driver if it is not loaded. Raise PartitionError if that fails."""
@@ -258,7 +271,7 @@ class Modes:
                     "at dmesg | grep amdgpu, reboot the node, and run again"
                 )
 
-    def settled(self) -> tuple[Gpu, ...]:
+    def settled(self) -> tuple[PartitionedGpu, ...]:
         """Return the GPUs once all are back after a reload. Raise PartitionError if some stay away."""
         end = self.node.now() + LOAD_SETTLE
         while True:

@@ -14,25 +14,26 @@ from typing import Any
 
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_JOURNAL
-from ..docker.client import ALIVE, SOCKET, Engine
+from ..docker.client import ALIVE, SOCKET, DockerClient
 from ..docker.stop import stop_gracefully
 from ..observe.driver import read_rocm
 from . import holders as partition_holders
 from . import journal as partition_journal
-from .backends import Command, Write
+from .backends import Command, SysfsWrite
 from .gpu_files import GpuFiles
 from .gpus import PartitionError
-from .holders import Holder, Service
+from .holders import GpuHolder, Service
 from .journal import Journal
-from .modes import Ran
+from .modes import CommandResult
 from .monitors import MONITOR_UNITS
 
 SERVICE_TIMEOUT = 90.0  # systemd's own limit for a stop
 CDI_SPECS = ("/etc/cdi/amd.json", "/var/run/cdi/amd.json")
 
 
-class Node(GpuFiles):
-    """The machine: its files under `root`, its programs, its clock. Implements request.Machine, which explains it."""
+class PartitionNode(GpuFiles):
+    """The machine: its files under `root`, its programs, its clock. Implements request.NodeInterface, which explains
+    it."""
 
     def __init__(self, root: str = "/", docker_socket: str = SOCKET) -> None:
         super().__init__(root)
@@ -62,19 +63,19 @@ class Node(GpuFiles):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[GpuHolder]:
         return partition_holders.holders(self.source, self._inspect)
 
     def _inspect(self, container: str) -> Mapping[str, Any] | None:
         try:
-            answer = Engine(self.docker_socket, timeout=5.0).container(container)
+            answer = DockerClient(self.docker_socket, timeout=5.0).container(container)
         except (NodeError, ValueError, TypeError):  # the last two: the answer is not an object
             return None
         return answer if answer and "Name" in answer else None
 
     # ---- acting ----------------------------------------------------------------------------------------
 
-    def run(self, command: Command, timeout: float) -> Ran:
+    def run(self, command: Command, timeout: float) -> CommandResult:
         name = command.argv[0]
         program = self.path(name) if name.startswith("/") else self._find(name) or name
         try:
@@ -92,7 +93,7 @@ class Node(GpuFiles):
             raise PartitionError(f"{name} does not start: {error.strerror}") from None
         try:
             stdout, stderr = process.communicate(command.stdin, timeout=timeout)
-            return Ran(process.returncode, stdout, stderr)
+            return CommandResult(process.returncode, stdout, stderr)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # it may be inside the kernel
@@ -105,7 +106,7 @@ class Node(GpuFiles):
         paths = (self.path(f"/{place}/{name}") for place in places)
         return next((path for path in paths if os.path.exists(path)), None)
 
-    def write(self, step: Write) -> None:
+    def write(self, step: SysfsWrite) -> None:
         fd = os.open(self.path(step.path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, step.value.encode())
@@ -118,7 +119,7 @@ class Node(GpuFiles):
         if service.kind == "unit":
             return service.name in self._active([service.name])
         try:
-            container = Engine(self.docker_socket).container(service.name)
+            container = DockerClient(self.docker_socket).container(service.name)
         except NodeError:
             return False
         return container is not None and container["State"]["Status"] in ALIVE
@@ -152,7 +153,7 @@ class Node(GpuFiles):
 
     def _stop_container(self, service: Service) -> str:
         try:
-            return stop_gracefully(Engine(self.docker_socket), service.name, service.seconds)
+            return stop_gracefully(DockerClient(self.docker_socket), service.name, service.seconds)
         except NodeError as error:
             return f"{service.name}: {error}"
 
@@ -163,7 +164,7 @@ class Node(GpuFiles):
                 raise PartitionError(ran.stderr.strip() or f"systemctl start exited with {ran.code}")
             return
         try:
-            Engine(self.docker_socket).start(service.name)
+            DockerClient(self.docker_socket).start(service.name)
         except NodeError as error:
             raise PartitionError(str(error)) from None
 

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 from . import checks
 from .backends import LOAD, UNLOAD, backends, expected_steps
-from .gpus import Gpu, PartitionError, Target, listed, predicted, present, select
-from .holders import Holder, Service, foreign, foreign_message, services
+from .gpus import PartitionedGpu, PartitionError, TargetModes, listed, predicted, present, select
+from .holders import GpuHolder, Service, foreign_message, services, unmanaged
 from .journal import Journal
-from .modes import LOAD_SETTLE, Driver, Modes
+from .modes import LOAD_SETTLE, DriverInterface, ModeChange
 
 GRACE = 2.0  # seconds until a process in the way is checked again: it may be short-lived
 
 
 @dataclass(frozen=True)
-class Request:
+class PartitionRequest:
     """The module's parameters. Times are seconds.
 
     Without compute and memory, an interrupted change is undone. `servers`: containers of instances to stop. `clean`:
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartitionResult:
     """The result of a change; `error` is None if every GPU was verified to be in its mode."""
 
     changed: bool
@@ -49,7 +49,7 @@ class Outcome:
     error: str | None = None
 
 
-class Machine(Driver, Protocol):
+class NodeInterface(DriverInterface, Protocol):
     """The node to change."""
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
@@ -93,18 +93,18 @@ class Machine(Driver, Protocol):
 
 
 @dataclass
-class Plan:
+class PartitionPlan:
     """A planned change. `target`: all GPUs' modes; `journal`: of an interrupted change."""
 
-    gpus: tuple[Gpu, ...]
-    target: Target
+    gpus: tuple[PartitionedGpu, ...]
+    target: TargetModes
     backends: tuple[str, ...]
     tools: dict[str, str | None]
     release: str | None
     warnings: tuple[str, ...]
-    holders: list[Holder]
+    holders: list[GpuHolder]
     journal: Journal | None
-    stranded: tuple[Gpu, ...]
+    stranded: tuple[PartitionedGpu, ...]
 
     @property
     def needed(self) -> bool:
@@ -117,13 +117,13 @@ class Plan:
         return bool(self.stranded) or self.target.memory_differs(self.gpus)
 
 
-def make_plan(node: Machine, request: Request) -> Plan:
+def make_plan(node: NodeInterface, request: PartitionRequest) -> PartitionPlan:
     """Inspect the node and return a plan (step 1). Raise PartitionError, with nothing touched, if it cannot work."""
     journal = node.load_journal()
     gpus = node.gpus()
     if not gpus and journal and not node.loaded("amdgpu") and node.euid() == 0:
         # A change was interrupted between unloading and loading the driver: load it.
-        Modes(node, (), {}, 0, node.now() + LOAD_SETTLE).ensure_loaded()
+        ModeChange(node, (), {}, 0, node.now() + LOAD_SETTLE).ensure_loaded()
         gpus = node.gpus()
     if not gpus:
         hint = "shows no GPU" if node.loaded("amdgpu") else "is not loaded (modprobe amdgpu)"
@@ -132,42 +132,44 @@ def make_plan(node: Machine, request: Request) -> Plan:
     target = _target(gpus, request, chosen, journal)
     tools, release = node.tools()
     ways, warnings = backends(request.backend, tools)
-    found: list[Holder] = []
-    stranded: tuple[Gpu, ...] = ()
+    found: list[GpuHolder] = []
+    stranded: tuple[PartitionedGpu, ...] = ()
     if request.clean or not target.reached(gpus) or journal:
         found = node.holders()
         if request.clean and not found:
             stranded = checks.stranded(gpus)
-    plan = Plan(gpus, target, ways, tools, release, warnings, found, journal, stranded)
+    plan = PartitionPlan(gpus, target, ways, tools, release, warnings, found, journal, stranded)
     if not target.reached(gpus) or stranded:
-        checks.refuse(gpus, target, chosen, euid=node.euid(), virtual=node.virtual())
-        if foreign(found):
+        checks.check_possible(gpus, target, chosen, euid=node.euid(), virtual=node.virtual())
+        if unmanaged(found):
             node.sleep(GRACE)
             plan.holders = node.holders()
-            if foreign(plan.holders):
-                raise PartitionError(foreign_message(foreign(plan.holders)))
+            if unmanaged(plan.holders):
+                raise PartitionError(foreign_message(unmanaged(plan.holders)))
     return plan
 
 
-def _target(gpus: Sequence[Gpu], request: Request, chosen: Sequence[int], journal: Journal | None) -> Target:
+def _target(
+    gpus: Sequence[PartitionedGpu], request: PartitionRequest, chosen: Sequence[int], journal: Journal | None
+) -> TargetModes:
     now = present(gpus)
     if request.compute is None and request.memory is None:
         return earlier(gpus, journal) if journal else now
     compute = dict(now.compute)
     if request.compute is not None:
         compute.update(dict.fromkeys(chosen, request.compute))
-    return Target(request.memory, compute)
+    return TargetModes(request.memory, compute)
 
 
-def earlier(gpus: Sequence[Gpu], journal: Journal) -> Target:
+def earlier(gpus: Sequence[PartitionedGpu], journal: Journal) -> TargetModes:
     """Return the GPUs' modes before an interrupted change."""
     compute = {
         gpu.index: journal.before_compute[gpu.bdf] for gpu in gpus if gpu.bdf in journal.before_compute
     }
-    return Target(journal.before_memory, compute)
+    return TargetModes(journal.before_memory, compute)
 
 
-def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
+def predict(node: NodeInterface, plan: PartitionPlan, request: PartitionRequest) -> PartitionResult:
     """Predict the outcome of `Transaction.run`, for check mode."""
     actions: list[str] = []
     changing = not plan.target.reached(plan.gpus)
@@ -185,7 +187,7 @@ def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
         actions += [f"start {item.text}" for item in reversed(restored)]
     else:
         error = checks.verify(plan.gpus, plan.target, node.loaded("ast"))
-    return Outcome(
+    return PartitionResult(
         changed=plan.needed,
         before=listed(plan.gpus),
         after=listed(predicted(plan.gpus, plan.target)),
@@ -197,7 +199,7 @@ def predict(node: Machine, plan: Plan, request: Request) -> Outcome:
     )
 
 
-def stops_of(node: Machine, plan: Plan, request: Request) -> tuple[Service, ...]:
+def stops_of(node: NodeInterface, plan: PartitionPlan, request: PartitionRequest) -> tuple[Service, ...]:
     """Return the services to stop: the requested instances that run, and the holders that may be stopped."""
     named = [item for item in request.servers if node.alive(item)]
     return tuple(dict.fromkeys((*named, *services(plan.holders))))

@@ -15,14 +15,22 @@ from dataclasses import replace
 from ..common.module_main import internal_error
 from . import checks
 from .gpus import PartitionError, differing, listed, modes_text, named, present
-from .holders import Holder, Service, busy_message, foreign, foreign_message, services
+from .holders import GpuHolder, Service, busy_message, foreign_message, services, unmanaged
 from .journal import Journal
-from .modes import LOOK_AGAIN, PAUSE_MAX, SETTLE, Modes
-from .request import Machine, Outcome, Plan, Request, earlier, predict, stops_of
+from .modes import LOOK_AGAIN, PAUSE_MAX, SETTLE, ModeChange
+from .request import (
+    NodeInterface,
+    PartitionPlan,
+    PartitionRequest,
+    PartitionResult,
+    earlier,
+    predict,
+    stops_of,
+)
 from .smi_set_output import DONE
 
 
-def _stoppable(found: Sequence[Holder]) -> tuple[Service, ...]:
+def _stoppable(found: Sequence[GpuHolder]) -> tuple[Service, ...]:
     """Return the services to stop; a zombie's has been stopped already."""
     return services([holder for holder in found if not holder.zombie])
 
@@ -30,9 +38,9 @@ def _stoppable(found: Sequence[Holder]) -> tuple[Service, ...]:
 class Transaction:
     """One change in progress."""
 
-    def __init__(self, node: Machine, plan: Plan, request: Request) -> None:
+    def __init__(self, node: NodeInterface, plan: PartitionPlan, request: PartitionRequest) -> None:
         self.node, self.plan, self.request = node, plan, request
-        self.modes = Modes(node, plan.gpus, plan.tools, request.retries, node.now() + request.timeout)
+        self.modes = ModeChange(node, plan.gpus, plan.tools, request.retries, node.now() + request.timeout)
         self.modes.make_way = lambda: self.stop(_stoppable(node.holders()))
         self.modes.warnings += plan.warnings if not plan.target.reached(plan.gpus) else ()
         self.earlier = earlier(plan.gpus, plan.journal) if plan.journal else present(plan.gpus)
@@ -49,7 +57,7 @@ class Transaction:
             stopped=plan.journal.stopped if plan.journal else (),
         )
 
-    def run(self) -> Outcome:
+    def run(self) -> PartitionResult:
         """Run steps 2 to 7. The outcome's error says what went wrong. Raise PartitionError if nothing was touched."""
         if not self.plan.needed:
             return predict(self.node, self.plan, self.request)
@@ -80,10 +88,10 @@ class Transaction:
             error = f"{error} {self.undo()}"
         return self.outcome(error, stopped)
 
-    def outcome(self, error: str | None, stopped: list[str]) -> Outcome:
+    def outcome(self, error: str | None, stopped: list[str]) -> PartitionResult:
         """Return the result, with the GPUs' present state."""
         gpus = self.node.gpus()
-        return Outcome(
+        return PartitionResult(
             changed=error is None or listed(gpus) != listed(self.plan.gpus) or bool(stopped),
             before=listed(self.plan.gpus),
             after=listed(gpus),
@@ -133,7 +141,7 @@ class Transaction:
                 self.stop(again)
                 continue
             if attempts > self.request.retries or self.node.now() + pause >= self.modes.end:
-                strangers = [holder for holder in foreign(found) if not holder.zombie]
+                strangers = [holder for holder in unmanaged(found) if not holder.zombie]
                 if strangers:
                     raise PartitionError(foreign_message(strangers))
                 if users:
@@ -204,19 +212,19 @@ class Transaction:
         except Exception as failure:
             reason = str(failure) if isinstance(failure, PartitionError) else internal_error(failure)
             return self.stuck(reason)
-        told = ["No GPU was changed."]
+        lines = ["No GPU was changed."]
         if all_of_them:
             text = modes_text(self.plan.gpus, self.earlier.memory, self.earlier.compute)
-            told = [f"Set back to the earlier modes: {text}."]
+            lines = [f"Set back to the earlier modes: {text}."]
         elif changed:
-            told = [f"Set back to the earlier mode: {named(changed)}."]
+            lines = [f"Set back to the earlier mode: {named(changed)}."]
         if self.modes.requested and self.modes.requested != self.earlier.memory:
-            told.append(
+            lines.append(
                 f"The driver keeps the request for {self.modes.requested} and carries it out when it is next "
                 "unloaded."
             )
-        told.append(self.restore(instances=True))
-        return " ".join(text for text in told if text)
+        lines.append(self.restore(instances=True))
+        return " ".join(text for text in lines if text)
 
     def stuck(self, reason: str) -> str:
         """Describe a node that could be neither changed nor restored."""

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from ..common.container_answers import REPORT
+from ..common.probe_output import REPORT
 
 ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
 

@@ -23,13 +23,13 @@ POLL_SECONDS = 1.0
 CONNECT_SECONDS = 3.0
 HEALTH_SECONDS = 10.0
 TOKEN_SECONDS = 900.0  # an engine's first tokens may compile kernels
-GONE = "gone"
+UNREACHABLE = "gone"
 """Connections are refused, or the engine reports that it is dead."""
 BUSY = "busy"
 """It accepts connections, but does not answer in time."""
 
 
-class Instance:
+class ProbedInstance:
     """One server of the balancer; proven None: unknown yet, because this program has just started."""
 
     def __init__(self, host: str, port: int, model: str, key_file: str = "") -> None:
@@ -45,7 +45,7 @@ class Instance:
     async def look(self) -> None:
         """Check the instance once: a proof lasts until the instance is gone."""
         state = await self.health()
-        if state == GONE:
+        if state == UNREACHABLE:
             self.proven = False
         elif state != BUSY and not self.proven:
             self.proven = await self.generates()
@@ -57,8 +57,8 @@ class Instance:
         except asyncio.TimeoutError:
             return BUSY
         except (OSError, ValueError, EOFError):
-            return GONE
-        return "ok" if status == 200 else GONE
+            return UNREACHABLE
+        return "ok" if status == 200 else UNREACHABLE
 
     async def generates(self) -> bool:
         """Return whether it answers a request with tokens."""
@@ -102,7 +102,7 @@ class Agent:
         self.path = path
         self.key_file = os.path.join(os.path.dirname(path), "instance.map")
         self.seen: Any = None
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[str, ProbedInstance] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def follow(self) -> None:
@@ -134,7 +134,7 @@ class Agent:
                 del self.instances[name]
         for name, place in wanted.items():
             if name not in self.instances:
-                self.instances[name] = Instance(*place, self.key_file)
+                self.instances[name] = ProbedInstance(*place, self.key_file)
                 self.tasks[name] = asyncio.get_running_loop().create_task(self.instances[name].watch())
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

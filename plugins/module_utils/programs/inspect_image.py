@@ -18,7 +18,7 @@ import re
 import subprocess
 from typing import Any
 
-from ..common.container_answers import MARK, assigned, kind
+from ..common.probe_output import MARK, assigned, kind
 
 
 def version(package: str) -> str:

@@ -14,33 +14,33 @@ from typing import Any
 from ..common.files import read_text
 from ..common.module_main import NodeError, internal_error
 from ..common.paths import PARTITION_RECORD
-from ..common.run_lock import alone
+from ..common.run_lock import run_lock
 from ..partition.converge import change
-from ..partition.gpus import Gpu, PartitionError, Target
-from ..partition.node import Node
+from ..partition.gpus import PartitionedGpu, PartitionError, TargetModes
+from ..partition.node import PartitionNode
 from ..partition.record import DRIVER_SECONDS, Record
-from ..partition.request import Machine, Request
+from ..partition.request import NodeInterface, PartitionRequest
 
 CHANGE_SECONDS = 90.0
 RETRIES = 4
 
 
-def requests(record: Record, gpus: Sequence[Gpu]) -> tuple[Request, ...]:
+def requests(record: Record, gpus: Sequence[PartitionedGpu]) -> tuple[PartitionRequest, ...]:
     """Return the changes to request.
 
     For several compute modes, first set the memory mode with all GPUs in one of them.
     """
     common: dict[str, Any] = {"timeout": CHANGE_SECONDS, "retries": RETRIES}
     modes = list(dict.fromkeys(record.compute.values()))
-    whole = Request(compute=modes[0], memory=record.memory, **common)
+    whole = PartitionRequest(compute=modes[0], memory=record.memory, **common)
     if len(modes) == 1:
         return (whole,)
-    first = [whole] if Target(record.memory, {}).memory_differs(gpus) else []
+    first = [whole] if TargetModes(record.memory, {}).memory_differs(gpus) else []
     of_mode = {mode: tuple(bdf for bdf, own in record.compute.items() if own == mode) for mode in modes}
-    return (*first, *(Request(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
+    return (*first, *(PartitionRequest(compute=mode, gpus=of_mode[mode], **common) for mode in modes))
 
 
-def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
+def restore(node: NodeInterface, record: Record) -> tuple[bool, list[str]]:
     """Set the modes; return (whether all are as recorded, lines to print). Never raise."""
     try:
         if node.load_journal() is not None:
@@ -50,22 +50,22 @@ def restore(node: Machine, record: Record) -> tuple[bool, list[str]]:
         missing = _wait(node, record)
         if missing:
             return False, [f"The driver does not show {', '.join(missing)}. Nothing was done."]
-        told: list[str] = []
+        lines: list[str] = []
         for request in requests(record, node.gpus()):
             outcome = change(node, request, False)
-            told += [*outcome.actions, *outcome.warnings]
+            lines += [*outcome.actions, *outcome.warnings]
             if outcome.error:
-                return False, [*told, outcome.error]
+                return False, [*lines, outcome.error]
     except (NodeError, PartitionError) as error:
         return False, [str(error)]
     except Exception as error:  # systemd's journal should show a sentence
         return False, [internal_error(error)]
     modes = ", ".join(dict.fromkeys(record.compute.values()))
     memory = f", memory {record.memory}" if record.memory else ""
-    return True, [*told, f"GPUs are {modes}{memory}{'' if told else ', as they were'}."]
+    return True, [*lines, f"GPUs are {modes}{memory}{'' if lines else ', as they were'}."]
 
 
-def _wait(node: Machine, record: Record) -> list[str]:
+def _wait(node: NodeInterface, record: Record) -> list[str]:
     """Wait until the driver shows every GPU; return those that are still missing."""
     end = node.now() + DRIVER_SECONDS
     while True:
@@ -84,9 +84,9 @@ def main() -> int:
         return 0
     try:
         record = Record.from_text(text)
-        with alone("rocm_partition", CHANGE_SECONDS):
-            good, told = restore(Node(), record)
+        with run_lock("rocm_partition", CHANGE_SECONDS):
+            good, lines = restore(PartitionNode(), record)
     except (ValueError, NodeError) as error:
-        good, told = False, [f"{PARTITION_RECORD}: {error}" if isinstance(error, ValueError) else str(error)]
-    print("\n".join(told), file=sys.stdout if good else sys.stderr, flush=True)
+        good, lines = False, [f"{PARTITION_RECORD}: {error}" if isinstance(error, ValueError) else str(error)]
+    print("\n".join(lines), file=sys.stdout if good else sys.stderr, flush=True)
     return 0 if good else 1

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..common import paths as places
-from ..common.failures import Finding
+from ..common import paths
+from ..common.failures import Diagnosis
 from ..common.files import make_private, read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
-from ..common.run_lock import ControllerGone, alone
-from ..docker.client import Engine, EngineError, Json
+from ..common.run_lock import ControllerGone, run_lock
+from ..docker.client import DockerClient, DockerError, Json
 from ..docker.stop import stop_gracefully
 from ..observe import supervisor
 from . import supervisor_versions
@@ -27,15 +27,15 @@ from .health import port_holder
 from .instance import (
     LOG_FILE,
     READY_FILE,
-    Actions,
-    Seen,
-    Server,
-    Steps,
+    ObservedServer,
+    ServerActions,
+    ServerSpec,
+    ServerSteps,
     actions_of,
     cache_of,
     decide,
     diff_of,
-    look,
+    observe_server,
     wanted_files,
 )
 from .readiness import ServerFailed, wait_ready
@@ -45,31 +45,31 @@ POLL_SECONDS = 0.5  # between two looks at a server that starts
 
 
 @dataclass
-class Task:
+class ServerTask:
     """One server on its way."""
 
-    server: Server
-    seen: Seen
-    steps: Steps
-    actions: Actions
+    server: ServerSpec
+    observed: ObservedServer
+    steps: ServerSteps
+    actions: ServerActions
     outcome: Json = field(default_factory=dict)
-    failure: Finding | None = None
+    failure: Diagnosis | None = None
     attention: Proof | None = None
 
-    def fail(self, finding: Finding) -> None:
+    def fail(self, finding: Diagnosis) -> None:
         """Note why it failed; the first reason stands."""
         if self.failure is None:
             self.failure = finding
 
 
 @dataclass(frozen=True)
-class Fleet:
+class ConvergeContext:
     """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own).
 
     program: the supervisor's files, by their paths. wait False: servers are started, and not waited for.
     """
 
-    connect: Callable[[], Engine]
+    connect: Callable[[], DockerClient]
     redact: Redactor
     limit: int | None
     program: Mapping[str, str]
@@ -77,42 +77,42 @@ class Fleet:
 
 
 def converge(
-    fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
+    fleet: ConvergeContext, servers: Sequence[ServerSpec], remove: Sequence[str], state: str, check: bool
 ) -> dict[str, Any]:
     """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with."""
     longest = max((server.ready_timeout + server.stop_timeout for server in servers), default=600)
-    with contextlib.nullcontext() if check else alone("vllm_server", longest):
+    with contextlib.nullcontext() if check else run_lock("vllm_server", longest):
         return _converge(fleet, servers, remove, state, check)
 
 
 def _converge(
-    fleet: Fleet, servers: Sequence[Server], remove: Sequence[str], state: str, check: bool
+    fleet: ConvergeContext, servers: Sequence[ServerSpec], remove: Sequence[str], state: str, check: bool
 ) -> dict[str, Any]:
-    engine = fleet.connect()
-    tasks = [_task(engine, server, state) for server in servers]
-    removals = [name for name in remove if _exists(engine, name)]
-    diff = [part for task in tasks for part in diff_of(task.server, task.seen, task.steps, state)]
+    client = fleet.connect()
+    tasks = [_task(client, server, state) for server in servers]
+    removals = [name for name in remove if _exists(client, name)]
+    diff = [part for task in tasks for part in diff_of(task.server, task.observed, task.steps, state)]
     diff += [_removal_diff(name) for name in removals]
     versions = [supervisor_versions.lib_of(task.server.body) for task in tasks]
-    gone = [*(places.container_name(name) for name in removals), *_replaced(tasks)]
-    unused = supervisor_versions.unused(fleet.program, engine, versions, gone)
+    gone = [*(paths.container_name(name) for name in removals), *_replaced(tasks)]
+    unused = supervisor_versions.unused(fleet.program, client, versions, gone)
     actions = [
         *supervisor_versions.write_actions(fleet.program, versions),
-        *_all_actions(engine, tasks, removals),
-        *(f"remove {places.lib_dir(version)}" for version in unused),
+        *_all_actions(client, tasks, removals),
+        *(f"remove {paths.lib_dir(version)}" for version in unused),
     ]
     result: dict[str, Any] = {"actions": actions, "diff": diff, "warnings": []}
     result["changed"] = bool(result["actions"])
     if not check:
         started = time.monotonic()
         _write_libs(fleet.program, tasks, versions)
-        _prepare(engine, tasks)
+        _prepare(client, tasks)
         result["warnings"] += _stop_all(fleet, tasks, removals)
         for name in removals:
-            _remove(engine, name)
+            _remove(client, name)
         for task in tasks:
-            _change(engine, task)
-        supervisor_versions.remove(supervisor_versions.unused(fleet.program, engine, versions, ()))
+            _change(client, task)
+        supervisor_versions.remove(supervisor_versions.unused(fleet.program, client, versions, ()))
         if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
             result["warnings"] += warnings(
@@ -126,25 +126,25 @@ def _converge(
     return result
 
 
-def _task(engine: Engine, server: Server, state: str) -> Task:
-    seen = look(engine, server)
-    if state == "started" and not seen.status:
+def _task(client: DockerClient, server: ServerSpec, state: str) -> ServerTask:
+    observed = observe_server(client, server)
+    if state == "started" and not observed.status:
         raise NodeError(
             f"Instance {server.name} has no container {server.container} to start. Deploy it first: "
             "playbooks/site.yml, or state: present."
         )
-    steps = decide(server, seen, state)
-    return Task(server, seen, steps, actions_of(server, steps))
+    steps = decide(server, observed, state)
+    return ServerTask(server, observed, steps, actions_of(server, steps))
 
 
-def _all_actions(engine: Engine, tasks: Sequence[Task], removals: Sequence[str]) -> list[str]:
+def _all_actions(client: DockerClient, tasks: Sequence[ServerTask], removals: Sequence[str]) -> list[str]:
     """All texts, in the order of the work: first what can fail without harm, then stops, then changes."""
     actions = [text for task in tasks for text in task.actions.prepare]
-    actions += [text for name in removals for text in _removal_stop(engine, name)]
+    actions += [text for name in removals for text in _removal_stop(client, name)]
     actions += [text for task in tasks for text in task.actions.stop]
     for name in removals:
-        if engine.container(places.container_name(name)) is not None:
-            actions.append(f"DELETE /containers/{places.container_name(name)}")
+        if client.container(paths.container_name(name)) is not None:
+            actions.append(f"DELETE /containers/{paths.container_name(name)}")
         actions += [f"remove {path}" for path in _directories(name) if os.path.isdir(path)]
     return actions + [text for task in tasks for text in task.actions.change]
 
@@ -153,19 +153,19 @@ def _all_actions(engine: Engine, tasks: Sequence[Task], removals: Sequence[str])
 
 
 def _directories(name: str) -> tuple[str, str]:
-    return places.instance_dir(name), places.cache_dir(name)
+    return paths.instance_dir(name), paths.cache_dir(name)
 
 
-def _exists(engine: Engine, name: str) -> bool:
-    container = engine.container(places.container_name(name))
+def _exists(client: DockerClient, name: str) -> bool:
+    container = client.container(paths.container_name(name))
     return container is not None or any(os.path.isdir(path) for path in _directories(name))
 
 
-def _removal_stop(engine: Engine, name: str) -> list[str]:
-    container = engine.container(places.container_name(name))
+def _removal_stop(client: DockerClient, name: str) -> list[str]:
+    container = client.container(paths.container_name(name))
     if container is None or not container["State"]["Running"]:
         return []
-    return [f"POST /containers/{places.container_name(name)}/stop?t={_own_timeout(container)}"]
+    return [f"POST /containers/{paths.container_name(name)}/stop?t={_own_timeout(container)}"]
 
 
 def _own_timeout(container: Json) -> int:
@@ -174,18 +174,18 @@ def _own_timeout(container: Json) -> int:
 
 
 def _removal_diff(name: str) -> Json:
-    what = f"container {places.container_name(name)}"
+    what = f"container {paths.container_name(name)}"
     return {"before_header": what, "after_header": what, "before": "there\n", "after": "absent\n"}
 
 
-def _stop_all(fleet: Fleet, tasks: Sequence[Task], removals: Sequence[str]) -> list[str]:
+def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Sequence[str]) -> list[str]:
     """Stop in parallel what has to stop; warnings about those that had to be killed."""
-    engine = fleet.connect()
+    client = fleet.connect()
     stops = []
     for name in removals:
-        container = engine.container(places.container_name(name))
+        container = client.container(paths.container_name(name))
         if container is not None:
-            stops.append((places.container_name(name), _own_timeout(container)))
+            stops.append((paths.container_name(name), _own_timeout(container)))
     stops += [
         (task.server.container, task.server.stop_timeout)
         for task in tasks
@@ -201,8 +201,8 @@ def _stop_all(fleet: Fleet, tasks: Sequence[Task], removals: Sequence[str]) -> l
         ]
 
 
-def _remove(engine: Engine, name: str) -> None:
-    engine.remove(places.container_name(name))
+def _remove(client: DockerClient, name: str) -> None:
+    client.remove(paths.container_name(name))
     for path in _directories(name):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -210,17 +210,17 @@ def _remove(engine: Engine, name: str) -> None:
 # ---- creating and starting ---------------------------------------------------------------------------
 
 
-def _replaced(tasks: Sequence[Task]) -> list[str]:
+def _replaced(tasks: Sequence[ServerTask]) -> list[str]:
     return [task.server.container for task in tasks if task.steps.replace]
 
 
-def _write_libs(program: Mapping[str, str], tasks: Sequence[Task], versions: Sequence[str]) -> None:
+def _write_libs(program: Mapping[str, str], tasks: Sequence[ServerTask], versions: Sequence[str]) -> None:
     """The program around vLLM, before a container mounts it: Docker makes empty directories of missing ones."""
     try:
         supervisor_versions.write(program, versions)
     except OSError as error:
         raise NodeError(  # a full disk has no file's name
-            f"{error.filename or places.lib_dir()} cannot be written: {error.strerror}. Nothing was stopped. "
+            f"{error.filename or paths.lib_dir()} cannot be written: {error.strerror}. Nothing was stopped. "
             "Check that disk, and run again."
         ) from error
     for task, version in zip(tasks, versions):
@@ -230,65 +230,65 @@ def _write_libs(program: Mapping[str, str], tasks: Sequence[Task], versions: Seq
                 "Deploy the instance as it is wanted now: playbooks/site.yml makes its container anew."
             )
             task.fail(
-                Finding("supervisor_missing", f"{places.lib_dir(version)} is not on this node", next_step)
+                Diagnosis("supervisor_missing", f"{paths.lib_dir(version)} is not on this node", next_step)
             )
 
 
-def _prepare(engine: Engine, tasks: Sequence[Task]) -> None:
+def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
     """Create the successors while the old ones serve: a refusal of the engine is known before a stop."""
     for task in tasks:
         if task.steps.tidy:
-            engine.remove(task.server.next_container)  # it was never started
+            client.remove(task.server.next_container)  # it was never started
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
-            task.fail(Finding("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
+            task.fail(Diagnosis("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
         if task.failure or not task.steps.replace:
             continue
         try:
-            engine.create(task.server.next_container, task.server.body)
-        except EngineError as error:
+            client.create(task.server.next_container, task.server.body)
+        except DockerError as error:
             kind, next_step = explain_refusal(str(error), task.server)
-            task.fail(Finding(kind, str(error), f"{next_step} The running instance was not touched."))
+            task.fail(Diagnosis(kind, str(error), f"{next_step} The running instance was not touched."))
 
 
-def _missing_device(server: Server) -> str:
+def _missing_device(server: ServerSpec) -> str:
     """The first device file that the container wants and the node has not; "" when all are there."""
     devices = (server.body.get("HostConfig") or {}).get("Devices") or []
     paths = (str(device["PathOnHost"]) for device in devices)
     return next((path for path in paths if not os.path.exists(path)), "")
 
 
-def _change(engine: Engine, task: Task) -> None:
+def _change(client: DockerClient, task: ServerTask) -> None:
     """Create the container of one server, write its files, and start it."""
-    if task.failure or task.steps == Steps():
+    if task.failure or task.steps == ServerSteps():
         return
     server, steps = task.server, task.steps
     try:
         if steps.create:
-            engine.create(server.container, server.body)
+            client.create(server.container, server.body)
         _write(server, steps.write)
         if steps.replace:
-            engine.remove(server.container)
-            engine.rename(server.next_container, server.container)
+            client.remove(server.container)
+            client.rename(server.next_container, server.container)
         if steps.start:
-            _start(engine, server)
-    except EngineError as error:
+            _start(client, server)
+    except DockerError as error:
         kind, next_step = explain_refusal(str(error), server)
-        task.fail(Finding(kind, str(error), f"{next_step} {_go_on(steps)}"))
+        task.fail(Diagnosis(kind, str(error), f"{next_step} {_go_on(steps)}"))
     except ServerFailed as error:
         task.fail(error.finding)
     except OSError as error:
         where = error.filename or server.directory  # a full disk has no file's name
-        task.fail(Finding("files", f"{where}: {error.strerror}", f"Check that disk. {_go_on(steps)}"))
+        task.fail(Diagnosis("files", f"{where}: {error.strerror}", f"Check that disk. {_go_on(steps)}"))
 
 
-def _go_on(steps: Steps) -> str:
+def _go_on(steps: ServerSteps) -> str:
     if steps.replace:
         return "The old instance is stopped; run again when that is mended, and it goes on from here."
     return "Run again when that is mended."
 
 
-def _write(server: Server, names: Sequence[str]) -> None:
+def _write(server: ServerSpec, names: Sequence[str]) -> None:
     if names:
         make_private(server.directory)
     if server.cache_directory:
@@ -298,7 +298,7 @@ def _write(server: Server, names: Sequence[str]) -> None:
         write_atomic(os.path.join(server.directory, name), file.text, file.mode)
 
 
-def _start(engine: Engine, server: Server) -> None:
+def _start(client: DockerClient, server: ServerSpec) -> None:
     listens = server.endpoint.port and not server.headless
     holder = port_holder(server.endpoint.host, server.endpoint.port) if listens else None
     if holder:
@@ -310,14 +310,14 @@ def _start(engine: Engine, server: Server) -> None:
     for name in (LOG_FILE, READY_FILE, ATTENTION_FILE):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(server.directory, name))
-    supervisor.forget(cache_of(server))
-    engine.start(server.container)
+    supervisor.reset_state(cache_of(server))
+    client.start(server.container)
 
 
 # ---- waiting -----------------------------------------------------------------------------------------
 
 
-def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
+def _wait_all(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> None:
     """Wait for every server in parallel; one that fails is stopped, and its log kept."""
     waiting = [task for task in tasks if not task.failure]
     if not waiting:
@@ -325,23 +325,23 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
 
     gone: list[ControllerGone] = []
 
-    def wait(task: Task) -> None:
-        engine = fleet.connect()
+    def wait(task: ServerTask) -> None:
+        client = fleet.connect()
         seconds = min(task.server.ready_timeout, fleet.limit or task.server.ready_timeout)
-        restarts = 0 if task.steps.start else task.seen.restarts
+        restarts = 0 if task.steps.start else task.observed.restarts
         try:
-            ready = wait_ready(engine, task.server, seconds, restarts, POLL_SECONDS)
+            ready = wait_ready(client, task.server, seconds, restarts, POLL_SECONDS)
             task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
-            _note_ready(engine, fleet, task)
+            _note_ready(client, fleet, task)
         except ControllerGone as error:
             gone.append(error)  # what was started goes on starting, and the next run waits for it
             return
         except ServerFailed as error:
             task.fail(error.finding)
         except NodeError as error:
-            task.fail(Finding("docker", str(error), "Check the Docker engine, and run again."))
+            task.fail(Diagnosis("docker", str(error), "Check the Docker engine, and run again."))
         if task.failure:
-            _give_up(engine, fleet, task)
+            _give_up(client, fleet, task)
 
     with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
         list(pool.map(wait, waiting))
@@ -349,17 +349,17 @@ def _wait_all(fleet: Fleet, tasks: Sequence[Task]) -> None:
         raise gone[0]
 
 
-def _note_ready(engine: Engine, fleet: Fleet, task: Task) -> None:
+def _note_ready(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> None:
     """Leave a note for node_state, so that a run after a killed one knows whether tokens were seen."""
-    container = engine.container(task.server.container)
+    container = client.container(task.server.container)
     if container is None:
         return
     write_atomic(os.path.join(task.server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
     with contextlib.suppress(NodeError, OSError):  # it serves, whatever its log proves
-        _note_attention(engine, fleet, task, str(container["Id"]))
+        _note_attention(client, fleet, task, str(container["Id"]))
 
 
-def _note_attention(engine: Engine, fleet: Fleet, task: Task, container: str) -> None:
+def _note_attention(client: DockerClient, fleet: ConvergeContext, task: ServerTask, container: str) -> None:
     """Note which attention backend the log of the start proves, for the result and for instance_status.
 
     What was found once of a container holds: its log does not keep its beginning for ever.
@@ -370,43 +370,43 @@ def _note_attention(engine: Engine, fleet: Fleet, task: Task, container: str) ->
     path = os.path.join(server.directory, ATTENTION_FILE)
     proof = Proof.from_text(read_text(path) or "", container)
     if proof is None or not proof.running:
-        proof = proof_of(expected, container, engine.logs(server.container))
+        proof = proof_of(expected, container, client.logs(server.container))
     proof = replace(proof, planned=expected.planned, line=fleet.redact(proof.line))
     task.attention = proof
     task.outcome["attention_backend"] = ", ".join(proof.running) or None
     write_atomic(path, proof.to_text(), 0o600)
 
 
-def _give_up(engine: Engine, fleet: Fleet, task: Task) -> None:
+def _give_up(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> None:
     """Keep the log of a server that failed, and stop it gracefully; its container stays, for a new try.
 
     One that this run did not start, and that still runs, is only reported: it may serve others than us.
     """
     server = task.server
     with contextlib.suppress(NodeError, OSError):
-        text = engine.logs(server.container, 20000)
+        text = client.logs(server.container, 20000)
         path = os.path.join(server.directory, LOG_FILE)
         if os.path.isdir(server.directory):
             write_atomic(path, fleet.redact(text), 0o600)
             task.outcome["log_file"] = path
     with contextlib.suppress(NodeError):
-        container = engine.container(server.container)
+        container = client.container(server.container)
         if container is None or (not task.steps.start and container["State"]["Status"] == "running"):
             return
-        stop_gracefully(engine, server.container, server.stop_timeout)
+        stop_gracefully(client, server.container, server.stop_timeout)
 
 
 # ---- the outcome -------------------------------------------------------------------------------------
 
 
-def _outcome(task: Task, state: str, check: bool, waited: bool) -> Json:
+def _outcome(task: ServerTask, state: str, check: bool, waited: bool) -> Json:
     status = "stopped" if state == "stopped" else "ready" if waited else "started"
     found: Json = {
         "name": task.server.name,
-        "changed": task.steps != Steps(),
+        "changed": task.steps != ServerSteps(),
         "state": "failed"
         if task.failure
-        else ("would be " + status if check and task.steps != Steps() else status),
+        else ("would be " + status if check and task.steps != ServerSteps() else status),
         **task.outcome,
     }
     if task.failure:
@@ -416,9 +416,9 @@ def _outcome(task: Task, state: str, check: bool, waited: bool) -> Json:
     return found
 
 
-def _message(failed: Sequence[Task], total: int) -> str:
+def _message(failed: Sequence[ServerTask], total: int) -> str:
     """All failures in one text; instances that failed for the same reason together."""
-    reasons: dict[Finding, list[Task]] = {}
+    reasons: dict[Diagnosis, list[ServerTask]] = {}
     for task in failed:
         if task.failure:
             reasons.setdefault(task.failure, []).append(task)

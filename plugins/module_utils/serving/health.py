@@ -16,7 +16,7 @@ MAX_TOKENS = 4
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ServerAddress:
     """A server's address and model. `api_key` is a secret."""
 
     host: str
@@ -26,7 +26,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """The result of a probe: `tokens` generated; otherwise `status` (0: no HTTP answer) and the server's text."""
 
     tokens: int = 0
@@ -39,12 +39,12 @@ class Answer:
         return 400 <= self.status < 500 and self.status not in (408, 425, 429)
 
 
-def healthy(endpoint: Endpoint, timeout: float = 5.0) -> Answer:
+def healthy(endpoint: ServerAddress, timeout: float = 5.0) -> ProbeAnswer:
     """Send GET /health; `status` is 200 if the engine reports that it is alive."""
     return ask(endpoint, "GET", "/health", None, timeout)
 
 
-def generate(endpoint: Endpoint, timeout: float) -> Answer:
+def generate(endpoint: ServerAddress, timeout: float) -> ProbeAnswer:
     """Request a few tokens. `timeout` in seconds: the first request may have to compile kernels."""
     body = {"model": endpoint.model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
     answer = ask(endpoint, "POST", "/v1/completions", body, timeout)
@@ -53,11 +53,11 @@ def generate(endpoint: Endpoint, timeout: float) -> Answer:
     try:
         tokens = int(json.loads(answer.text)["usage"]["completion_tokens"])
     except (ValueError, KeyError, TypeError):
-        return Answer(0, 200, f"no usage.completion_tokens in the answer: {answer.text[:200]}")
-    return Answer(tokens, 200, "" if tokens else "the answer holds no generated token")
+        return ProbeAnswer(0, 200, f"no usage.completion_tokens in the answer: {answer.text[:200]}")
+    return ProbeAnswer(tokens, 200, "" if tokens else "the answer holds no generated token")
 
 
-def ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -> Answer:
+def ask(endpoint: ServerAddress, method: str, path: str, body: Any, timeout: float) -> ProbeAnswer:
     """Send one request, with JSON unless `body` is None; return its status and the answer's text (64 KiB at most)."""
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
     headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -66,11 +66,11 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Any, timeout: float) -
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
         response = connection.getresponse()
-        return Answer(0, response.status, response.read(65536).decode("utf-8", "replace").strip())
+        return ProbeAnswer(0, response.status, response.read(65536).decode("utf-8", "replace").strip())
     except socket.timeout:
-        return Answer(0, 0, f"{method} {path}: no answer within {timeout:.0f} s")
+        return ProbeAnswer(0, 0, f"{method} {path}: no answer within {timeout:.0f} s")
     except (OSError, http.client.HTTPException) as error:
-        return Answer(0, 0, f"{method} {path}: {error or type(error).__name__}")
+        return ProbeAnswer(0, 0, f"{method} {path}: {error or type(error).__name__}")
     finally:
         connection.close()
 

@@ -15,10 +15,10 @@ from ..common.instance_key import node_key
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.redact import env_assignments, mask_env
-from ..docker.client import ALIVE, Engine, Json
+from ..docker.client import ALIVE, DockerClient, Json
 from ..observe import supervisor
 from .attention import ATTENTION_FILE, Expected, parse_expected
-from .health import Endpoint
+from .health import ServerAddress
 
 LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-fleet.spec")
 SPEC_FILE = "spec.sha256"
@@ -40,7 +40,7 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerSpec:
     """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
 
     headless: it works for a server on another host, and has no port. attention: the backend that its log is to
@@ -54,7 +54,7 @@ class Server:
     files: Mapping[str, TextFile]
     spec_hash: str
     body: Json
-    endpoint: Endpoint
+    endpoint: ServerAddress
     headless: bool
     ready_timeout: int
     stop_timeout: int
@@ -72,7 +72,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedServer:
     """What is there: the container's Docker state ("" for none), what it was made from, and its restarts.
 
     `successor`: a container of a replacement that was cut off lies about.
@@ -83,7 +83,7 @@ class Seen:
     spec: str
     image: str
     restarts: int
-    texts: Mapping[str, str]
+    contents: Mapping[str, str]
     modes: Mapping[str, int]
     gave_up: bool = False  # its supervisor runs, and tries no more
 
@@ -94,7 +94,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ServerSteps:
     """What to do with one server. `replace`: make the successor, and remove the old one once it has stopped.
 
     `tidy`: first remove a successor that an earlier run left.
@@ -111,7 +111,7 @@ class Steps:
 # ---- reading the parameters --------------------------------------------------------------------------
 
 
-def parse_server(data: Mapping[str, Any], state: str) -> Server:
+def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
     """A server from the module's parameters; the wanted state says what must be there. Raises NodeError."""
     name = data.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -141,7 +141,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
     labels = {**(body.get("Labels") or {}), **dict(zip(LABELS, _label_values(data, name)))}
     api_key = env_assignments(files["env"].text).get("VLLM_API_KEY", "") if "env" in files else ""
     api_key = api_key or node_key()
-    return Server(
+    return ServerSpec(
         name=name,
         deployment=str(data.get("deployment") or ""),
         directory=directory,
@@ -149,7 +149,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> Server:
         files=files,
         spec_hash=str(data.get("spec_hash") or ""),
         body={**body, "Labels": labels},
-        endpoint=Endpoint(
+        endpoint=ServerAddress(
             str(data.get("host") or "127.0.0.1"),
             _number(data, "port", 0),
             str(data.get("served_model") or ""),
@@ -190,70 +190,73 @@ def _text_file(server: str, name: str, item: Any) -> TextFile:
 # ---- looking and deciding ----------------------------------------------------------------------------
 
 
-def look(engine: Engine, server: Server) -> Seen:
+def observe_server(client: DockerClient, server: ServerSpec) -> ObservedServer:
     """What is there of a server."""
-    texts: dict[str, str] = {}
+    contents: dict[str, str] = {}
     modes: dict[str, int] = {}
     for name in [*server.files, SPEC_FILE]:
         path = os.path.join(server.directory, name)
         text = read_text(path)
         if text is not None:
-            texts[name], modes[name] = text, os.stat(path).st_mode & 0o7777
-    container = engine.container(server.container)
-    successor = engine.container(server.next_container) is not None
+            contents[name], modes[name] = text, os.stat(path).st_mode & 0o7777
+    container = client.container(server.container)
+    successor = client.container(server.next_container) is not None
     if container is None:
-        return Seen(successor, "", "", "", 0, texts, modes)
+        return ObservedServer(successor, "", "", "", 0, contents, modes)
     config = container["Config"]
-    said = supervisor.look(cache_of(server))
-    return Seen(
+    said = supervisor.read_state(cache_of(server))
+    return ObservedServer(
         successor=successor,
         status=str(container["State"]["Status"]),
         spec=str((config.get("Labels") or {}).get("instinct-fleet.spec") or ""),
         image=str(config.get("Image") or ""),
         restarts=int(container.get("RestartCount") or 0),
-        texts=texts,
+        contents=contents,
         modes=modes,
         gave_up=said is not None and said.gave_up,
     )
 
 
-def cache_of(server: Server) -> str:
+def cache_of(server: ServerSpec) -> str:
     """The instance's writable directory on the node."""
     return server.cache_directory or paths.cache_dir(server.name)
 
 
-def wanted_files(server: Server) -> dict[str, TextFile]:
+def wanted_files(server: ServerSpec) -> dict[str, TextFile]:
     """The artefact, and the file with its hash; that one is written last, so it vouches for the others."""
     return {**server.files, SPEC_FILE: TextFile(server.spec_hash + "\n", 0o600)}
 
 
-def decide(server: Server, seen: Seen, state: str) -> Steps:
+def decide(server: ServerSpec, observed: ObservedServer, state: str) -> ServerSteps:
     """The steps from what is there to the wanted state."""
-    return replace(_decide(server, seen, state), tidy=seen.successor)
+    return replace(_decide(server, observed, state), tidy=observed.successor)
 
 
-def _decide(server: Server, seen: Seen, state: str) -> Steps:
+def _decide(server: ServerSpec, observed: ObservedServer, state: str) -> ServerSteps:
     if state == "stopped":
-        return Steps(stop=seen.alive)
-    healthy = seen.status == "running" and not seen.gave_up
+        return ServerSteps(stop=observed.alive)
+    healthy = observed.status == "running" and not observed.gave_up
     if state == "started":
-        return Steps(stop=seen.alive and not healthy, start=not healthy)
+        return ServerSteps(stop=observed.alive and not healthy, start=not healthy)
     write = tuple(
         name
         for name, file in wanted_files(server).items()
-        if seen.texts.get(name) != file.text or seen.modes.get(name) != file.mode
+        if observed.contents.get(name) != file.text or observed.modes.get(name) != file.mode
     )
-    if not seen.status:
-        return Steps(write=write, create=True, start=True)
-    if (seen.spec, seen.image) != (server.spec_hash, str(server.body.get("Image"))) or seen.status == "dead":
-        return Steps(replace=True, stop=seen.alive, write=write, start=True)
+    if not observed.status:
+        return ServerSteps(write=write, create=True, start=True)
+    if (observed.spec, observed.image) != (
+        server.spec_hash,
+        str(server.body.get("Image")),
+    ) or observed.status == "dead":
+        return ServerSteps(replace=True, stop=observed.alive, write=write, start=True)
     if healthy and not write:
-        return Steps()
-    return Steps(stop=seen.alive, write=write, start=True)
+        return ServerSteps()
+    return ServerSteps(stop=observed.alive, write=write, start=True)
 
 
 @dataclass(frozen=True)
-class Actions:
+class ServerActions:
     """The texts of a server's steps, by the phase in which they are done over all servers."""
 
     prepare: tuple[str, ...]
@@ -261,7 +264,7 @@ class Actions:
     change: tuple[str, ...]
 
 
-def actions_of(server: Server, steps: Steps) -> Actions:
+def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
     """What is told of the steps: requests to the engine, and files."""
     name, successor = server.container, server.next_container
     files = wanted_files(server)
@@ -273,29 +276,29 @@ def actions_of(server: Server, steps: Steps) -> Actions:
         change.append(f"POST /containers/{name}/start")
     prepare = [f"DELETE /containers/{successor} (left by an earlier run)"] if steps.tidy else []
     prepare += [f"POST /containers/create?name={successor}"] if steps.replace else []
-    return Actions(
+    return ServerActions(
         prepare=tuple(prepare),
         stop=(f"POST /containers/{name}/stop?t={server.stop_timeout}",) if steps.stop else (),
         change=tuple(change),
     )
 
 
-def diff_of(server: Server, seen: Seen, steps: Steps, state: str) -> list[Json]:
+def diff_of(server: ServerSpec, observed: ObservedServer, steps: ServerSteps, state: str) -> list[Json]:
     """Before and after, for people: the container's state and the files, secrets masked."""
-    if steps == Steps():
+    if steps == ServerSteps():
         return []
-    spec = seen.spec if state != "present" else server.spec_hash
-    before = f"{seen.status}, spec {seen.spec[:12]}" if seen.status else "absent"
+    spec = observed.spec if state != "present" else server.spec_hash
+    before = f"{observed.status}, spec {observed.spec[:12]}" if observed.status else "absent"
     after = "exited" if state == "stopped" else "running"
     found: list[Json] = [
         _pair(f"container {server.container}", before + "\n", f"{after}, spec {spec[:12]}\n")
     ]
     for name in steps.write:
         path = os.path.join(server.directory, name)
-        old, new = seen.texts.get(name, ""), wanted_files(server)[name].text
+        old, new = observed.contents.get(name, ""), wanted_files(server)[name].text
         if name == "env":
             old, new = mask_env(old), mask_env(new)
-        mode, wanted = seen.modes.get(name), wanted_files(server)[name].mode
+        mode, wanted = observed.modes.get(name), wanted_files(server)[name].mode
         if old == new and mode != wanted:
             old, new = f"mode {mode or 0:04o}\n", f"mode {wanted:04o}\n"
         found.append(_pair(path, old, new))

@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..common.generations import SCHEMA, Hold, Trial
+from ..common.generations import SCHEMA, Hold, OpenRollout
 from ..common.hashing import canonical
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..docker.client import Json
-from .store import STATE, Store, light, now_text
+from .store import STATE, GenerationStore, now_text, without_files
 
 KEEP = 5
 
 
 def change(
-    store: Store,
+    store: GenerationStore,
     record: Sequence[Mapping[str, Any]],
     instances: Sequence[Mapping[str, Any]],
     bindings: Sequence[Mapping[str, Any]],
@@ -37,7 +37,7 @@ def change(
             _same(store.generation(deployment, number), generation, path)
             continue
         actions.append(f"write {path} (mode 0600)")
-        diff.append(_diff(path, None, light(generation)))
+        diff.append(_diff(path, None, without_files(generation)))
         names = ", ".join(item["name"] for item in generation["members"]) or "no instance"
         lines.append(f"{deployment} generation {number} recorded: {names} ({generation['why']})")
         if not check:
@@ -107,7 +107,7 @@ def _same(there: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> Non
 
 def _bound(before: Mapping[str, Any], wanted: Mapping[str, Any], now: str) -> Json:
     after = dict(before)
-    for key, parse, gone in (("held", Hold.from_json, "lifted"), ("trial", Trial.from_json, "ended")):
+    for key, parse, gone in (("held", Hold.from_json, "lifted"), ("trial", OpenRollout.from_json, "ended")):
         if key not in wanted:
             continue
         value = wanted[key]
@@ -144,7 +144,7 @@ def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str,
 
 
 def _too_old(
-    store: Store, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
+    store: GenerationStore, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
 ) -> list[int]:
     """Return the generations to remove: all but the newest, and except those still in use."""
     numbers = sorted({*store.numbers(deployment), *more})

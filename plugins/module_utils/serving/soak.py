@@ -10,21 +10,21 @@ from typing import Any
 from ..common import paths
 from ..common.module_main import NodeError
 from ..common.run_lock import leave_if_abandoned
-from ..docker.client import Engine, Json
+from ..docker.client import DockerClient, Json
 from ..observe.supervisor_file import supervisor_file
 
 POLL_SECONDS = 1.0
 
 
 def watch(
-    engine: Engine, names: Sequence[str], seconds: float, sleep: Callable[[float], None] = time.sleep
+    client: DockerClient, names: Sequence[str], seconds: float, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
     """Watch the instances for `seconds`. Raise NodeError as soon as one does not run, or was restarted."""
-    first = {name: _seen(engine, name) for name in names}
+    first = {name: _seen(client, name) for name in names}
     end = time.monotonic() + seconds
     while True:
         leave_if_abandoned()
-        wrong = [text for name in names for text in [_wrong(name, first[name], _seen(engine, name))] if text]
+        wrong = [text for name in names for text in [_wrong(name, first[name], _seen(client, name))] if text]
         if wrong:
             raise NodeError("; ".join(wrong), changed=False)
         left = end - time.monotonic()
@@ -33,9 +33,9 @@ def watch(
         sleep(min(POLL_SECONDS, left))
 
 
-def _seen(engine: Engine, name: str) -> Json:
+def _seen(client: DockerClient, name: str) -> Json:
     """Return the facts that distinguish one run of an instance from the next."""
-    container = engine.container(paths.container_name(name))
+    container = client.container(paths.container_name(name))
     if container is None:
         return {"status": "absent"}
     supervisor = supervised(name)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .instance import Server
+from .instance import ServerSpec
 
 NO_DEVICE = (
     "A device of the instance is not available. Check that the amdgpu driver is loaded; after a change of the "
@@ -11,7 +11,7 @@ NO_DEVICE = (
 )
 
 
-def explain_refusal(message: str, server: Server) -> tuple[str, str]:
+def explain_refusal(message: str, server: ServerSpec) -> tuple[str, str]:
     """Return (kind, next step) for a container that Docker cannot create or start."""
     image = server.body.get("Image")
     known = (

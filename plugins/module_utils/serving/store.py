@@ -32,7 +32,7 @@ HEAVY = ("server", "described")
 KEEP = 5
 
 
-class Store:
+class GenerationStore:
     """A node's generations. Every method that reads raises NodeError for a damaged file."""
 
     def __init__(self, state_dir: str = "") -> None:
@@ -73,7 +73,7 @@ class Store:
 
     def history(self, deployment: str) -> History:
         """Return the records of a deployment, without files."""
-        kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
+        kept = [without_files(self.generation(deployment, number)) for number in self.numbers(deployment)]
         return History.from_json({"deployment": deployment, "kept": kept, **self.state(deployment)})
 
     def member(self, data: Mapping[str, Any]) -> Json:
@@ -134,7 +134,7 @@ class Store:
 
     def summarise(self, deployment: str) -> None:
         """Rewrite summary.json from the generations."""
-        kept = [light(self.generation(deployment, number)) for number in self.numbers(deployment)]
+        kept = [without_files(self.generation(deployment, number)) for number in self.numbers(deployment)]
         self.put(deployment, SUMMARY, {"schema": SCHEMA, "kept": kept})
 
     def note(self, lines: Iterable[str], now: str) -> None:
@@ -152,7 +152,7 @@ class Store:
             os.close(descriptor)
 
 
-def light(generation: Mapping[str, Any]) -> Json:
+def without_files(generation: Mapping[str, Any]) -> Json:
     """Return a generation without its members' files and descriptions."""
     members = [
         {key: value for key, value in member.items() if key not in HEAVY} for member in generation["members"]
@@ -168,12 +168,12 @@ def now_text() -> str:
 # ---- for the module vllm_server ---------------------------------------------------------------
 
 
-def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> list[Json]:
+def resolved(items: Iterable[Mapping[str, Any]], store: GenerationStore | None = None) -> list[Json]:
     """Return the servers; those that name a generation are read from the node's store.
 
     Raise NodeError for a generation that is not stored.
     """
-    source = store or Store()
+    source = store or GenerationStore()
     return [
         {key: value for key, value in item.items() if key != "generation"}
         if item.get("generation") is None
@@ -183,10 +183,13 @@ def resolved(items: Iterable[Mapping[str, Any]], store: Store | None = None) -> 
 
 
 def note_servers(
-    servers: Iterable[Any], result: Mapping[str, Any], removed: Iterable[str], store: Store | None = None
+    servers: Iterable[Any],
+    result: Mapping[str, Any],
+    removed: Iterable[str],
+    store: GenerationStore | None = None,
 ) -> None:
     """Add journal lines for vllm_server's changes; `servers`: server.Server objects, `result`: the module's."""
-    target = store or Store()
+    target = store or GenerationStore()
     known = {server.name: server for server in servers}
     found: dict[tuple[str, str, str], list[str]] = {}
     for outcome in result.get("servers") or ():
@@ -206,7 +209,7 @@ def note_servers(
 VERBS = {"ready": ("serves", "serve"), "started": ("starts", "start"), "stopped": ("stopped", "stopped")}
 
 
-def _owner(store: Store, server: Any) -> str:
+def _owner(store: GenerationStore, server: Any) -> str:
     """Return the start of a journal line: a server's deployment and, if known, its generation."""
     made = None
     if NAME.fullmatch(server.deployment):

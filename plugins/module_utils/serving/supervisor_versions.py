@@ -23,7 +23,7 @@ from ..common.failure_signatures import SIGNATURES
 from ..common.failures import SIGNATURES_FILE, to_text
 from ..common.files import read_text
 from ..common.hashing import spec_hash
-from ..docker.client import Engine
+from ..docker.client import DockerClient
 
 _VERSION = re.compile(r"[0-9a-f]{12}")
 Program = Mapping[str, str]
@@ -86,7 +86,7 @@ def _put(path: str, text: str) -> None:
     os.replace(temporary, path)
 
 
-def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
+def unused(program: Program, client: DockerClient, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
     """Return the versions on the node that no container except those in `gone`, and no generation, starts with.
 
     `versions`: those of the desired containers.
@@ -98,9 +98,9 @@ def unused(program: Program, engine: Engine, versions: Iterable[str], gone: Iter
     left = there - {*versions, version_of(program)}
     if left:
         removed = set(gone)
-        for entry in engine.containers_labelled("instinct-fleet.instance"):
+        for entry in client.containers_labelled("instinct-fleet.instance"):
             names = {name.lstrip("/") for name in entry.get("Names") or ()}
-            container = None if names & removed else engine.container(str(entry["Id"]))
+            container = None if names & removed else client.container(str(entry["Id"]))
             left.discard(lib_of(container or {}))
     for path in glob.glob(f"{paths.STATE_DIR}/generations/*/*.json") if left else ():
         text = read_text(path) or ""

@@ -16,11 +16,11 @@ from ..common.failures import tail
 from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
-from ..common.run_lock import alone, leave_if_abandoned
-from ..docker.client import Engine, EngineError, Json, NotFound
+from ..common.run_lock import leave_if_abandoned, run_lock
+from ..docker.client import DockerClient, DockerError, Json, NotFound
 from . import cache
 from .cache import Snapshot
-from .download_errors import Asked, explain, explain_start, parse_report
+from .download_errors import DownloadContext, explain, explain_start, parse_report
 
 SECRETS_DIR = "/run/instinct-fleet"
 LABEL = "instinct-fleet.fetch"
@@ -33,7 +33,7 @@ _WAIT_SLICE = 5.0  # seconds of one wait request
 
 
 @dataclass(frozen=True)
-class Fetch:
+class DownloadRequest:
     """The download to make. `token` is a secret and is in no other field; `timeout`: seconds.
 
     program: the text of programs/download.py, which runs in the container.
@@ -60,13 +60,15 @@ class Fetch:
         return text_hash(canonical(parts))[:16]
 
     @property
-    def asked(self) -> Asked:
+    def context(self) -> DownloadContext:
         """Return the facts about the download that messages may contain."""
         snapshot, hub = self.snapshot, self.endpoint or "https://huggingface.co"
-        return Asked(snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token))
+        return DownloadContext(
+            snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token)
+        )
 
 
-def fetch_of(params: Mapping[str, Any]) -> Fetch:
+def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
     """Build a download from the module's parameters. Raise NodeError if they are invalid."""
     for name in ("commit", "image"):
         if not params[name]:
@@ -92,22 +94,22 @@ def fetch_of(params: Mapping[str, Any]) -> Fetch:
     cache.check_snapshot(snapshot)
     token = str(params["token"] or "").strip()
     limits = (params["timeout"], params["max_workers"])
-    return Fetch(snapshot, params["image"], endpoint, token, *limits, params["program"])
+    return DownloadRequest(snapshot, params["image"], endpoint, token, *limits, params["program"])
 
 
-def converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
+def converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict[str, Any]:
     """Download the snapshot if it is incomplete, verify every file, and mark it as complete."""
-    with contextlib.nullcontext() if check else alone("hf_model", fetch.timeout):
-        return _converge(engine, fetch, check)
+    with contextlib.nullcontext() if check else run_lock("hf_model", fetch.timeout):
+        return _converge(client, fetch, check)
 
 
-def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
+def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict[str, Any]:
     snapshot = fetch.snapshot
-    container = _container(engine, fetch)
+    container = _container(client, fetch)
     found = cache.sizes(snapshot)
     absent = cache.missing(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
-    rubbish = {} if engine.running_labelled(LABEL) else cache.abandoned(snapshot)
+    rubbish = {} if client.running_labelled(LABEL) else cache.abandoned(snapshot)
     actions = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
     before = {"files": len(snapshot.files) - len(absent), "marked": cache.has_marker(snapshot)}
     result = {
@@ -127,11 +129,11 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     for path in rubbish:
         os.unlink(path)
     if absent and container != RUNNING:
-        _start(engine, fetch, found)
+        _start(client, fetch, found)
     if absent or container == RUNNING:
-        _wait(engine, fetch)
+        _wait(client, fetch)
     elif container:
-        engine.remove(fetch.container)
+        client.remove(fetch.container)
     verify(fetch)
     if not cache.has_ref(snapshot):
         cache.write_ref(snapshot)
@@ -140,7 +142,7 @@ def _converge(engine: Engine, fetch: Fetch, check: bool) -> dict[str, Any]:
     return {**result, "seconds": round(time.monotonic() - started, 1)}
 
 
-def planned_actions(fetch: Fetch, found: Mapping[str, int | None], container: str) -> list[str]:
+def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], container: str) -> list[str]:
     """Return the required actions in order, the same in check mode. `container`: the result of _container()."""
     snapshot = fetch.snapshot
     absent = cache.missing(snapshot, found)
@@ -166,7 +168,7 @@ def planned_actions(fetch: Fetch, found: Mapping[str, int | None], container: st
     return actions
 
 
-def _diff(fetch: Fetch, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
+def _diff(fetch: DownloadRequest, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
     name = f"{fetch.snapshot.repo}@{fetch.snapshot.commit}"
     after = {"files": len(fetch.snapshot.files), "marked": True} if change else dict(before)
     return {"before": dict(before), "after": after, "before_header": name, "after_header": name}
@@ -176,7 +178,7 @@ def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
     return [f"remove {path} ({sized(size)} that no download goes on from)" for path, size in rubbish.items()]
 
 
-def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
+def check_disk(fetch: DownloadRequest, absent: Sequence[str], freed: int = 0) -> None:
     """Raise NodeError if the disk lacks space for the missing files; `freed`: bytes that are removed first."""
     snapshot = fetch.snapshot
     left = sum(snapshot.files[name] for name in absent) - cache.partial_bytes(snapshot)
@@ -193,7 +195,7 @@ def check_disk(fetch: Fetch, absent: Sequence[str], freed: int = 0) -> None:
 # ---- the container -----------------------------------------------------------------------------------
 
 
-def container_body(fetch: Fetch, token_path: str) -> Json:
+def container_body(fetch: DownloadRequest, token_path: str) -> Json:
     """Return the download container's spec: it has the network and the cache, no GPU, and few capabilities."""
     snapshot = fetch.snapshot
     config = {
@@ -237,16 +239,16 @@ def container_body(fetch: Fetch, token_path: str) -> Json:
     }
 
 
-def _container(engine: Engine, fetch: Fetch) -> str:
+def _container(client: DockerClient, fetch: DownloadRequest) -> str:
     """Return RUNNING if this very download is in progress, LEFT for any other container of its name, "" for none."""
-    container = engine.container(fetch.container)
+    container = client.container(fetch.container)
     if container is None:
         return ""
     ours = (container["Config"].get("Labels") or {}).get(LABEL) == fetch.spec
     return RUNNING if ours and container["State"]["Running"] else LEFT
 
 
-def _wait(engine: Engine, fetch: Fetch) -> None:
+def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
     """Wait for the end of the download. Raise NodeError with the reason if it failed."""
     deadline = time.monotonic() + fetch.timeout
     code = None
@@ -261,47 +263,47 @@ def _wait(engine: Engine, fetch: Fetch) -> None:
                 changed=True,
             )
         try:
-            code = engine.wait(fetch.container, min(left, _WAIT_SLICE))
+            code = client.wait(fetch.container, min(left, _WAIT_SLICE))
         except NotFound as error:
             raise NodeError(
                 f"Container {fetch.container} was removed while it downloaded {fetch.snapshot.repo}. Run "
                 "again: what is on disk is kept.",
                 changed=True,
             ) from error
-    log = engine.logs(fetch.container)
-    engine.remove(fetch.container)
+    log = client.logs(fetch.container)
+    client.remove(fetch.container)
     report = parse_report(log)
     if code != 0 or not (report or {}).get("ok"):
-        message = explain(fetch.asked, report, code, log)
+        message = explain(fetch.context, report, code, log)
         raise NodeError(message, changed=True, log=tail(log) if report is None else [])
 
 
-def _start(engine: Engine, fetch: Fetch, found: Mapping[str, int | None]) -> None:
+def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int | None]) -> None:
     snapshot = fetch.snapshot
     # An ended download of an earlier run, or one of other files, which gets time to close its own.
-    engine_stop_and_remove(engine, fetch.container)
+    engine_stop_and_remove(client, fetch.container)
     for name in cache.wrong(snapshot, found):
         cache.remove_file(snapshot, name)
     os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
     token_path = _write_token(fetch.token)
     try:
-        engine.create(fetch.container, container_body(fetch, token_path))
-        engine.start(fetch.container)
-    except EngineError as error:
-        engine.remove(fetch.container)
-        raise NodeError(explain_start(fetch.asked, str(error))) from error
+        client.create(fetch.container, container_body(fetch, token_path))
+        client.start(fetch.container)
+    except DockerError as error:
+        client.remove(fetch.container)
+        raise NodeError(explain_start(fetch.context, str(error))) from error
     finally:
         # By now the container has mounted the file, and keeps it after its name is removed.
         _remove_token()
 
 
-def engine_stop_and_remove(engine: Engine, name: str, seconds: int = 10) -> None:
+def engine_stop_and_remove(client: DockerClient, name: str, seconds: int = 10) -> None:
     """Stop a container and remove it; do nothing if it does not exist."""
     try:
-        engine.stop(name, seconds)
+        client.stop(name, seconds)
     except NotFound:
         return
-    engine.remove(name)
+    client.remove(name)
 
 
 def _write_token(token: str) -> str:
@@ -323,7 +325,7 @@ def _remove_token() -> None:
         return
 
 
-def verify(fetch: Fetch) -> None:
+def verify(fetch: DownloadRequest) -> None:
     """Raise NodeError unless every file exists with its size."""
     snapshot = fetch.snapshot
     found = cache.sizes(snapshot)

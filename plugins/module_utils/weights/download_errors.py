@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.container_answers import REPORT
 from ..common.failures import tail
+from ..common.probe_output import REPORT
 
 
 @dataclass(frozen=True)
-class Asked:
+class DownloadContext:
     """A request to the hub, as far as messages describe it; with_token: whether it had a token."""
 
     repo: str
@@ -37,9 +37,9 @@ def parse_report(log: str) -> dict[str, Any] | None:
     return None
 
 
-def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str) -> str:
+def explain(context: DownloadContext, report: Mapping[str, Any] | None, code: int, log: str) -> str:
     """Explain why a download failed, with the next step."""
-    repo = asked.repo
+    repo = context.repo
     if report is None or not report.get("causes"):
         if code in (137, 143):
             return f"The download of {repo} was stopped from outside (exit code {code}). Run again to resume."
@@ -51,18 +51,18 @@ def explain(asked: Asked, report: Mapping[str, Any] | None, code: int, log: str)
     status = next((link["status"] for link in chain if link["status"]), None)
     errno = next((link["errno"] for link in chain if isinstance(link["errno"], int)), None)
     texts = " ".join(str(link["text"]) for link in chain)
-    for matches, plain in _explanations(asked, names, status, errno, texts):
+    for matches, plain in _explanations(context, names, status, errno, texts):
         if matches:
             return f"Cannot fetch {repo}: {plain} ({_short(text)})"
     return f"Cannot fetch {repo}: {chain[0]['types'][0]}: {_short(text)}"
 
 
 def _explanations(
-    asked: Asked, names: set[str], status: int | None, errno: int | None, text: str
+    context: DownloadContext, names: set[str], status: int | None, errno: int | None, text: str
 ) -> Sequence[tuple[bool, str]]:
     """Return (whether it applies, explanation) pairs, the more specific first."""
-    hub, page = asked.hub, f"{asked.hub}/{asked.repo}"
-    token = asked.with_token
+    hub, page = context.hub, f"{context.hub}/{context.repo}"
+    token = context.with_token
     no_repo = "RepositoryNotFoundError" in names
     network = re.search(r"Connect|Timeout|ProxyError|NetworkError|ProtocolError|gaierror", " ".join(names))
     return (
@@ -79,7 +79,7 @@ def _explanations(
         ),
         (
             "RevisionNotFoundError" in names,
-            f"it has no commit {asked.commit}. It may have been rewritten: run playbooks/plan.yml -e "
+            f"it has no commit {context.commit}. It may have been rewritten: run playbooks/plan.yml -e "
             "refresh=true to pin the revision again.",
         ),
         (
@@ -110,15 +110,15 @@ def _explanations(
         ),
         (
             errno == 28 or "No space left on device" in text,
-            f"the disk of {asked.cache_dir} is full. Make room, and run again: what is on disk is kept.",
+            f"the disk of {context.cache_dir} is full. Make room, and run again: what is on disk is kept.",
         ),
         (
             errno in (1, 13, 30),
-            f"the cache {asked.cache_dir} cannot be written. Check its owner, its mount and its file system.",
+            f"the cache {context.cache_dir} cannot be written. Check its owner, its mount and its file system.",
         ),
         (
             "ImportError" in names,
-            f"the image {asked.image} has no usable huggingface_hub. Use a vLLM image.",
+            f"the image {context.image} has no usable huggingface_hub. Use a vLLM image.",
         ),
         (
             "SSLError" in names or "CERTIFICATE_VERIFY_FAILED" in text,
@@ -137,15 +137,13 @@ def _short(text: str) -> str:
     return line if len(line) <= 300 else line[:300] + " …"
 
 
-def explain_start(asked: Asked, message: str) -> str:
+def explain_start(context: DownloadContext, message: str) -> str:
     """Explain why the download container could not be started."""
     if "No such image" in message:
         return (
-            f"The image {asked.image} is not on this node, and the download of {asked.repo} runs in it. Run "
+            f"The image {context.image} is not on this node, and the download of {context.repo} runs in it. Run "
             f"the vllm_image role first. (Docker says: {message})"
         )
     if "python3" in message and "not found" in message:
-        return (
-            f"The image {asked.image} has no python3 in its PATH. Use a vLLM image. (Docker says: {message})"
-        )
-    return f"The download container of {asked.repo} could not be started: {message}"
+        return f"The image {context.image} has no python3 in its PATH. Use a vLLM image. (Docker says: {message})"
+    return f"The download container of {context.repo} could not be started: {message}"

@@ -12,10 +12,10 @@ from ..catalog.images import look_up
 from ..catalog.load import CATALOG, read_yaml
 from ..desired.variables import why_unreached
 from ..generations.drift import Drift
-from .items import View, parse_items
+from .items import HostView, parse_items
 from .judge import audit
 from .serving_checks import RECORDS
-from .text import Audited
+from .text import HostReport
 
 VARIABLES = (
     "instinct_gpus",
@@ -44,10 +44,10 @@ class HostAuditor:
 
     def view(
         self, seen: Mapping[str, Any], own: Mapping[str, Any], differing: tuple[Drift, ...] = ()
-    ) -> View:
+    ) -> HostView:
         """Return a host as the checks see it."""
         declared = own.get("instinct_gpus") or {}
-        return View(
+        return HostView(
             facts=seen["host_facts"],
             state=seen["node_state"],
             catalog=self.gpus,
@@ -71,11 +71,11 @@ class HostAuditor:
         return {ref: rocm for ref, rocm in found.items() if rocm}
 
     def audited(
-        self, name: str, view: View | None, seen: Mapping[str, Any], own: Mapping[str, Any]
-    ) -> Audited:
+        self, name: str, view: HostView | None, seen: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> HostReport:
         """Return the host's findings; view None: it was not reached. Raises FleetError for an id that no item has."""
         if view is None:
-            return Audited(name, why=why_unreached(seen))
+            return HostReport(name, why=why_unreached(seen))
         known = [item.id for item in self.items]
         for key in ("host_prep_skip", "host_prep_also"):
             for unknown in set(own.get(key) or ()) - set(known):
@@ -90,4 +90,4 @@ class HostAuditor:
         models = " and ".join(model.name for model in view.models) or "GPU"
         system = view.state["os"]["pretty_name"] or "unknown system"
         gpus = f"{len(view.gpus)} {models}" if view.gpus else "no GPU"
-        return Audited(name, f"{gpus}, {system}", found)
+        return HostReport(name, f"{gpus}, {system}", found)

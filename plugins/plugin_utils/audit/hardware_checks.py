@@ -9,36 +9,36 @@ from typing import Any
 
 from ...module_utils.common.versions import version_key
 from ..catalog.images import check_driver
-from .items import ELSEWHERE, OK, UNKNOWN, WRONG, Verdict, View
+from .items import ELSEWHERE, OK, UNKNOWN, WRONG, CheckResult, HostView
 
 Rule = Mapping[str, Any]
-NO_GPUS = Verdict(ELSEWHERE, "no GPU")
+NO_GPUS = CheckResult(ELSEWHERE, "no GPU")
 
 
-def gpu_count(rule: Rule, view: View) -> Verdict:
+def gpu_count(rule: Rule, view: HostView) -> CheckResult:
     """Check that the PCI bus has as many GPUs as declared, or as servers of this model have."""
     if view.facts.get("pci_gpus") is None:
-        return Verdict(UNKNOWN, "the PCI bus was not read")
+        return CheckResult(UNKNOWN, "the PCI bus was not read")
     there = len(view.gpus)
     wanted = view.gpu_count or (view.per_node.get(view.models[0].name, 0) if view.models else 0)
     if not wanted:
-        return Verdict(WRONG, "no AMD accelerator", "GPUs")
-    return Verdict(OK if there == wanted else WRONG, f"{there} of {wanted}", f"{wanted} GPUs")
+        return CheckResult(WRONG, "no AMD accelerator", "GPUs")
+    return CheckResult(OK if there == wanted else WRONG, f"{there} of {wanted}", f"{wanted} GPUs")
 
 
-def gpu_driver(rule: Rule, view: View) -> Verdict:
+def gpu_driver(rule: Rule, view: HostView) -> CheckResult:
     """Check that amdgpu drives every GPU."""
     if not view.gpus:
         return NO_GPUS
     if not view.state["driver"]["loaded"]:
-        return Verdict(WRONG, "amdgpu is not loaded", "amdgpu")
+        return CheckResult(WRONG, "amdgpu is not loaded", "amdgpu")
     left = [gpu["bdf"] for gpu in view.gpus if gpu["driver"] != "amdgpu"]
     if left:
-        return Verdict(WRONG, f"not on {_names(left)}", "amdgpu")
-    return Verdict(OK, view.state["driver"]["version"] or "the kernel's own", "amdgpu")
+        return CheckResult(WRONG, f"not on {_names(left)}", "amdgpu")
+    return CheckResult(OK, view.state["driver"]["version"] or "the kernel's own", "amdgpu")
 
 
-def gpu_link(rule: Rule, view: View) -> Verdict:
+def gpu_link(rule: Rule, view: HostView) -> CheckResult:
     """Check that every GPU's PCIe link has `speed` (GT/s) and `width` (lanes)."""
     if not view.gpus:
         return NO_GPUS
@@ -46,7 +46,7 @@ def gpu_link(rule: Rule, view: View) -> Verdict:
     for gpu in view.gpus:
         speed = (gpu["link_speed"] or "").split(" ")[0]
         if not speed or gpu["link_width"] is None:
-            return Verdict(UNKNOWN, f"{gpu['bdf']} does not report its link")
+            return CheckResult(UNKNOWN, f"{gpu['bdf']} does not report its link")
         try:
             right = float(speed) >= rule["speed"] and gpu["link_width"] >= rule["width"]
         except ValueError:  # "Unknown", which the kernel reports for a link that is down
@@ -55,176 +55,184 @@ def gpu_link(rule: Rule, view: View) -> Verdict:
             slow.setdefault(f"{speed.removesuffix('.0')} GT/s x{gpu['link_width']}", []).append(gpu["bdf"])
     wanted = f"{rule['speed']:.0f} GT/s x{rule['width']}"
     if slow:
-        return Verdict(WRONG, "; ".join(f"{link} on {_names(names)}" for link, names in slow.items()), wanted)
-    return Verdict(OK, wanted, wanted)
+        return CheckResult(
+            WRONG, "; ".join(f"{link} on {_names(names)}" for link, names in slow.items()), wanted
+        )
+    return CheckResult(OK, wanted, wanted)
 
 
-def gpu_firmware(rule: Rule, view: View) -> Verdict:
+def gpu_firmware(rule: Rule, view: HostView) -> CheckResult:
     """Check that all GPUs have the same VBIOS."""
     versions = Counter(gpu["vbios"] for gpu in view.gpus if gpu["vbios"])
     if not versions:
-        return Verdict(ELSEWHERE, "no GPU reports its VBIOS")
+        return CheckResult(ELSEWHERE, "no GPU reports its VBIOS")
     common, _ = versions.most_common(1)[0]
     others = [gpu["bdf"] for gpu in view.gpus if gpu["vbios"] not in (None, common)]
     if others:
-        return Verdict(WRONG, f"different on {_names(others)}", common)
-    return Verdict(OK, common, common)
+        return CheckResult(WRONG, f"different on {_names(others)}", common)
+    return CheckResult(OK, common, common)
 
 
-def driver_for_image(rule: Rule, view: View) -> Verdict:
+def driver_for_image(rule: Rule, view: HostView) -> CheckResult:
     """Check that the driver is new enough for the ROCm of each image of the host's deployments."""
     version = view.state["driver"]["version"]
     if not view.rocms:
-        return Verdict(ELSEWHERE, "no image whose ROCm is known")
+        return CheckResult(ELSEWHERE, "no image whose ROCm is known")
     if not version:
-        return Verdict(ELSEWHERE, "the kernel's own driver has no version")
+        return CheckResult(ELSEWHERE, "the kernel's own driver has no version")
     for image, rocm in view.rocms.items():
         finding = check_driver(view.images, rocm, version)
         if finding:
-            return Verdict(WRONG, f"{version} for ROCm {rocm}", "", f"{image}: {finding.what}")
-    return Verdict(OK, version)
+            return CheckResult(WRONG, f"{version} for ROCm {rocm}", "", f"{image}: {finding.what}")
+    return CheckResult(OK, version)
 
 
-def rocm_for_gpu(rule: Rule, view: View) -> Verdict:
+def rocm_for_gpu(rule: Rule, view: HostView) -> CheckResult:
     """Check that the host's ROCm supports the GPUs."""
     version = view.state["rocm"]["version"]
     if not version or not view.models:
-        return Verdict(ELSEWHERE, "no ROCm on the host" if not version else "no GPU")
+        return CheckResult(ELSEWHERE, "no ROCm on the host" if not version else "no GPU")
     for model in view.models:
         needed = next((item["rocm"] for item in view.images["gpus"] if item["name"] == model.name), None)
         if needed and version_key(version) < version_key(needed):
-            return Verdict(WRONG, f"ROCm {version}", f"ROCm {needed} for {model.name}")
-    return Verdict(OK, f"ROCm {version}")
+            return CheckResult(WRONG, f"ROCm {version}", f"ROCm {needed} for {model.name}")
+    return CheckResult(OK, f"ROCm {version}")
 
 
-def kernel_log(rule: Rule, view: View) -> Verdict:
+def kernel_log(rule: Rule, view: HostView) -> CheckResult:
     """Check that amdgpu has reported no errors since the boot."""
     log = view.facts.get("kernel_log")
     if log is None:
-        return Verdict(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
+        return CheckResult(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
     if log["count"]:
         lines = f"{log['count']} line{'s' if log['count'] > 1 else ''}"
-        return Verdict(WRONG, lines, "none", f"last: {log['last'][0]}" if log["last"] else "")
-    return Verdict(OK, "none")
+        return CheckResult(WRONG, lines, "none", f"last: {log['last'][0]}" if log["last"] else "")
+    return CheckResult(OK, "none")
 
 
-def memory(rule: Rule, view: View) -> Verdict:
+def memory(rule: Rule, view: HostView) -> CheckResult:
     """Check the host's memory, by GPU model (TB = 10^12 bytes)."""
     wanted = max((rule["tb"].get(model.name, 0.0) for model in view.models), default=0.0)
     found = view.state.get("memory_bytes")
     if not found:
-        return Verdict(UNKNOWN, "/proc/meminfo was not read")
+        return CheckResult(UNKNOWN, "/proc/meminfo was not read")
     if not wanted:
-        return Verdict(ELSEWHERE, "no minimum is known for these GPUs")
+        return CheckResult(ELSEWHERE, "no minimum is known for these GPUs")
     text = f"{found / 1e12:.1f} TB" if found >= 1e11 else f"{found / 1e9:.0f} GB"
-    return Verdict(OK if found >= wanted * 1e12 else WRONG, f"{text} of {wanted} TB", f"{wanted} TB")
+    return CheckResult(OK if found >= wanted * 1e12 else WRONG, f"{text} of {wanted} TB", f"{wanted} TB")
 
 
-def acs(rule: Rule, view: View) -> Verdict:
+def acs(rule: Rule, view: HostView) -> CheckResult:
     """Check that no PCI bridge has Access Control Services enabled."""
     found = view.facts.get("acs")
     if found is None:
-        return Verdict(UNKNOWN, "PCI configuration space could not be read", note=_problem(view, "acs"))
+        return CheckResult(UNKNOWN, "PCI configuration space could not be read", note=_problem(view, "acs"))
     if found["on"]:
-        return Verdict(WRONG, f"on for {len(found['on'])} of {found['able']} bridges", "off")
-    return Verdict(OK, "off", "off")
+        return CheckResult(WRONG, f"on for {len(found['on'])} of {found['able']} bridges", "off")
+    return CheckResult(OK, "off", "off")
 
 
-def rdma_ports(rule: Rule, view: View) -> Verdict:
+def rdma_ports(rule: Rule, view: HostView) -> CheckResult:
     """Check that every port of the RDMA NICs is active."""
     nics = view.facts.get("nics")
     if nics is None:
-        return Verdict(UNKNOWN, "the RDMA NICs were not read")
+        return CheckResult(UNKNOWN, "the RDMA NICs were not read")
     if not nics:
-        return Verdict(ELSEWHERE, "no RDMA NIC")
+        return CheckResult(ELSEWHERE, "no RDMA NIC")
     down = [nic["name"] for nic in nics if nic["state"] != "ACTIVE"]
     if down:
-        return Verdict(WRONG, f"{_names(down)} down", "active")
-    return Verdict(OK, f"{len(nics)} active", "active")
+        return CheckResult(WRONG, f"{_names(down)} down", "active")
+    return CheckResult(OK, f"{len(nics)} active", "active")
 
 
-def clock(rule: Rule, view: View) -> Verdict:
+def clock(rule: Rule, view: HostView) -> CheckResult:
     """Check that the clock is synchronized."""
     found = view.facts.get("clock_synchronized")
     if found is None:
-        return Verdict(UNKNOWN, "the kernel did not report it")
-    return Verdict(OK, "yes") if found else Verdict(WRONG, "no")
+        return CheckResult(UNKNOWN, "the kernel did not report it")
+    return CheckResult(OK, "yes") if found else CheckResult(WRONG, "no")
 
 
-def shm(rule: Rule, view: View) -> Verdict:
+def shm(rule: Rule, view: HostView) -> CheckResult:
     """Check that /dev/shm has `gib_per_gpu` for every GPU."""
     found, count = view.facts.get("shm_bytes"), len(view.gpus)
     if found is None:
-        return Verdict(UNKNOWN, "/dev/shm was not read")
+        return CheckResult(UNKNOWN, "/dev/shm was not read")
     if not count:
         return NO_GPUS
     wanted = rule["gib_per_gpu"] * count
-    return Verdict(OK if found >= wanted << 30 else WRONG, f"{found / (1 << 30):.0f} GiB", f"{wanted} GiB")
+    return CheckResult(
+        OK if found >= wanted << 30 else WRONG, f"{found / (1 << 30):.0f} GiB", f"{wanted} GiB"
+    )
 
 
-def disk(rule: Rule, view: View) -> Verdict:
+def disk(rule: Rule, view: HostView) -> CheckResult:
     """Check the free space where Docker stores images."""
     root = view.state["docker"]["root_dir"] or "/var/lib/docker"
     found = next((item["free_bytes"] for item in view.state["disk"] if item["path"] == root), None)
     if found is None:
-        return Verdict(UNKNOWN, f"{root} was not read")
-    return Verdict(
+        return CheckResult(UNKNOWN, f"{root} was not read")
+    return CheckResult(
         OK if found >= rule["gb"] * 1e9 else WRONG, f"{found / 1e9:.0f} GB in {root}", f"{rule['gb']} GB"
     )
 
 
-def docker(rule: Rule, view: View) -> Verdict:
+def docker(rule: Rule, view: HostView) -> CheckResult:
     """Check that Docker answers, and is not older than `version`."""
     found = view.state["docker"]
     if not found["available"]:
-        return Verdict(
+        return CheckResult(
             WRONG, "does not answer" if found["installed"] else "not installed", "", found["error"] or ""
         )
     if found["version"] and version_key(found["version"]) < version_key(rule["version"]):
-        return Verdict(
+        return CheckResult(
             WRONG, found["version"], f"{rule['version']} or newer", fix={"hand": "install a newer engine"}
         )
-    return Verdict(OK, found["version"] or "yes")
+    return CheckResult(OK, found["version"] or "yes")
 
 
-def numa_nodes_per_socket(rule: Rule, view: View) -> Verdict:
+def numa_nodes_per_socket(rule: Rule, view: HostView) -> CheckResult:
     """Check that the BIOS does not split sockets into NUMA nodes."""
     sockets = view.state["cpu"]["sockets"]
     nodes = sum(bool(node["cpus"]) for node in view.state["numa_nodes"])
     if not sockets or not nodes:
-        return Verdict(UNKNOWN, "sockets or NUMA nodes were not read")
+        return CheckResult(UNKNOWN, "sockets or NUMA nodes were not read")
     if nodes < sockets:
-        return Verdict(WRONG, f"{nodes} for {sockets} sockets (NPS0)", "NPS1")
-    return Verdict(OK if nodes == sockets * rule["count"] else WRONG, f"{nodes} on {sockets} sockets", "NPS1")
-
-
-def iommu(rule: Rule, view: View) -> Verdict:
-    """Check that the kernel found an IOMMU."""
-    return (
-        Verdict(OK, "found") if view.facts["iommus"] else Verdict(WRONG, "the kernel found none", "an IOMMU")
+        return CheckResult(WRONG, f"{nodes} for {sockets} sockets (NPS0)", "NPS1")
+    return CheckResult(
+        OK if nodes == sockets * rule["count"] else WRONG, f"{nodes} on {sockets} sockets", "NPS1"
     )
 
 
-def large_bar(rule: Rule, view: View) -> Verdict:
+def iommu(rule: Rule, view: HostView) -> CheckResult:
+    """Check that the kernel found an IOMMU."""
+    return (
+        CheckResult(OK, "found")
+        if view.facts["iommus"]
+        else CheckResult(WRONG, "the kernel found none", "an IOMMU")
+    )
+
+
+def large_bar(rule: Rule, view: HostView) -> CheckResult:
     """Check that the CPU can access all of each GPU's memory."""
     known = [gpu for gpu in view.gpus if gpu["vram"] and gpu["visible_vram"] is not None]
     if not known:
-        return Verdict(UNKNOWN, "the driver does not report it") if view.gpus else NO_GPUS
+        return CheckResult(UNKNOWN, "the driver does not report it") if view.gpus else NO_GPUS
     small = [gpu["bdf"] for gpu in known if gpu["visible_vram"] < gpu["vram"]]
     if small:
-        return Verdict(WRONG, f"part of the memory of {_names(small)}", "all memory visible")
-    return Verdict(OK, "all memory visible")
+        return CheckResult(WRONG, f"part of the memory of {_names(small)}", "all memory visible")
+    return CheckResult(OK, "all memory visible")
 
 
-def smt(rule: Rule, view: View) -> Verdict:
+def smt(rule: Rule, view: HostView) -> CheckResult:
     """Check that SMT is off."""
     found = (view.facts.get("cpu") or {}).get("smt")
     if found is None:
-        return Verdict(ELSEWHERE, "these CPUs have none")
-    return Verdict(OK, "off", "off") if found == "0" else Verdict(WRONG, "on", "off")
+        return CheckResult(ELSEWHERE, "these CPUs have none")
+    return CheckResult(OK, "off", "off") if found == "0" else CheckResult(WRONG, "on", "off")
 
 
-def _problem(view: View, what: str) -> str:
+def _problem(view: HostView, what: str) -> str:
     """Return why something could not be read."""
     return next((item["error"] for item in view.facts.get("problems") or () if item["what"] == what), "")
 

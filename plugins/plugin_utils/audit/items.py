@@ -40,7 +40,7 @@ def parse_items(data: Mapping[str, Any]) -> tuple[Item, ...]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """The result of a check: OK, WRONG, UNKNOWN or ELSEWHERE.
 
     `note` names what decides or changed the value. For a wrong value, `pending` means that the next boot corrects it,
@@ -57,11 +57,11 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """An item with its result on one host."""
 
     item: Item
-    verdict: Verdict
+    verdict: CheckResult
 
     @property
     def status(self) -> str:
@@ -97,7 +97,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class View:
+class HostView:
     """A host as the checks see it: its facts, the inventory's declarations, and the catalogue.
 
     Attributes:

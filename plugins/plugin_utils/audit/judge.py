@@ -17,13 +17,13 @@ from .items import (
     SKIPPED,
     UNKNOWN,
     WRONG,
-    Finding,
+    AuditFinding,
+    CheckResult,
+    HostView,
     Item,
-    Verdict,
-    View,
 )
 
-Check = Callable[[Mapping[str, Any], View], Verdict]
+Check = Callable[[Mapping[str, Any], HostView], CheckResult]
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
@@ -60,8 +60,8 @@ RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
 
 
 def audit(
-    items: Iterable[Item], view: View, skip: Collection[str] = (), also: Collection[str] = ()
-) -> tuple[Finding, ...]:
+    items: Iterable[Item], view: HostView, skip: Collection[str] = (), also: Collection[str] = ()
+) -> tuple[AuditFinding, ...]:
     """Return every item's finding on a host, in the catalogue's order.
 
     `skip` are ids that the operator excludes. Advisory items in `also` count as recommended.
@@ -69,22 +69,22 @@ def audit(
     found = []
     for item in items:
         if item.id in skip:
-            verdict = Verdict(SKIPPED, "host_prep_skip names it")
+            verdict = CheckResult(SKIPPED, "host_prep_skip names it")
         elif not view.applies(item.when):
-            verdict = Verdict(ELSEWHERE, "not on this kind of host")
+            verdict = CheckResult(ELSEWHERE, "not on this kind of host")
         else:
             verdict = CHECKS[item.check["kind"]](item.check, view)
         raised = item.id in also and item.level == ADVISORY
-        found.append(Finding(replace(item, level=RECOMMENDED) if raised else item, verdict))
+        found.append(AuditFinding(replace(item, level=RECOMMENDED) if raised else item, verdict))
     return tuple(found)
 
 
-def counted(findings: Iterable[Finding], level: str, status: str = WRONG) -> list[Finding]:
+def counted(findings: Iterable[AuditFinding], level: str, status: str = WRONG) -> list[AuditFinding]:
     """Return the findings of a level with this status."""
     return [finding for finding in findings if finding.item.level == level and finding.status == status]
 
 
-def result(findings: Collection[Finding]) -> str:
+def result(findings: Collection[AuditFinding]) -> str:
     """Return the overall result: FAILS if a required item is wrong, IMPROVABLE if a recommended one is."""
     if counted(findings, REQUIRED):
         return FAILS
@@ -92,7 +92,7 @@ def result(findings: Collection[Finding]) -> str:
 
 
 @dataclass(frozen=True)
-class Todo:
+class HostWork:
     """The work of prepare.yml on a host, as arguments of the modules kernel_cmdline and host_settings.
 
     `waiting` are ids of items that need a reboot.
@@ -125,7 +125,7 @@ class Todo:
         return {"cmdline": list(self.cmdline), "settings": self.settings, "waiting": list(self.waiting)}
 
 
-def todo(findings: Iterable[Finding]) -> Todo:
+def host_work(findings: Iterable[AuditFinding]) -> HostWork:
     """Return the fixes of wrong items: required and recommended ones, and requested advisory ones."""
     words: list[str] = []
     settings: dict[str, dict[str, str]] = {"sysctl": {}, "sysfs": {}, "limits": {}}
@@ -139,20 +139,20 @@ def todo(findings: Iterable[Finding]) -> Todo:
             words += [] if finding.verdict.pending else [what]
         elif how in settings:
             settings[how].update(what)
-    return Todo(tuple(words), **settings, waiting=tuple(waiting))
+    return HostWork(tuple(words), **settings, waiting=tuple(waiting))
 
 
-def by_prepare(finding: Finding) -> bool:
+def by_prepare(finding: AuditFinding) -> bool:
     """Return whether prepare.yml fixes the finding, apart from a reboot."""
     return next(iter(finding.fix)) in SETTINGS
 
 
-def unknown(findings: Iterable[Finding]) -> list[Finding]:
+def unknown(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Return the findings that could not be judged, except advisory ones."""
     return [finding for finding in findings if finding.status == UNKNOWN and finding.item.level != ADVISORY]
 
 
-def differences(views: Mapping[str, View]) -> dict[str, dict[str, list[str]]]:
+def differences(views: Mapping[str, HostView]) -> dict[str, dict[str, list[str]]]:
     """Return versions that differ between hosts with the same GPUs: {what: {version: hosts}}.
 
     AMD recommends the same versions on all hosts.
@@ -176,7 +176,7 @@ def differences(views: Mapping[str, View]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-_VERSIONS: dict[str, Callable[[View], str]] = {
+_VERSIONS: dict[str, Callable[[HostView], str]] = {
     "operating system": lambda view: str(view.state["os"]["pretty_name"] or ""),
     "kernel": lambda view: str(view.state["kernel"] or ""),
     "amdgpu driver": lambda view: str(view.state["driver"]["version"] or ""),

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...module_utils.common.paths import container_name
 from ..desired.actions import ALIVE
-from .items import View
-from .judge import todo
-from .text import Audited
+from .items import HostView
+from .judge import host_work
+from .text import HostReport
 
 STOP_TIMEOUT = 120  # seconds
 
 
-def running_deployments(view: View) -> dict[str, str]:
+def running_deployments(view: HostView) -> dict[str, str]:
     """Return the deployments of the host's live instances, by instance."""
     return {item["name"]: item["deployment"] for item in view.state["instances"] if item["state"] in ALIVE}
 
@@ -44,11 +44,11 @@ def stopped_servers(names: Iterable[str]) -> list[dict[str, Any]]:
     ]
 
 
-def todo_host(host: Audited, instances: Iterable[str]) -> list[dict[str, Any]]:
+def todo_host(host: HostReport, instances: Iterable[str]) -> list[dict[str, Any]]:
     """Return a host with something to do, for add_host; `instances` run on this host alone."""
-    work = todo(host.findings)
+    work = host_work(host.findings)
     groups = [
         name for name, wanted in (("todo_prepare", work.anything), ("todo_reboot", work.reboot)) if wanted
     ]
-    told = {**work.to_json(), "instances": stopped_servers(instances)}
-    return [{"name": host.name, "groups": groups, "todo": told}] if groups else []
+    reported = {**work.to_json(), "instances": stopped_servers(instances)}
+    return [{"name": host.name, "groups": groups, "todo": reported}] if groups else []

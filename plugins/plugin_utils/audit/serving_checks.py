@@ -14,7 +14,7 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..desired.node_state import NodeState
 from ..generations import drift
-from .items import OK, RECOMMENDED, WRONG, Item, Verdict, View
+from .items import OK, RECOMMENDED, WRONG, CheckResult, HostView, Item
 
 TOLD = 3
 SEE = "playbooks/status.yml"
@@ -66,16 +66,16 @@ RECORDS: tuple[Item, ...] = (
 )
 
 
-def records(rule: Mapping[str, Any], view: View) -> Verdict:
+def records(rule: Mapping[str, Any], view: HostView) -> CheckResult:
     """Check a host against its records, for some kinds of differences."""
     found = [item for item in view.drift if item.kind in rule["of"]]
     if not found:
-        return Verdict(OK, "as recorded")
+        return CheckResult(OK, "as recorded")
     names = list(dict.fromkeys(item.instance or item.deployment for item in found))
     texts = [_OWN.sub("", f"{item.instance or item.deployment} {item.text}") for item in found]
     more = [f"{len(texts) - TOLD} more"] if len(texts) > TOLD else []
     fixes = list(dict.fromkeys(item.fix for item in found))
-    return Verdict(
+    return CheckResult(
         WRONG,
         ", ".join(names) if len(names) <= TOLD else f"{len(names)} instances",
         note="; ".join([*texts[:TOLD], *more]),

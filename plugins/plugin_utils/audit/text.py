@@ -9,20 +9,31 @@ from typing import Any
 
 from ...module_utils.common.errors import natural
 from ..text import MANY, listed, plural, wrap
-from .items import ADVISORY, ELSEWHERE, OK, RECOMMENDED, REQUIRED, SKIPPED, WRONG, Finding
-from .judge import FAILS, FINE, IMPROVABLE, RESULTS, UNREACHED, by_prepare, counted, result, todo, unknown
+from .items import ADVISORY, ELSEWHERE, OK, RECOMMENDED, REQUIRED, SKIPPED, WRONG, AuditFinding
+from .judge import (
+    FAILS,
+    FINE,
+    IMPROVABLE,
+    RESULTS,
+    UNREACHED,
+    by_prepare,
+    counted,
+    host_work,
+    result,
+    unknown,
+)
 
 WIDTH = 100
 COLUMNS = (("LEVEL", 11), ("ITEM", 33), ("FOUND", 30), ("FIX", 20))
 
 
 @dataclass(frozen=True)
-class Audited:
+class HostReport:
     """A host's findings and description ("8 MI300X, Debian 12"); `why` is set if the host was not reached."""
 
     name: str
     what: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
     why: str = ""
 
     @property
@@ -35,7 +46,7 @@ class Audited:
 class Report:
     """The whole fleet; differences as from audit.differences, bios as in catalog/host_items.yml."""
 
-    hosts: tuple[Audited, ...]
+    hosts: tuple[HostReport, ...]
     differences: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     bios: Sequence[Mapping[str, str]] = ()
 
@@ -49,7 +60,7 @@ class Report:
                     "result": host.result,
                     "is": host.what,
                     "why": host.why or None,
-                    "todo": todo(host.findings).to_json(),
+                    "todo": host_work(host.findings).to_json(),
                     "findings": [finding.to_json() for finding in host.findings],
                 }
                 for host in self.hosts
@@ -71,7 +82,7 @@ def text(report: Report, full: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _summary(hosts: Sequence[Audited]) -> str:
+def _summary(hosts: Sequence[HostReport]) -> str:
     words = {
         FAILS: "with required items wrong",
         IMPROVABLE: "with recommended items wrong",
@@ -83,7 +94,7 @@ def _summary(hosts: Sequence[Audited]) -> str:
     return f"Audit: {plural(len(hosts), 'host')}: {', '.join(parts)}."
 
 
-def verdict_text(hosts: Sequence[Audited]) -> str:
+def verdict_text(hosts: Sequence[HostReport]) -> str:
     """Return what is wrong, in one line; empty when no required item is."""
     failing = {host.name: [item.item.id for item in counted(host.findings, REQUIRED)] for host in hosts}
     failing = {name: ids for name, ids in failing.items() if ids}
@@ -92,41 +103,41 @@ def verdict_text(hosts: Sequence[Audited]) -> str:
     return "".join(f"Wrong on {name}: {', '.join(ids)}." for name, ids in failing.items())
 
 
-def _alike(hosts: Iterable[Audited]) -> list[list[Audited]]:
+def _alike(hosts: Iterable[HostReport]) -> list[list[HostReport]]:
     """Return the groups of hosts of the same kind in the same state."""
-    groups: dict[tuple[Any, ...], list[Audited]] = {}
+    groups: dict[tuple[Any, ...], list[HostReport]] = {}
     for host in hosts:
-        told = tuple((finding.item.id, finding.verdict) for finding in _told(host.findings))
-        key = (host.result, host.what, host.why, repr(told))
+        shown = tuple((finding.item.id, finding.verdict) for finding in _listed_findings(host.findings))
+        key = (host.result, host.what, host.why, repr(shown))
         groups.setdefault(key, []).append(host)
     return list(groups.values())
 
 
-def _told(findings: Iterable[Finding]) -> list[Finding]:
+def _listed_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Return the findings that get a line in the table, the worst first."""
     findings = tuple(findings)
     return counted(findings, REQUIRED) + counted(findings, RECOMMENDED) + unknown(findings)
 
 
-def _group(group: Sequence[Audited], full: bool) -> list[str]:
+def _group(group: Sequence[HostReport], full: bool) -> list[str]:
     host = group[0]
     lines = wrap(f"{listed([item.name for item in group])}: {host.why or host.what}", WIDTH, rest="  ")
     if host.why:
         return [f"{lines[0]}", *lines[1:]]
-    told = _told(host.findings)
-    if told:
+    parts = _listed_findings(host.findings)
+    if parts:
         lines.append(_row([title for title, _ in COLUMNS])[0])
     else:
         judged = sum(finding.status == OK for finding in host.findings)
         lines.append(f"  All {judged} checked items are correct.")
-    for finding in told:
+    for finding in parts:
         lines += _finding(finding)
     if full:
         lines += _explained(host.findings)
     return lines
 
 
-def _finding(finding: Finding) -> list[str]:
+def _finding(finding: AuditFinding) -> list[str]:
     wrong = finding.status == WRONG
     level = finding.item.level if wrong else "unknown"
     rows = _row([level, finding.item.title, finding.verdict.found, fix_word(finding) if wrong else ""])
@@ -138,7 +149,7 @@ def _finding(finding: Finding) -> list[str]:
     return rows
 
 
-def fix_word(finding: Finding) -> str:
+def fix_word(finding: AuditFinding) -> str:
     """Return the fix of a finding in two words."""
     how = next(iter(finding.fix))
     if finding.verdict.pending:
@@ -161,7 +172,7 @@ def _row(cells: Sequence[str]) -> list[str]:
     return rows
 
 
-def _explained(findings: Iterable[Finding]) -> list[str]:
+def _explained(findings: Iterable[AuditFinding]) -> list[str]:
     lines = ["  Every item:"]
     for finding in findings:
         head = f"{finding.item.title} ({finding.item.id}, {finding.item.level}): {finding.status}"
@@ -182,12 +193,12 @@ def _differences(report: Report) -> list[str]:
             value: listed(names) if len(names) <= MANY else f"{len(names)} hosts"
             for value, names in versions.items()
         }
-        told = "; ".join(f"{value} ({names})" for value, names in shown.items())
-        lines += wrap(f"{what}: {told}", WIDTH, "  ", "    ")
+        message = "; ".join(f"{value} ({names})" for value, names in shown.items())
+        lines += wrap(f"{what}: {message}", WIDTH, "  ", "    ")
     return ["", "Different between hosts", *lines] if lines else []
 
 
-def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
+def _notes(hosts: Sequence[HostReport], report: Report, full: bool) -> list[str]:
     """Return the notes: what was excluded, what could not be judged, and what to do next."""
     lines: list[str] = []
     reached = [host for host in hosts if not host.why]
@@ -208,17 +219,17 @@ def _notes(hosts: Sequence[Audited], report: Report, full: bool) -> list[str]:
     if full:
         lines += ["", "Settings to check in the BIOS, which Linux does not show"]
         for item in report.bios:
-            told = f"{item['setting']}: {item['value']} (see: {item['see']})"
-            lines += wrap(told, WIDTH, "  ", "    ")
+            message = f"{item['setting']}: {item['value']} (see: {item['see']})"
+            lines += wrap(message, WIDTH, "  ", "    ")
     elif report.bios and reached:
-        told = f"{len(report.bios)} BIOS settings are not visible from Linux; -e explain=true lists them"
-        lines += wrap(f"{told}, and the reason and source of every item.", WIDTH, rest="  ")
+        message = f"{len(report.bios)} BIOS settings are not visible from Linux; -e explain=true lists them"
+        lines += wrap(f"{message}, and the reason and source of every item.", WIDTH, rest="  ")
     lines += _next(reached)
     return ["", *lines] if lines else []
 
 
-def _next(hosts: Sequence[Audited]) -> list[str]:
-    work = {host.name: todo(host.findings) for host in hosts}
+def _next(hosts: Sequence[HostReport]) -> list[str]:
+    work = {host.name: host_work(host.findings) for host in hosts}
     change = [name for name, what in work.items() if what.anything]
     boot = [name for name, what in work.items() if what.reboot]
     if not change and not boot:
@@ -232,10 +243,10 @@ def _next(hosts: Sequence[Audited]) -> list[str]:
         limit = ""  # prepare.yml skips hosts without work
     lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
-        told = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
-        lines += wrap(told, WIDTH, "      ", "      ")
+        message = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
+        lines += wrap(message, WIDTH, "      ", "      ")
     return lines
 
 
-def _ids(findings: Iterable[Finding]) -> list[str]:
+def _ids(findings: Iterable[AuditFinding]) -> list[str]:
     return list(dict.fromkeys(finding.item.id for finding in findings))

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...module_utils.common.smoke_prompts import Reply, Smoke
+from ...module_utils.common.smoke_prompts import Reply, SmokeResult
 from ...module_utils.common.smoke_prompts import judge as judge_smoke
-from .verdict import OK, Rules, Speed, Window, judge, runs_of
+from .verdict import OK, CanaryTolerances, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1
 GARBAGE, BROKEN = "garbage", "broken"
@@ -33,7 +33,7 @@ class Baseline:
     identity: Mapping[str, Any] = field(default_factory=dict)
     endpoint: str = ""
     rounds: tuple[tuple[Reply, ...], ...] = ()
-    window: Window | None = None
+    window: Measurements | None = None
     reference: str = ""
     notes: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class Baseline:
             data["identity"],
             data["endpoint"],
             tuple(tuple(map(Reply.from_json, replies)) for replies in data["rounds"]),
-            Window.from_json(data["window"]) if data["window"] else None,
+            Measurements.from_json(data["window"]) if data["window"] else None,
             data["reference"],
             tuple(data["notes"]),
         )
@@ -72,7 +72,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CanaryVerdict:
     """The verdict on the new release. `more`: further runs that a final verdict needs; 0 if this one is final.
 
     `client`: the image to measure the new release with, {} for its own.
@@ -82,9 +82,9 @@ class Verdict:
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     more: int = 0
-    speed: Speed | None = None
-    smoke: Smoke | None = None
-    looks: tuple[Window, ...] = ()
+    speed: SpeedVerdict | None = None
+    smoke: SmokeResult | None = None
+    measurements: tuple[Measurements, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -122,7 +122,7 @@ def replies_of(smoke: Result) -> list[tuple[Reply, ...]]:
     return [tuple(map(Reply.from_json, replies)) for replies in smoke.get("rounds") or ()]
 
 
-def measured(bench: Result, name: str, reference: str) -> tuple[Window | None, str]:
+def measured(bench: Result, name: str, reference: str) -> tuple[Measurements | None, str]:
     """Return (the measurement, ""), or (None, why there is none)."""
     entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
     own = entries.get(name)
@@ -130,9 +130,10 @@ def measured(bench: Result, name: str, reference: str) -> tuple[Window | None, s
         return None, str(bench.get("msg") or "no benchmark was run")
     if own["error"]:
         return None, str(own["error"])
-    beside = entries.get(reference) if reference else None
-    return Window(
-        runs_of(own["results"]), runs_of(beside["results"]) if beside and not beside["error"] else None
+    reference_name = entries.get(reference) if reference else None
+    return Measurements(
+        runs_of(own["results"]),
+        runs_of(reference_name["results"]) if reference_name and not reference_name["error"] else None,
     ), ""
 
 
@@ -146,19 +147,23 @@ def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:
     return {"image": str(before.identity["image"]), "vllm": str(before.identity["vllm"])}
 
 
-def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Rules) -> Verdict:
+def judge_canary(
+    before: Baseline, smoke: Result, looks: Sequence[Result], rules: CanaryTolerances
+) -> CanaryVerdict:
     """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
     identity = smoke.get("instance") or {}
     if not identity:
-        return Verdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
+        return CanaryVerdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
     same_model, same_size, other = _differences(before.identity, identity)
     warnings = [*before.notes, *other]
     now = next(iter(replies_of(smoke)), ())
     cause = f" {smoke['cause']}" if smoke.get("cause") else ""
     if before.empty:
         if now and all(reply.error for reply in now):
-            return Verdict(BROKEN, (f"no prompt got an answer: {now[0].error}{cause}",), tuple(warnings))
-        return Verdict(OK, ("there is no old instance to compare it with",), tuple(warnings))
+            return CanaryVerdict(
+                BROKEN, (f"no prompt got an answer: {now[0].error}{cause}",), tuple(warnings)
+            )
+        return CanaryVerdict(OK, ("there is no old instance to compare it with",), tuple(warnings))
     answers = None
     reasons = []
     if before.rounds and now:
@@ -170,49 +175,49 @@ def conclude(before: Baseline, smoke: Result, looks: Sequence[Result], rules: Ru
             (GARBAGE, answers.garbage),
         ):
             if why:
-                return Verdict(kind, (why,), tuple(warnings), smoke=answers)
-        if answers.with_old is not None:
-            reasons.append(f"{answers.with_old:.0%} of the answers begin like the old release's")
+                return CanaryVerdict(kind, (why,), tuple(warnings), smoke=answers)
+        if answers.agreement is not None:
+            reasons.append(f"{answers.agreement:.0%} of the answers begin like the old release's")
     elif before.rounds:
         why = str(smoke.get("note") or smoke.get("msg") or "it got no prompts")
-        return Verdict(BROKEN, (f"{why}, but the old instance answered",), tuple(warnings))
+        return CanaryVerdict(BROKEN, (f"{why}, but the old instance answered",), tuple(warnings))
     if before.window is None:
-        return Verdict(OK, (*reasons, "its speed was not compared"), tuple(warnings), smoke=answers)
+        return CanaryVerdict(OK, (*reasons, "its speed was not compared"), tuple(warnings), smoke=answers)
     if not looks:
-        return Verdict(OK, tuple(reasons), tuple(warnings), rules.runs, smoke=answers)
+        return CanaryVerdict(OK, tuple(reasons), tuple(warnings), rules.runs, smoke=answers)
     name = str(identity["name"])
-    windows: list[Window] = []
+    windows: list[Measurements] = []
     for bench in looks:
         window, problem = measured(bench, name, before.reference)
         if window is None:
-            return Verdict(
+            return CanaryVerdict(
                 BROKEN, (f"it could not be measured: {problem}",), tuple(warnings), smoke=answers,
-                looks=tuple(windows),
+                measurements=tuple(windows),
             )  # fmt: skip
         windows.append(window)
-    speed = judge(before.window, windows, rules)
+    speed = judge_speed(before.window, windows, rules)
     warnings += speed.warnings
-    told = [item.text() for item in speed.comparisons if item.state != OK] or [
+    lines = [item.text() for item in speed.comparisons if item.state != OK] or [
         item.text() for item in speed.comparisons if item.metric.decides
     ]
     state = speed.state
     if not same_size and state != OK:
         state = OK
         warnings.append("slower, but ignored, because the model or the number of GPUs changed")
-    reasons = [*reasons, *told] if state == OK else told
+    reasons = [*reasons, *lines] if state == OK else lines
     more = speed.more if same_size else 0
-    return Verdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))
+    return CanaryVerdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[bool, bool, list[str]]:
     """Return (whether answers should agree, whether speeds should agree, the intended differences)."""
     if not old:
         return False, False, []
-    told = [
+    lines = [
         f"another {what}: {old.get(key)} → {new.get(key)}"
         for key, what in (("model", "model"), ("commit", "commit of the model"), ("gpus", "number of GPUs"))
         if old.get(key) != new.get(key)
     ]
     same_model = (old.get("model"), old.get("commit")) == (new.get("model"), new.get("commit"))
     same_size = (old.get("model"), old.get("gpus")) == (new.get("model"), new.get("gpus"))
-    return same_model, same_size, told
+    return same_model, same_size, lines

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text import wrap
-from .evidence import Baseline, Verdict
+from .evidence import Baseline, CanaryVerdict
 from .statistics import LEVEL
-from .verdict import INSTEAD, METRICS, Metric, Rules
+from .verdict import FALLBACK_METRIC, METRICS, CanaryTolerances, Metric
 
 SCHEMA = 1
 _WIDTH = 110
@@ -19,7 +19,7 @@ _ANSWER = 88  # maximum characters of an answer in the text; canary.json has all
 
 
 @dataclass(frozen=True)
-class Case:
+class CanaryReport:
     """A canary: its host and instance, and the results. `made`: time in UTC; `change`: what the release changes."""
 
     run: str
@@ -28,8 +28,8 @@ class Case:
     change: str
     new: Mapping[str, Any]
     before: Baseline
-    verdict: Verdict
-    rules: Rules
+    verdict: CanaryVerdict
+    rules: CanaryTolerances
 
 
 def new_identity(smoke: Mapping[str, Any], instance: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,7 +38,7 @@ def new_identity(smoke: Mapping[str, Any], instance: Mapping[str, Any]) -> Mappi
     return found or {key: str(instance.get(key) or "") for key in _IDENTITY}
 
 
-def to_json(case: Case) -> dict[str, Any]:
+def to_json(case: CanaryReport) -> dict[str, Any]:
     """Return the content of canary.json."""
     verdict, smoke = case.verdict, case.verdict.smoke
     return {
@@ -55,9 +55,9 @@ def to_json(case: Case) -> dict[str, Any]:
         "rules": case.rules.to_json(),
         "reference": case.before.reference,
         "before": case.before.window.to_json() if case.before.window else None,
-        "after": [window.to_json() for window in verdict.looks],
+        "after": [window.to_json() for window in verdict.measurements],
         "comparisons": [item.to_json() for item in (verdict.speed.comparisons if verdict.speed else ())],
-        "agreement": {"with_itself": smoke.with_itself, "with_old": smoke.with_old} if smoke else None,
+        "agreement": {"with_itself": smoke.self_agreement, "with_old": smoke.agreement} if smoke else None,
         "prompts": [
             {
                 "prompt": row.prompt.text,
@@ -70,7 +70,7 @@ def to_json(case: Case) -> dict[str, Any]:
     }
 
 
-def text(case: Case) -> str:
+def text(case: CanaryReport) -> str:
     """Return the content of canary.txt."""
     verdict, old, new = case.verdict, case.before.identity, case.new
     lines = [f"Canary {new.get('name') or '?'} on {case.host}, {case.made}"]
@@ -82,21 +82,21 @@ def text(case: Case) -> str:
     for label, who in (("old", old), ("new", new)):
         what = ", ".join(str(who[key]) for key in ("image", "model", "commit") if who.get(key))
         lines.append(f"{label}  {what or 'none'}")
-    if verdict.looks and case.before.window:
+    if verdict.measurements and case.before.window:
         lines += ["", *_numbers(case)]
     if verdict.smoke:
         lines += ["", *_prompts(case)]
     return "\n".join(lines) + "\n"
 
 
-def _numbers(case: Case) -> list[str]:
-    windows = [("old", case.before.window), *zip(("new", "new, again"), case.verdict.looks)]
+def _numbers(case: CanaryReport) -> list[str]:
+    windows = [("old", case.before.window), *zip(("new", "new, again"), case.verdict.measurements)]
     shown = [window for _, window in windows if window]
     found = [
         metric
-        for metric in (*METRICS, INSTEAD)
+        for metric in (*METRICS, FALLBACK_METRIC)
         if all(window.own.get(metric.key) for window in shown)
-        and (metric is not INSTEAD or not all(window.own.get(METRICS[0].key) for window in shown))
+        and (metric is not FALLBACK_METRIC or not all(window.own.get(METRICS[0].key) for window in shown))
     ]
     lines = ["Runs of vllm bench serve, by the same client"]
     for metric in found:
@@ -122,26 +122,26 @@ def _row(metric: Metric, runs: Mapping[str, Sequence[float]]) -> str:
     return "  ".join(f"{value:9.1f}" if value < 1e5 else f"{value:9.0f}" for value in values)
 
 
-def _prompts(case: Case) -> list[str]:
+def _prompts(case: CanaryReport) -> list[str]:
     smoke = case.verdict.smoke
     assert smoke is not None
     differ = [row for row in smoke.rows if row.wrong or row.old != row.new]
-    told = []
-    if smoke.with_itself is not None:
-        told.append(f"the old release began alike both times on {smoke.with_itself:.0%}")
-    if smoke.with_old is not None:
-        told.append(f"the new release began like the old one on {smoke.with_old:.0%}")
-    lines = [f"{len(smoke.rows)} prompts, {len(differ)} with other answers; {', '.join(told)}"]
+    listed = []
+    if smoke.self_agreement is not None:
+        listed.append(f"the old release began alike both times on {smoke.self_agreement:.0%}")
+    if smoke.agreement is not None:
+        listed.append(f"the new release began like the old one on {smoke.agreement:.0%}")
+    lines = [f"{len(smoke.rows)} prompts, {len(differ)} with other answers; {', '.join(listed)}"]
     for row in differ:
         lines.append(f"  {_one_line(row.prompt.text)}" + (f"   [{row.wrong}]" if row.wrong else ""))
         lines += [
-            f"    {label}  {_said(reply.text, reply.error)}"
+            f"    {label}  {_format_answer(reply.text, reply.error)}"
             for label, reply in (("old", row.old), ("new", row.new))
         ]
     return lines
 
 
-def _said(said: str, error: str) -> str:
+def _format_answer(said: str, error: str) -> str:
     return f"({error[:_ANSWER]})" if error else _one_line(said)
 
 

@@ -16,12 +16,12 @@ from functools import cache
 
 LEVEL = 0.95
 """Probability that an interval contains the true shift."""
-FEWEST = 4
+MIN_RUNS = 4
 """Minimum of runs on each side: with three, no order of the runs is rare enough for an interval of this level."""
 
 
 @dataclass(frozen=True)
-class Shift:
+class Estimate:
     """New against old, in the unit of the samples; low and high are infinite if there are too few runs."""
 
     estimate: float
@@ -29,7 +29,7 @@ class Shift:
     high: float
 
 
-def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
+def shift(old: Sequence[float], new: Sequence[float]) -> Estimate:
     """Return the shift from `old` to `new`. Raise ValueError if one of them is empty."""
     if not old or not new:
         raise ValueError("a shift needs runs on both sides")
@@ -37,8 +37,8 @@ def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
     estimate = statistics.median(differences)
     rank = _rank(len(old), len(new))
     if not rank:
-        return Shift(estimate, -math.inf, math.inf)
-    return Shift(estimate, differences[rank - 1], differences[-rank])
+        return Estimate(estimate, -math.inf, math.inf)
+    return Estimate(estimate, differences[rank - 1], differences[-rank])
 
 
 @cache

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.bench_metrics import ResultError, normalise
-from .statistics import FEWEST, shift
+from .statistics import MIN_RUNS, shift
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
 Runs = Mapping[str, Sequence[float]]
@@ -43,7 +43,7 @@ METRICS = (
     Metric("median_ttft_ms", "TTFT", "ms", False, False, 20.0),
     Metric("median_tpot_ms", "TPOT", "ms", False, False, 2.0),
 )
-INSTEAD = Metric("request_throughput", "request throughput", "requests/s", True, True)
+FALLBACK_METRIC = Metric("request_throughput", "request throughput", "requests/s", True, True)
 """The deciding metric of models that generate nothing: they embed or classify."""
 
 
@@ -52,7 +52,7 @@ class CanaryError(Exception):
 
 
 @dataclass(frozen=True)
-class Rules:
+class CanaryTolerances:
     """The accepted changes, in percent: of throughput, and of the medians of TTFT and TPOT."""
 
     tolerance: float
@@ -73,13 +73,13 @@ class Rules:
     def more(self) -> int:
         """Return the number of runs of a second look; 0 if there is none."""
         left = self.max_runs - self.runs
-        return left if left >= FEWEST else 0
+        return left if left >= MIN_RUNS else 0
 
     def wrong(self) -> tuple[tuple[str, str], ...]:
         """Return variables with invalid values, and why they are invalid."""
         found = []
-        if self.runs < FEWEST:
-            found.append(("canary_runs", f"is {self.runs}: fewer than {FEWEST} runs prove nothing."))
+        if self.runs < MIN_RUNS:
+            found.append(("canary_runs", f"is {self.runs}: fewer than {MIN_RUNS} runs prove nothing."))
         if self.max_runs < self.runs:
             found.append(("canary_max_runs", f"is {self.max_runs}, less than canary_runs ({self.runs})."))
         for name, value, most in (
@@ -97,14 +97,14 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Window:
+class Measurements:
     """The measurements of one time window: of the instance, and of the reference (None if there was none)."""
 
     own: Runs
     reference: Runs | None = None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Window:
+    def from_json(cls, data: Mapping[str, Any]) -> Measurements:
         return cls(data["own"], data.get("reference"))
 
     def to_json(self) -> dict[str, Any]:
@@ -146,16 +146,16 @@ class Comparison:
         more = self.change > 0
         words = ("more", "less") if self.metric.more_is_better else ("longer", "shorter")
         word = words[0] if more else words[1]
-        told = f"{_percent(abs(self.change))} {word} {self.metric.label}"
+        text = f"{_percent(abs(self.change))} {word} {self.metric.label}"
         if math.isfinite(self.low) and math.isfinite(self.high):
             sign = 1 if more else -1
             ends = sorted((sign * self.low, sign * self.high))
-            told += f" (interval {ends[0] * 100:.0f} to {_percent(ends[1])})"
-        return f"{told}, tolerance {self.tolerance:g} %"
+            text += f" (interval {ends[0] * 100:.0f} to {_percent(ends[1])})"
+        return f"{text}, tolerance {self.tolerance:g} %"
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedVerdict:
     """The outcome. `more`: further runs that a final verdict needs; 0 if it is final."""
 
     state: str
@@ -172,36 +172,36 @@ def runs_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
             metrics = normalise("serve", raw)
         except ResultError:
             continue
-        for key in (*(metric.key for metric in METRICS), INSTEAD.key):
+        for key in (*(metric.key for metric in METRICS), FALLBACK_METRIC.key):
             value = metrics.get(key)
             if isinstance(value, (int, float)) and value > 0:
                 found.setdefault(key, []).append(float(value))
     return found
 
 
-def judge(before: Window, looks: Sequence[Window], rules: Rules) -> Speed:
+def judge_speed(before: Measurements, looks: Sequence[Measurements], rules: CanaryTolerances) -> SpeedVerdict:
     """Judge the new release's runs, of one look or two, against the old one's. Raise ValueError without a look."""
     if not looks:
         raise ValueError("there is nothing to judge yet")
     first = compare(before, looks[0], rules)
     state = _worst(first)
     if not first:
-        return Speed(OK, (), ("the runs have no numbers that can be compared",))
+        return SpeedVerdict(OK, (), ("the runs have no numbers that can be compared",))
     if len(looks) == 1:
         if state == OK:
-            return Speed(OK, first)
-        return Speed(state, first, more=rules.more) if rules.more else _final(first)
+            return SpeedVerdict(OK, first)
+        return SpeedVerdict(state, first, more=rules.more) if rules.more else _final(first)
     second = compare(before, looks[1], rules)
     if not second:
         return _final(first)
     final = _final(second)
     if state == SLOWER and final.state == OK:
         what = f"the first {looks[0].runs} runs were slower, the {looks[1].runs} after them were not"
-        return Speed(OK, second, (*final.warnings, f"{what}: the first ones were probably disturbed"))
+        return SpeedVerdict(OK, second, (*final.warnings, f"{what}: the first ones were probably disturbed"))
     return final
 
 
-def _final(comparisons: tuple[Comparison, ...]) -> Speed:
+def _final(comparisons: tuple[Comparison, ...]) -> SpeedVerdict:
     """Decide without further runs: undecided metrics are decided by their medians.
 
     If the interval contains a change of zero, the median must exceed twice the tolerance: otherwise noise alone would
@@ -209,13 +209,13 @@ def _final(comparisons: tuple[Comparison, ...]) -> Speed:
     """
     state = _worst(comparisons)
     if state != UNDECIDED:
-        return Speed(state, comparisons)
-    told = next(item for item in comparisons if item.state == UNDECIDED)
-    least = min(_slowdown(told.metric, value) for value in (told.low, told.high))
-    limit = told.tolerance / 100 * (1 if least > 0 else 2)
-    state = SLOWER if _slowdown(told.metric, told.change) > limit else OK
-    return Speed(
-        state, comparisons, (f"decided by the median, because the runs differ too much: {told.text()}",)
+        return SpeedVerdict(state, comparisons)
+    reported = next(item for item in comparisons if item.state == UNDECIDED)
+    least = min(_slowdown(reported.metric, value) for value in (reported.low, reported.high))
+    limit = reported.tolerance / 100 * (1 if least > 0 else 2)
+    state = SLOWER if _slowdown(reported.metric, reported.change) > limit else OK
+    return SpeedVerdict(
+        state, comparisons, (f"decided by the median, because the runs differ too much: {reported.text()}",)
     )
 
 
@@ -224,24 +224,28 @@ def _worst(comparisons: Sequence[Comparison]) -> str:
     return next((state for state in (SLOWER, UNDECIDED) if state in states), OK)
 
 
-def compare(before: Window, after: Window, rules: Rules) -> tuple[Comparison, ...]:
+def compare(before: Measurements, after: Measurements, rules: CanaryTolerances) -> tuple[Comparison, ...]:
     """Compare each metric that both windows have."""
     found = []
     for metric in METRICS:
         if _both(metric, before, after):
             found.append(_compare(metric, before, after, rules))
-        elif metric.decides and _both(INSTEAD, before, after):
-            found.append(_compare(INSTEAD, before, after, rules))
+        elif metric.decides and _both(FALLBACK_METRIC, before, after):
+            found.append(_compare(FALLBACK_METRIC, before, after, rules))
     return tuple(found)
 
 
-def _both(metric: Metric, before: Window, after: Window) -> bool:
+def _both(metric: Metric, before: Measurements, after: Measurements) -> bool:
     return bool(before.own.get(metric.key) and after.own.get(metric.key))
 
 
-def _compare(metric: Metric, before: Window, after: Window, rules: Rules) -> Comparison:
+def _compare(
+    metric: Metric, before: Measurements, after: Measurements, rules: CanaryTolerances
+) -> Comparison:
     old, new = before.own[metric.key], after.own[metric.key]
-    effect = shift(*(_logs(metric.key, window, referred(before, after)) for window in (before, after)))
+    effect = shift(
+        *(_logs(metric.key, window, relative_to_reference(before, after)) for window in (before, after))
+    )
     change, low, high = (math.expm1(value) for value in (effect.estimate, effect.low, effect.high))
     medians = statistics.median(old), statistics.median(new)
     tolerance = rules.tolerance if metric.decides else rules.latency_tolerance
@@ -256,23 +260,23 @@ def _compare(metric: Metric, before: Window, after: Window, rules: Rules) -> Com
     return Comparison(metric, *medians, change, low, high, state, tolerance)
 
 
-def referred(before: Window, after: Window) -> bool:
+def relative_to_reference(before: Measurements, after: Measurements) -> bool:
     """Return whether enough runs of a reference were measured in both windows."""
     key = METRICS[0].key
     return all(
         window.reference is not None
-        and len(window.reference.get(key) or window.reference.get(INSTEAD.key, ())) >= FEWEST
+        and len(window.reference.get(key) or window.reference.get(FALLBACK_METRIC.key, ())) >= MIN_RUNS
         for window in (before, after)
     )
 
 
-def _logs(key: str, window: Window, reference: bool) -> list[float]:
+def _logs(key: str, window: Measurements, reference: bool) -> list[float]:
     own = [math.log(value) for value in window.own[key]]
-    beside = (window.reference or {}).get(key) if reference else None
-    if not beside:
+    reference_name = (window.reference or {}).get(key) if reference else None
+    if not reference_name:
         return own
     # Runs with the same number ran at about the same time.
-    return [value - math.log(other) for value, other in zip(own, beside)]
+    return [value - math.log(other) for value, other in zip(own, reference_name)]
 
 
 def _slowdown(metric: Metric, change: float) -> float:

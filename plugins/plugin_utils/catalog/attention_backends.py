@@ -179,7 +179,7 @@ def check_named(backends: Backends, name: str) -> Finding | None:
     others = {text for rule in backends._spans(backends.data["others"]) for text in rule["names"]}
     if by is None or name.upper() in {"AUTO", *backends.names(), *others}:
         return None
-    what = f"{name} is no attention backend of vLLM {backends.release.asked} on ROCm"
+    what = f"{name} is no attention backend of vLLM {backends.release.requested} on ROCm"
     fix = f"Use one of {', '.join(backends.names())}, or leave it out."
     return Finding(by, BAD_CHOICE, what, fix, "vllm-rocm-platform", backends.release.exact)
 

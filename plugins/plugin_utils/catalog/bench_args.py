@@ -199,7 +199,7 @@ def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, valu
     starts += [form["since"] for form in forms if "since" in form]
     order, index = table.line.order, table.release.index
     coming = sorted((order[since], since) for since in starts if order[since] > index)
-    what = f"{token(value)} cannot be expressed with vLLM {table.release.asked}'s client"
+    what = f"{token(value)} cannot be expressed with vLLM {table.release.requested}'s client"
     if coming:
         what += f"; it can from {coming[0][1]} on"
     status = NOT_YET if coming else GONE

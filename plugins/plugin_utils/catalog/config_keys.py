@@ -66,7 +66,7 @@ class ConfigKeys:
         return first
 
     def _absent(self, name: str, key: str, place: str, fields: Mapping[str, str]) -> Finding:
-        version, index = self.release.asked, self.release.index
+        version, index = self.release.requested, self.release.index
         strict = self.refuses(name)
         status, what = UNKNOWN, f"is no key of {name} in vLLM {version}"
         entry = self.classes[name]["fields"].get(key)
@@ -92,5 +92,5 @@ class ConfigKeys:
         choices = [item.strip().strip("'\"") for item in literal[1].split(",")]
         if str(value) in choices:
             return None
-        what = f"{value!r} is not valid in vLLM {self.release.asked}"
+        what = f"{value!r} is not valid in vLLM {self.release.requested}"
         return Finding(place, BAD_CHOICE, what, suggest(value, choices), "", self.release.exact)

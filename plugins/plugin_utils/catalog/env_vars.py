@@ -19,7 +19,7 @@ PREFIX = "VLLM_"
 
 
 @dataclass(frozen=True)
-class Variable:
+class EnvVariable:
     """A variable of one release.
 
     type: flag ("1" and "true" are true, anything else is silently false), int_bool (an integer; anything else stops
@@ -42,7 +42,7 @@ class EnvTable:
     """
 
     release: Release
-    variables: Mapping[str, Variable]
+    variables: Mapping[str, EnvVariable]
     runtime: Mapping[str, Mapping[str, Any]]
     replacements: Replacements
     flags: frozenset[str]
@@ -77,7 +77,7 @@ def env_table(
     for name, entry in data["variables"].items():
         if line.within(entry["present"], index):
             choices = value(entry, "choices")
-            variables[name] = Variable(
+            variables[name] = EnvVariable(
                 name,
                 value(entry, "type"),
                 value(entry, "default"),
@@ -104,7 +104,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
         status = BAD_CHOICE if variable.choices else BAD_VALUE
         return Finding(name, status, refused, _text_help(variable), "", table.release.exact)
     if variable.unused or (entry and table.line.within(entry.no_effect, table.release.index)):
-        what = f"is not read by vLLM {table.release.asked}"
+        what = f"is not read by vLLM {table.release.requested}"
         fix = entry.advice(table.names, table.release) if entry else "Remove it."
         return Finding(name, NO_EFFECT, what, fix, entry.source if entry else "", harmless=True)
     doubt = _doubt(variable, value)
@@ -113,7 +113,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
     )
 
 
-def refusal(variable: Variable, value: str) -> str:
+def refusal(variable: EnvVariable, value: str) -> str:
     """Return why vLLM would not start with this value; empty if it would."""
     if variable.type in ("int", "int_bool", "float"):
         convert = float if variable.type == "float" else int
@@ -130,7 +130,7 @@ def refusal(variable: Variable, value: str) -> str:
     return ""
 
 
-def _doubt(variable: Variable, value: str) -> str:
+def _doubt(variable: EnvVariable, value: str) -> str:
     """Return why an accepted value is probably a mistake; empty if it is plausible."""
     text = value.lower()
     true = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(variable.type)
@@ -140,7 +140,7 @@ def _doubt(variable: Variable, value: str) -> str:
     return f"{value!r} is read as false"
 
 
-def _text_help(variable: Variable) -> str:
+def _text_help(variable: EnvVariable) -> str:
     if variable.choices:
         return f"Valid: {', '.join(variable.choices)}."
     return {
@@ -167,7 +167,7 @@ def _runtime(table: EnvTable, name: str, value: str) -> Finding:
 
 def _absent(table: EnvTable, name: str) -> Finding:
     history = table.ever.get(name)
-    version, index = table.release.asked, table.release.index
+    version, index = table.release.requested, table.release.index
     entry = table.replacements.variable(name)
     if history is not None:
         spans = history["present"]

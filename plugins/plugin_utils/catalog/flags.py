@@ -224,7 +224,7 @@ def _value_help(flag: Flag) -> str:
 
 def _bad_choice(table: FlagTable, flag: Flag, value: Value) -> Finding:
     choices = [item for item in flag.choices or () if item is not None]
-    what = f"{value!r} is not valid in vLLM {table.release.asked}"
+    what = f"{value!r} is not valid in vLLM {table.release.requested}"
     history = table.ever[flag.name].get("choices", ())
     when = [since for since, listed in history if listed is not None and value in listed]
     later = [since for since in when if table.line.order[since] > table.release.index]
@@ -265,12 +265,12 @@ def absent(table: FlagTable, option: str) -> Finding:
         fix = (
             f"Did you mean {near.replace('-', '_')}?" if near else "See `vllm serve --help=all` of the image."
         )
-        what = f"is no flag of vLLM {table.release.asked}, nor of any other release in the catalogue"
+        what = f"is no flag of vLLM {table.release.requested}, nor of any other release in the catalogue"
         return Finding(option, UNKNOWN, what, fix, "", table.release.exact)
     name, spans = known
     index = table.release.index
     entry = table.replacements.flag(name)
-    version = table.release.asked
+    version = table.release.requested
     coming = [since for since, _ in spans if table.line.order[since] > index]
     ended = [until for _, until in spans if until is not None and table.line.order[until] <= index]
     if ended:

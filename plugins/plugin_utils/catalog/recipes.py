@@ -60,7 +60,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecipeEntry:
     """One rule of a recipe: settings or a text, the conditions, the reason and its source.
 
     needs and unless: values of other settings that the rule requires or excludes.
@@ -84,13 +84,13 @@ class Recipe:
     name: str
     title: str
     match: Mapping[str, Any]
-    settings: tuple[Entry, ...]
-    rules: tuple[Entry, ...]
+    settings: tuple[RecipeEntry, ...]
+    rules: tuple[RecipeEntry, ...]
     pairs: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecipeChoice:
     """A recommended setting: its value, the reason, the source, and the value of a less specific recipe."""
 
     setting: str
@@ -98,7 +98,7 @@ class Choice:
     reason: str
     source: str
     recipe: str
-    overridden: tuple[Choice, ...] = ()
+    overridden: tuple[RecipeChoice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Selection:
+class RecipeSelection:
     """The chosen settings by name, and the advice."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[RecipeChoice, ...]
     advice: tuple[Advice, ...]
 
 
@@ -138,7 +138,7 @@ def parse_recipe(data: Mapping[str, Any]) -> Recipe:
         title=data["title"],
         match=data["match"],
         settings=tuple(
-            Entry(
+            RecipeEntry(
                 name,
                 item["when"],
                 item.get("with", {}),
@@ -149,7 +149,7 @@ def parse_recipe(data: Mapping[str, Any]) -> Recipe:
             for item in data.get("settings", ())
         ),
         rules=tuple(
-            Entry(
+            RecipeEntry(
                 name,
                 item.get("when", {}),
                 item.get("with", {}),
@@ -242,9 +242,9 @@ _CONDITIONS: Mapping[str, Any] = {
 }
 
 
-def select(
+def select_recipes(
     recipes: Sequence[Recipe], model: ModelFacts, context: Context, given: Mapping[str, Value] | None = None
-) -> Selection:
+) -> RecipeSelection:
     """Return the recommended settings, in the order of their names' first appearance, and the advice.
 
     `given` are settings that the operator has decided: they are not chosen again, and conditions on other settings
@@ -252,7 +252,7 @@ def select(
     entry.
     """
     decided = dict(given or {})
-    ranked: dict[str, list[tuple[tuple[int, int, int], Choice]]] = {}
+    ranked: dict[str, list[tuple[tuple[int, int, int], RecipeChoice]]] = {}
     fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
     entries = [
         (level, number, entry)
@@ -269,7 +269,7 @@ def select(
                 rank = (level, len(entry.when) + len(entry.needs), number)
                 for name, value in entry.settings.items():
                     if name not in decided:
-                        choice = Choice(name, value, entry.reason, entry.source, entry.recipe)
+                        choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
                         ranked.setdefault(name, []).append((rank, choice))
     choices = tuple(_winner(items) for items in ranked.values())
     known = {**{choice.setting: choice.value for choice in choices}, **decided}
@@ -282,7 +282,7 @@ def select(
         and _agrees(entry.needs, known)
         and not (entry.unless and _agrees(entry.unless, known))
     )
-    return Selection(choices, advice)
+    return RecipeSelection(choices, advice)
 
 
 def statement(recipes: Sequence[Recipe], name: str) -> Advice:
@@ -298,11 +298,11 @@ def _agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) ->
     return all(name in known and known[name] in values for name, values in needs.items())
 
 
-def _winner(items: Sequence[tuple[tuple[int, int, int], Choice]]) -> Choice:
+def _winner(items: Sequence[tuple[tuple[int, int, int], RecipeChoice]]) -> RecipeChoice:
     ordered = [choice for _, choice in sorted(items, key=lambda item: item[0], reverse=True)]
     first = ordered[0]
     others = tuple(choice for choice in ordered[1:] if choice.value != first.value)
-    return Choice(first.setting, first.value, first.reason, first.source, first.recipe, others)
+    return RecipeChoice(first.setting, first.value, first.reason, first.source, first.recipe, others)
 
 
 def speculative_pairs(

@@ -16,7 +16,9 @@ from .settings import PLACE, SettingsBook, env_text, put, wrong_value
 _FALSE = ("0", "false", "no", "off", "")
 
 
-def recognise(book: SettingsBook, args: Mapping[str, Value], env: Mapping[str, str]) -> dict[str, Value]:
+def recognize_settings(
+    book: SettingsBook, args: Mapping[str, Value], env: Mapping[str, str]
+) -> dict[str, Value]:
     """Return the settings that these flags ("--name" → value) and variables decide.
 
     A setting with several flags counts only if all of them are given, with the values that the setting would produce.

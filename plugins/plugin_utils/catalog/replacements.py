@@ -30,7 +30,7 @@ class Replacement:
         usable = [name for name in self.use if name in available]
         if usable:
             return f"Use {usable[0]}. {self.note}".strip()
-        return self.note or f"Remove it; vLLM {release.asked} has no replacement for it."
+        return self.note or f"Remove it; vLLM {release.requested} has no replacement for it."
 
 
 @dataclass(frozen=True)

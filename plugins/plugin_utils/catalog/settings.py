@@ -191,7 +191,7 @@ def _inexpressible(book: SettingsBook, name: str, setting: Mapping[str, Any], va
 
 
 def _when(book: SettingsBook, spans: Sequence[Sequence[Any]], what: str) -> tuple[str, str]:
-    order, index, version = book.line.order, book.release.index, book.release.asked
+    order, index, version = book.line.order, book.release.index, book.release.requested
     coming = sorted((order[since], since) for since, _ in spans if since and order[since] > index)
     ended = sorted((order[end], end) for _, end in spans if end and order[end] <= index)
     if coming:

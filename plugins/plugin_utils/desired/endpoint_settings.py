@@ -92,11 +92,11 @@ class BalancerSettings:
 
 
 @dataclass(frozen=True)
-class SeenBalancer:
+class ObservedBalancer:
     """What was observed of a load balancer on its host.
 
-    config: its balancer.json. out: drained servers, by "backend/server". applied: the hash of the configuration that
-    the running HAProxy loaded last.
+    config: its balancer.json. drained: drained servers, by "backend/server". applied: the hash of the configuration
+    that the running HAProxy loaded last.
     """
 
     installed: bool = False
@@ -105,10 +105,10 @@ class SeenBalancer:
     files: Mapping[str, str] = field(default_factory=dict)
     applied: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    drained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> SeenBalancer:
+    def from_json(cls, state: Mapping[str, Any]) -> ObservedBalancer:
         """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
         found = state["balancer"]
         return cls(
@@ -118,7 +118,7 @@ class SeenBalancer:
             files=dict(found["files"]),
             applied=str(found["applied"] or ""),
             config=dict(found["config"] or {}),
-            out=dict(found["out"] or {}),
+            drained=dict(found["out"] or {}),
         )
 
 
@@ -126,14 +126,14 @@ class SeenBalancer:
 class BalancerHost:
     """A host of the group load_balancer.
 
-    seen: None if the host was not observed. absent: why the host is not part of this run. interfaces: names of its
+    observed: None if the host was not observed. absent: why the host is not part of this run. interfaces: names of its
     network interfaces, each with its addresses.
     """
 
     name: str
     address: str
     settings: BalancerSettings
-    seen: SeenBalancer | None = None
+    observed: ObservedBalancer | None = None
     os_id: str = ""
     absent: str = ""
     interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -214,10 +214,10 @@ def balancer_host(
 ) -> tuple[BalancerHost, tuple[Problem, ...]]:
     """Return a host of the group from its raw data, and its problems."""
     settings, address, problems = parse_balancer(variables, name)
-    seen, os_id, interfaces = None, "", {}
+    observed, os_id, interfaces = None, "", {}
     if state is not None:
         try:
-            seen, os_id = SeenBalancer.from_json(state), str(state["os"].get("id") or "")
+            observed, os_id = ObservedBalancer.from_json(state), str(state["os"].get("id") or "")
             interfaces = {
                 str(item["name"]): tuple(map(str, item.get("addresses") or ()))
                 for item in state.get("interfaces") or ()
@@ -226,4 +226,4 @@ def balancer_host(
             what = f"its node_state cannot be read: {error!r}."
             problems = (*problems, Problem((), what, "Observe again with this version of the toolkit."))
     named = tuple(replace(problem, hosts=(name,)) for problem in problems)
-    return BalancerHost(name, address, settings, seen, os_id, absent, interfaces), named
+    return BalancerHost(name, address, settings, observed, os_id, absent, interfaces), named

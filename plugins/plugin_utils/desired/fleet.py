@@ -13,7 +13,7 @@ from ...module_utils.common.hashing import canonical
 from ..catalog.gpus import GpuCatalog
 from .deployment import Deployment, parse_deployments
 from .endpoint_settings import GROUP as BALANCERS
-from .gpu_clean import aside
+from .gpu_health import quarantine_reason
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
 from .node_state import NodeState
 
@@ -115,7 +115,7 @@ def build_fleet(
                 fix = "It comes from another version of this toolkit, or is damaged: observe again."
                 problems.append(Problem((), what, fix, (name,)))
                 continue
-            why = aside(state, settings.clean)
+            why = quarantine_reason(state, settings.clean)
             if why:
                 unreachable.append((name, why))
                 continue

@@ -9,11 +9,11 @@ from typing import Any
 
 from ...module_utils.common.generations import History
 from ...module_utils.common.image_ref import ImageSoftware
-from ...module_utils.observe.supervisor import Supervised
+from ...module_utils.observe.supervisor import SupervisorState
 
 
 @dataclass(frozen=True)
-class Partition:
+class ObservedPartition:
     """One logical GPU as the driver currently provides it."""
 
     render_minor: int | None
@@ -21,7 +21,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ObservedGpu:
     """One physical GPU; GPUs are ordered by PCI address."""
 
     index: int
@@ -31,7 +31,7 @@ class Gpu:
     compute: str | None
     available_compute: tuple[str, ...]
     memory: str | None
-    partitions: tuple[Partition, ...]
+    partitions: tuple[ObservedPartition, ...]
     numa_node: int | None = None
     available_memory: tuple[str, ...] = ()
     # Momentary values: hosts that differ only in them are equal for the planner.
@@ -60,7 +60,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Weights:
+class CachedWeights:
     """A snapshot of a model in one of the node's hub caches."""
 
     cache_dir: str
@@ -74,7 +74,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Fetching:
+class PartialDownload:
     """The content of a cache for a repository without a finished download."""
 
     cache_dir: str
@@ -83,7 +83,7 @@ class Fetching:
 
 
 @dataclass(frozen=True)
-class Running:
+class ObservedInstance:
     """An instance found on the node; state is Docker's, or None if only its directory exists."""
 
     name: str
@@ -94,7 +94,7 @@ class Running:
     exit_code: int | None
     file_hashes: tuple[tuple[str, str], ...]
     ready: bool = True  # it has generated tokens since it was started
-    supervisor: Supervised | None = None
+    supervisor: SupervisorState | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class NodeState:
     virtual_machine: bool
     numa_runtime: int | None
     numa_persisted: int | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[ObservedGpu, ...]
     driver_loaded: bool
     driver_version: str
     kfd_processes: tuple[int, ...]
@@ -153,9 +153,9 @@ class NodeState:
     docker_error: str
     docker_root: str
     images: tuple[Image, ...]
-    models: tuple[Weights, ...]
-    fetching: tuple[Fetching, ...]
-    instances: tuple[Running, ...]
+    models: tuple[CachedWeights, ...]
+    fetching: tuple[PartialDownload, ...]
+    instances: tuple[ObservedInstance, ...]
     disks: tuple[Disk, ...]
     numa_nodes: tuple[NumaNode, ...] = ()
     os_version: str = ""
@@ -204,7 +204,7 @@ class NodeState:
             ),
             models=tuple(_weights(item) for item in state["models"]),
             fetching=tuple(
-                Fetching(str(item["cache_dir"]), str(item["repo"]), int(item["bytes"]))
+                PartialDownload(str(item["cache_dir"]), str(item["repo"]), int(item["bytes"]))
                 for item in state.get("fetching") or ()
             ),
             instances=tuple(
@@ -255,9 +255,9 @@ def _hca(item: Mapping[str, Any]) -> Hca:
     )
 
 
-def _gpu(item: Mapping[str, Any]) -> Gpu:
+def _gpu(item: Mapping[str, Any]) -> ObservedGpu:
     vendor, device = item.get("vendor_id"), item.get("device_id")
-    return Gpu(
+    return ObservedGpu(
         index=int(item["index"]),
         pci_id=f"{vendor:04x}:{device:04x}" if vendor is not None and device is not None else "",
         gfx=str(item.get("gfx") or ""),
@@ -272,7 +272,7 @@ def _gpu(item: Mapping[str, Any]) -> Gpu:
         in_reset=bool(item.get("in_reset")),
         ecc_uncorrectable=int(item.get("ecc_uncorrectable") or 0),
         partitions=tuple(
-            Partition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
+            ObservedPartition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
             for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))
         ),
     )
@@ -286,8 +286,8 @@ def _software(item: Any) -> ImageSoftware | None:
         return None
 
 
-def _weights(item: Mapping[str, Any]) -> Weights:
-    return Weights(
+def _weights(item: Mapping[str, Any]) -> CachedWeights:
+    return CachedWeights(
         cache_dir=str(item["cache_dir"]),
         repo=str(item["repo"]),
         commit=str(item["commit"]),
@@ -299,8 +299,8 @@ def _weights(item: Mapping[str, Any]) -> Weights:
     )
 
 
-def _running(item: Mapping[str, Any]) -> Running:
-    return Running(
+def _running(item: Mapping[str, Any]) -> ObservedInstance:
+    return ObservedInstance(
         name=str(item["name"]),
         deployment=str(item.get("deployment") or ""),
         state=item.get("state"),
@@ -308,6 +308,6 @@ def _running(item: Mapping[str, Any]) -> Running:
         artefact_hash=item.get("artefact_hash"),
         exit_code=item.get("exit_code"),
         ready=item.get("ready") is not False,
-        supervisor=Supervised.from_json(item.get("supervisor")),
+        supervisor=SupervisorState.from_json(item.get("supervisor")),
         file_hashes=tuple(sorted((item.get("files") or {}).items())),
     )

@@ -16,7 +16,7 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 
 @dataclass(frozen=True)
-class Variable:
+class PublicVariable:
     """A variable of a role. default: None if it has none. choices: () if any value of the type is valid."""
 
     name: str
@@ -31,19 +31,19 @@ class Variable:
         return {"type": self.type, **({} if self.default is None else {"default": self.default})}
 
 
-def declared(role: str, specs: Mapping[str, Any]) -> Iterator[Variable]:
+def declared_variables(role: str, specs: Mapping[str, Any]) -> Iterator[PublicVariable]:
     """Yield the variables of all entry points of a role's argument_specs."""
     for entry in specs.values():
         for name, option in (entry.get("options") or {}).items():
             choices = tuple(option.get("choices", ()))
-            yield Variable(name, role, option.get("type", "str"), option.get("default"), choices)
+            yield PublicVariable(name, role, option.get("type", "str"), option.get("default"), choices)
 
 
 @functools.cache
-def public_variables() -> Mapping[str, Variable]:
+def public_variables() -> Mapping[str, PublicVariable]:
     """Return all variables by name. The roles' files are read once."""
     paths = sorted(ROLES.glob("*/meta/argument_specs.yml"))
-    found = (declared(path.parents[1].name, read_yaml(path)["argument_specs"]) for path in paths)
+    found = (declared_variables(path.parents[1].name, read_yaml(path)["argument_specs"]) for path in paths)
     return {variable.name: variable for variables in found for variable in variables}
 
 

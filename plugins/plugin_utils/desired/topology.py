@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..catalog.gpus import GpuCatalog, GpuModel
-from .node_state import Gpu
+from .node_state import ObservedGpu
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class LogicalGpu:
         return f"renderD{self.render_minor}"
 
 
-def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog) -> tuple[LogicalGpu, ...]:
+def observed_gpus(
+    gpus: Sequence[ObservedGpu], compute: str | None, catalog: GpuCatalog
+) -> tuple[LogicalGpu, ...]:
     """Return the logical GPUs once every GPU is in mode `compute` (None: in their current modes).
 
     A GPU that is already in the mode is taken as observed. For others the numbers follow the driver's rule: at load it
@@ -59,7 +61,7 @@ def observed_gpus(gpus: Sequence[Gpu], compute: str | None, catalog: GpuCatalog)
     return tuple(found)
 
 
-def partition_count(gpu: Gpu, compute: str, catalog: GpuCatalog) -> int:
+def partition_count(gpu: ObservedGpu, compute: str, catalog: GpuCatalog) -> int:
     """Return the number of partitions of this GPU in a mode; 0 if its model is unknown or lacks the mode."""
     model = catalog.by_pci_id(gpu.pci_id)
     return (model.count(compute) if model else None) or 0

@@ -6,30 +6,30 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-LIKE = 0.85
+MIN_SIMILARITY = 0.85
 """Minimum ratio of equal letters in similar names; a judgement: vllm_deployment, gpu_partition_memry."""
-LIKE_GIVEN = 0.8
+MIN_SIMILARITY_EXTRA = 0.8
 """The same for names given with -e, which are mostly short names of this toolkit: agian, canray."""
 
 
-def misspelt(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+def unknown_variables(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
     """Return a warning for each unknown name that closely resembles a known one."""
     found = []
     for name in sorted(set(names) - set(known)):
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE)
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY)
         if near:
             found.append(f"unknown variable {name}: did you mean {near[0]}?")
     return tuple(found)
 
 
-def mistaken(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+def unknown_extra_variables(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
     """Return the problems of the names given with -e.
 
     A typo there may widen the operation to everything: `stop.yml -e deploymnt=llama`.
     """
     found = []
     for name in sorted(set(given) - set(known)):
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE_GIVEN)
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY_EXTRA)
         near = [f"upgrade_{name}"] if f"upgrade_{name}" in known else near
         if near:
             text = f"-e {name}: unknown variable. Did you mean {near[0]}?"

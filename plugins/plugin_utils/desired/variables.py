@@ -26,7 +26,7 @@ class NeedsTemplating(Exception):
     """Raised for a raw variable that must be templated to get its value."""
 
 
-class Reader:
+class InventoryReader:
     """Reads variables of hosts as plain data.
 
     Templating a variable costs more time than planning a whole host, so raw values without a template are used
@@ -80,12 +80,12 @@ class Reader:
             return HostInput(variables)
         observed = raw.get("node_state_result") or {}
         if "node_state" in observed:
-            return HostInput(variables, plain(observed["node_state"], templates=True))
+            return HostInput(variables, to_plain_data(observed["node_state"], templates=True))
         return HostInput(variables, None, why_unreached(observed))
 
     def registered(self, name: str, key: str) -> dict[str, Any]:
         """Return what a task registered for a host; nothing where no task did."""
-        found: dict[str, Any] = plain(self.hostvars.raw_get(name).get(key) or {}, templates=True)
+        found: dict[str, Any] = to_plain_data(self.hostvars.raw_get(name).get(key) or {}, templates=True)
         return found
 
     def values(self, name: str, keys: Iterable[str], lenient: bool = False) -> dict[str, Any]:
@@ -110,11 +110,11 @@ class Reader:
         if key not in raw:
             return None
         try:
-            return plain(raw[key])
+            return to_plain_data(raw[key])
         except NeedsTemplating:
             pass
         try:
-            return plain(self.hostvars[name][key], templates=True)
+            return to_plain_data(self.hostvars[name][key], templates=True)
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error
@@ -204,7 +204,7 @@ def _place(tag: Any) -> str:
     return f"{shown}:{line}" if line else shown
 
 
-def plain(value: Any, templates: bool = False) -> Any:
+def to_plain_data(value: Any, templates: bool = False) -> Any:
     """Return Ansible's lazy and tagged containers as plain data.
 
     Raise NeedsTemplating for text with a template, and for anything that is not plain data (a vaulted value). With
@@ -221,9 +221,9 @@ def plain(value: Any, templates: bool = False) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {_key(key): plain(item, templates) for key, item in value.items()}
+        return {_key(key): to_plain_data(item, templates) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, templates) for item in value]
+        return [to_plain_data(item, templates) for item in value]
     if templates:
         return str(value)
     raise NeedsTemplating

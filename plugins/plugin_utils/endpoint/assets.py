@@ -11,10 +11,10 @@ from ansible.errors import AnsibleError
 
 from ..bundle import script
 from ..desired.endpoint_settings import BalancerHost
-from ..desired.variables import plain
-from ..instances.render import drawer, template_text
-from .plan import Endpoint, Kit
-from .secrets import instance_key, materials
+from ..desired.variables import to_plain_data
+from ..instances.render import template_renderer, template_text
+from .plan import EndpointAssets, EndpointInputs
+from .secrets import instance_key, load_secrets
 
 
 class VaultReader:
@@ -33,27 +33,27 @@ class VaultReader:
     def data(self, text: str) -> Any:
         """Return a text of YAML as plain data. Raises ValueError, which does not hold the text."""
         try:
-            return plain(self._loader.load(text), templates=True)
+            return to_plain_data(self._loader.load(text), templates=True)
         except AnsibleError:  # its message would show the line
             raise ValueError from None
 
 
 def load_endpoint(
     hosts: tuple[BalancerHost, ...], fleet: Iterable[str], base: Path, make: bool, files: VaultReader
-) -> Endpoint | None:
+) -> EndpointInputs | None:
     """Return the load balancers of `hosts` in front of the hosts of `fleet`; None when there are none.
 
     Keys and certificates are kept beside the inventory (`base`); with `make`, missing ones are made. Raises FleetError.
     """
     if not hosts:
         return None
-    kit = Kit(
-        drawer(template_text("haproxy.cfg.j2")),
+    assets = EndpointAssets(
+        template_renderer(template_text("haproxy.cfg.j2")),
         script("haproxy_agent"),
-        materials(hosts, base, make, files.text, files.data),
+        load_secrets(hosts, base, make, files.text, files.data),
         instance_key(hosts, base, make, files.text),
         script("router"),
-        drawer(template_text("keepalived.conf.j2")),
+        template_renderer(template_text("keepalived.conf.j2")),
         script("keepalived_check"),
     )
-    return Endpoint(hosts, frozenset(fleet), kit)
+    return EndpointInputs(hosts, frozenset(fleet), assets)

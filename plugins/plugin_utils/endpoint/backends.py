@@ -9,7 +9,7 @@ from typing import Any
 
 from ...module_utils.common.endpoint import AGENT_PORT, METRICS, ROUTER_PORT, ROUTERS
 from ...module_utils.common.errors import Problem, natural
-from ...module_utils.common.generations import Offered
+from ...module_utils.common.generations import BackendInstance
 from ...module_utils.common.hashing import canonical, text_hash
 from ..desired.endpoint_settings import BalancerHost, BalancerSettings
 
@@ -21,7 +21,7 @@ BODY = 1 << 20
 
 
 @dataclass(frozen=True)
-class Member:
+class BackendServer:
     """An instance behind the load balancer; limit: requests that it gets at once."""
 
     host: str
@@ -48,7 +48,7 @@ class Member:
         }
 
     @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> Member:
+    def from_json(cls, item: Mapping[str, Any]) -> BackendServer:
         """Build from an entry of balancer.json."""
         return cls(
             str(item["host"]),
@@ -65,7 +65,7 @@ class Backend:
 
     name: str
     models: tuple[str, ...]
-    members: tuple[Member, ...]
+    members: tuple[BackendServer, ...]
     prefix: bool = False  # a router chooses the instance
 
     @property
@@ -75,63 +75,63 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Offer:
+class HostBackends:
     """The instances of a GPU host.
 
-    whole: False if only the host is known; then its servers in the balancer stay. stopping: running instances that this
-    run stops.
+    complete: False if only the host is known; then its servers in the balancer stay. stopping: running instances that
+    this run stops.
     """
 
     host: str
     address: str
-    instances: tuple[Offered, ...] = ()
+    instances: tuple[BackendInstance, ...] = ()
     stopping: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    whole: bool = True
+    untouched: tuple[str, ...] = ()
+    complete: bool = True
 
 
-def served(offer: Offer) -> tuple[Offered, ...]:
+def routable_instances(gpu_host: HostBackends) -> tuple[BackendInstance, ...]:
     """Return the host's instances that serve clients, without those that work for another host's server."""
-    return tuple(item for item in offer.instances if item.endpoint and not item.headless)
+    return tuple(item for item in gpu_host.instances if item.endpoint and not item.headless)
 
 
-def names_twice(offers: Iterable[Offer]) -> Iterable[Problem]:
+def duplicate_model_names(gpu_hosts: Iterable[HostBackends]) -> Iterable[Problem]:
     """Yield a problem for each model name that two deployments share."""
     owners: dict[str, str] = {}
-    told = set()
-    for offer in offers:
-        for item in served(offer):
+    reported = set()
+    for gpu_host in gpu_hosts:
+        for item in routable_instances(gpu_host):
             for model in item.models:
                 other = owners.setdefault(model, item.deployment)
-                if other != item.deployment and (model, item.deployment) not in told:
-                    told.add((model, item.deployment))
+                if other != item.deployment and (model, item.deployment) not in reported:
+                    reported.add((model, item.deployment))
                     path = (*item.path, "served_model_name")
                     what = f"deployments {other} and {item.deployment} both serve {model!r} at one address."
                     fix = "Change served_model_name of one, set endpoint: false, or make them one deployment."
-                    yield Problem(path, what, fix, (offer.host,))
+                    yield Problem(path, what, fix, (gpu_host.host,))
 
 
 def backends_of(
     host: BalancerHost,
-    offers: Sequence[Offer],
+    gpu_hosts: Sequence[HostBackends],
     fleet: frozenset[str],
     routing: Mapping[str, bool] | None = None,
 ) -> tuple[tuple[Backend, ...], list[Problem]]:
-    found: dict[str, tuple[dict[str, None], dict[str, Member]]] = {}
+    found: dict[str, tuple[dict[str, None], dict[str, BackendServer]]] = {}
     problems = []
-    for offer in offers:
-        for item in served(offer):
-            address, wrong = _address(item, offer, host)
+    for gpu_host in gpu_hosts:
+        for item in routable_instances(gpu_host):
+            address, wrong = _address(item, gpu_host, host)
             problems += wrong
-            member = Member(offer.host, item.name, address, item.port, item.limit)
+            member = BackendServer(gpu_host.host, item.name, address, item.port, item.limit)
             models, members = found.setdefault(item.deployment, ({}, {}))
             models.update(dict.fromkeys(item.models))
             members[member.name] = member
-    planned = {offer.host: offer for offer in offers if offer.whole}
-    for backend in (host.seen.config.get("backends") or ()) if host.seen else ():
-        for member in map(Member.from_json, backend["servers"]):
+    planned = {gpu_host.host: gpu_host for gpu_host in gpu_hosts if gpu_host.complete}
+    for backend in (host.observed.config.get("backends") or ()) if host.observed else ():
+        for member in map(BackendServer.from_json, backend["servers"]):
             offer_of = planned.get(member.host)
-            if member.host in fleet and (offer_of is None or member.instance in offer_of.kept):
+            if member.host in fleet and (offer_of is None or member.instance in offer_of.untouched):
                 models, members = found.setdefault(str(backend["name"]), ({}, {}))
                 models.update(dict.fromkeys(backend["models"]) if not models else {})
                 members.setdefault(member.name, member)
@@ -148,10 +148,10 @@ def backends_of(
 
 def _routed(host: BalancerHost) -> Mapping[str, Any]:
     """Return the deployments that currently have a router."""
-    return (host.seen.config.get("routers") if host.seen else None) or {}
+    return (host.observed.config.get("routers") if host.observed else None) or {}
 
 
-def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tuple[Backend, ...]:
+def transitional_backends(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tuple[Backend, ...]:
     """Return the backends during the change: the new servers, and the old ones until they are gone.
 
     `seen` is the current balancer.json. Deployments that are removed come first, and keep a model name that another
@@ -162,7 +162,7 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
     for backend in seen.get("backends") or ():
         name = str(backend["name"])
         there = {member.name for member in wanted[name].members} if name in wanted else set()
-        gone = tuple(m for m in map(Member.from_json, backend["servers"]) if m.name not in there)
+        gone = tuple(m for m in map(BackendServer.from_json, backend["servers"]) if m.name not in there)
         if name in wanted:
             models = tuple(dict.fromkeys((*wanted[name].models, *backend["models"])))
             wanted[name] = replace(wanted[name], models=models, members=(*wanted[name].members, *gone))
@@ -172,24 +172,30 @@ def before_it_goes(backends: Sequence[Backend], seen: Mapping[str, Any]) -> tupl
     return (*going.values(), *wanted.values())
 
 
-def _address(item: Offered, offer: Offer, host: BalancerHost) -> tuple[str, list[Problem]]:
+def _address(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> tuple[str, list[Problem]]:
     """Return the address where the balancer reaches an instance, and problems.
 
     It is the instance's own address, or its host's if the instance listens on all addresses.
     """
     listen = item.listen
-    if offer.host == host.name and listen in (*ANY, *LOOPBACK):
+    if gpu_host.host == host.name and listen in (*ANY, *LOOPBACK):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
     if listen in LOOPBACK:
-        what = f"instances of {offer.host} listen on {listen}, which load balancer {host.name} cannot reach."
+        what = (
+            f"instances of {gpu_host.host} listen on {listen}, which load balancer {host.name} cannot reach."
+        )
         fix = "Listen on an address of the host that the balancer reaches, or set endpoint: false."
-        return listen, [Problem((*item.path, "listen"), what, fix, (offer.host,))]
-    return (offer.address if listen in ANY else listen), []
+        return listen, [Problem((*item.path, "listen"), what, fix, (gpu_host.host,))]
+    return (gpu_host.address if listen in ANY else listen), []
 
 
-def conflicts(host: BalancerHost, offers: Iterable[Offer], routers: bool = False) -> list[Problem]:
+def port_conflicts(
+    host: BalancerHost, gpu_hosts: Iterable[HostBackends], routers: bool = False
+) -> list[Problem]:
     """Return problems of instances whose ports the balancer on the same host uses too."""
-    taken = {port: item for o in offers if o.host == host.name for item in o.instances for port in item.ports}
+    taken = {
+        port: item for o in gpu_hosts if o.host == host.name for item in o.instances for port in item.ports
+    }
     return [
         Problem(
             (*taken[port].path, "port"),

@@ -12,22 +12,22 @@ from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
-from ..desired.endpoint_settings import BalancerHost, BalancerSettings, SeenBalancer
+from ..desired.endpoint_settings import BalancerHost, BalancerSettings, ObservedBalancer
 from ..text import plural
 from .backends import (
     ANY,
     LOOPBACK,
     Backend,
-    Offer,
+    HostBackends,
     backend_json,
     backends_of,
-    before_it_goes,
     bracketed,
     config_data,
-    conflicts,
-    names_twice,
+    duplicate_model_names,
+    port_conflicts,
+    routable_instances,
     router_ports,
-    served,
+    transitional_backends,
 )
 from .virtual_address import address_files, address_problems, address_warnings, interface_of
 
@@ -42,7 +42,7 @@ INSTANCE_MAP = "instance.map"
 
 
 @dataclass(frozen=True)
-class Material:
+class BalancerSecrets:
     """The control node's secrets for a load balancer: texts of its files, None if they do not exist yet."""
 
     keys_map: str | None = None
@@ -65,7 +65,7 @@ class BalancerPlan:
     backends: tuple[Backend, ...]
     files: Mapping[str, str]
     files_before: Mapping[str, str]
-    material: Material
+    material: BalancerSecrets
     instance_key: InstanceKey
     actions: tuple[Action, ...]
     packages: tuple[str, ...]
@@ -73,7 +73,7 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def out(self, gpu_host: str) -> dict[str, list[str]]:
+    def drain_steps(self, gpu_host: str) -> dict[str, list[str]]:
         """Return the servers of one GPU host to drain before it changes, and to return to service afterwards."""
         drain = [name for name, host in self.drain.items() if host == gpu_host]
         return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
@@ -86,7 +86,7 @@ class BalancerPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the load balancer's part of plan.json, which contains no key."""
         return {
-            "status": "observed" if self.host.seen else "declared",
+            "status": "observed" if self.host.observed else "declared",
             "url": self.url,
             "backends": [backend_json(item) for item in self.backends],
             "actions": [action.to_json() for action in self.actions],
@@ -110,37 +110,37 @@ def url_of(host: BalancerHost) -> str:
     return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"
 
 
-Draw = Callable[[Mapping[str, Any]], str]
+Renderer = Callable[[Mapping[str, Any]], str]
 """Renders a file from its data."""
 
 
 @dataclass(frozen=True)
-class Kit:
+class EndpointAssets:
     """What every load balancer is built from.
 
     It consists of templates, the programs of agent, routers and check, each host's secrets, and one key.
     """
 
-    draw: Draw
+    draw: Renderer
     agent: str
-    material: Mapping[str, Material] = field(default_factory=dict)
+    material: Mapping[str, BalancerSecrets] = field(default_factory=dict)
     instance_key: InstanceKey = NO_KEY
     router: str = ""
-    draw_address: Draw | None = None
+    draw_address: Renderer | None = None
     check: str = ""
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class EndpointInputs:
     """The inventory's load balancers; fleet: all its GPU hosts, including those outside this run."""
 
     hosts: tuple[BalancerHost, ...]
     fleet: frozenset[str]
-    kit: Kit
+    assets: EndpointAssets
 
 
 def plan_balancers(
-    endpoint: Endpoint, offers: Sequence[Offer], routing: Mapping[str, bool] | None = None
+    endpoint: EndpointInputs, gpu_hosts: Sequence[HostBackends], routing: Mapping[str, bool] | None = None
 ) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
     """Return the plans of the load balancers in this run, the problems, and the warnings.
 
@@ -150,7 +150,7 @@ def plan_balancers(
     hosts = endpoint.hosts
     if not hosts:
         return (), (), ()
-    problems = [*names_twice(offers), *address_problems(hosts)]
+    problems = [*duplicate_model_names(gpu_hosts), *address_problems(hosts)]
     warnings = [
         f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained: "
         f"{host.absent}"
@@ -158,7 +158,12 @@ def plan_balancers(
         if host.absent
     ]
     open_to_all = sorted(
-        {item.deployment for offer in offers for item in served(offer) if item.listen in ANY}
+        {
+            item.deployment
+            for gpu_host in gpu_hosts
+            for item in routable_instances(gpu_host)
+            if item.listen in ANY
+        }
     )
     if open_to_all:
         warnings.append(
@@ -169,31 +174,38 @@ def plan_balancers(
     plans = []
     for host in hosts:
         if not host.absent:
-            plan, found = _plan(host, offers, endpoint, routing)
+            plan, found = _plan(host, gpu_hosts, endpoint, routing)
             plans.append(plan)
             problems += found
     return tuple(plans), tuple(problems), tuple(warnings)
 
 
 def _plan(
-    host: BalancerHost, offers: Sequence[Offer], endpoint: Endpoint, routing: Mapping[str, bool] | None
+    host: BalancerHost,
+    gpu_hosts: Sequence[HostBackends],
+    endpoint: EndpointInputs,
+    routing: Mapping[str, bool] | None,
 ) -> tuple[BalancerPlan, list[Problem]]:
-    kit = endpoint.kit
-    backends, problems = backends_of(host, offers, endpoint.fleet, routing)
-    problems += conflicts(host, offers, any(backend.prefix for backend in backends))
-    material = kit.material.get(host.name, Material())
-    seen, present = host.seen, names_of(backends)
-    config = seen.config if seen else {}
-    draw = kit.draw_address
-    shared = address_files(host, endpoint.hosts, draw, kit.check) if draw else {}
-    files = {**_files(host.settings, backends, kit, config), **shared}
-    before = {**_files(host.settings, before_it_goes(backends, config), kit, config), **shared}
-    drain = _drains(seen, offers)
-    left = [name for name, item in sorted(seen.out.items()) if item.get("by") != OPERATOR] if seen else []
+    assets = endpoint.assets
+    backends, problems = backends_of(host, gpu_hosts, endpoint.fleet, routing)
+    problems += port_conflicts(host, gpu_hosts, any(backend.prefix for backend in backends))
+    material = assets.material.get(host.name, BalancerSecrets())
+    observed, present = host.observed, names_of(backends)
+    config = observed.config if observed else {}
+    draw = assets.draw_address
+    shared = address_files(host, endpoint.hosts, draw, assets.check) if draw else {}
+    files = {**_files(host.settings, backends, assets, config), **shared}
+    before = {**_files(host.settings, transitional_backends(backends, config), assets, config), **shared}
+    drain = _drains(observed, gpu_hosts)
+    left = (
+        [name for name, item in sorted(observed.drained.items()) if item.get("by") != OPERATOR]
+        if observed
+        else []
+    )
     left = [name for name in left if name in present]
     problems += interface_of(host)[1]
     packages = tuple(name for name, _ in _missing(host))
-    if seen and host.os_id not in DEBIAN and packages:
+    if observed and host.os_id not in DEBIAN and packages:
         system = host.os_id or "its system"
         what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."
         fix = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
@@ -202,11 +214,11 @@ def _plan(
         host=host,
         backends=backends,
         files=files,
-        files_before=before if seen else files,
+        files_before=before if observed else files,
         material=material,
-        instance_key=kit.instance_key,
+        instance_key=assets.instance_key,
         actions=_actions(
-            host, backends, wanted_files(files, host.settings, material, kit.instance_key), drain, left
+            host, backends, wanted_files(files, host.settings, material, assets.instance_key), drain, left
         ),
         packages=packages,
         drain=drain,
@@ -217,7 +229,7 @@ def _plan(
 
 
 def wanted_files(
-    files: Mapping[str, str], settings: BalancerSettings, material: Material, key: InstanceKey = NO_KEY
+    files: Mapping[str, str], settings: BalancerSettings, material: BalancerSecrets, key: InstanceKey = NO_KEY
 ) -> dict[str, str] | None:
     """Return all files of the load balancer's directory, or None if keys or certificate do not exist yet."""
     found = dict(files)
@@ -234,22 +246,22 @@ def wanted_files(
 
 
 def _files(
-    settings: BalancerSettings, backends: Sequence[Backend], kit: Kit, seen: Mapping[str, Any]
+    settings: BalancerSettings, backends: Sequence[Backend], assets: EndpointAssets, seen: Mapping[str, Any]
 ) -> dict[str, str]:
     routers = router_ports(backends, seen)
-    data = config_data(settings, backends, kit.instance_key.sent, routers)
-    found = {CONFIG_FILE: kit.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: kit.agent}
-    return {**found, ROUTER_FILE: kit.router} if routers else found
+    data = config_data(settings, backends, assets.instance_key.sent, routers)
+    found = {CONFIG_FILE: assets.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: assets.agent}
+    return {**found, ROUTER_FILE: assets.router} if routers else found
 
 
-def _drains(seen: SeenBalancer | None, offers: Sequence[Offer]) -> dict[str, str]:
+def _drains(observed: ObservedBalancer | None, gpu_hosts: Sequence[HostBackends]) -> dict[str, str]:
     """Return the servers to drain before they stop, each with its host."""
-    if seen is None or not seen.running:
+    if observed is None or not observed.running:
         return {}
-    stopping = {(offer.host, name) for offer in offers for name in offer.stopping}
+    stopping = {(gpu_host.host, name) for gpu_host in gpu_hosts for name in gpu_host.stopping}
     return {
         f"{backend['name']}/{server['name']}": str(server["host"])
-        for backend in seen.config.get("backends") or ()
+        for backend in observed.config.get("backends") or ()
         for server in backend["servers"]
         if (server["host"], server["instance"]) in stopping
     }
@@ -262,8 +274,8 @@ def _actions(
     drain: Collection[str],
     left: Sequence[str],
 ) -> tuple[Action, ...]:
-    seen = host.seen
-    before, source = "absent" if seen else "unknown", "the distribution's package"
+    observed = host.observed
+    before, source = "absent" if observed else "unknown", "the distribution's package"
     actions = [
         Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
     ]
@@ -274,10 +286,10 @@ def _actions(
     change = _difference(host, backends, wanted)
     if change:
         before = (
-            plural(len(_names(seen)), "instance")
-            if seen and seen.running
+            plural(len(_names(observed)), "instance")
+            if observed and observed.running
             else "absent"
-            if seen
+            if observed
             else "unknown"
         )
         after = plural(len(names_of(backends)), "instance")
@@ -293,10 +305,10 @@ def _actions(
 
 def _missing(host: BalancerHost) -> list[tuple[str, str]]:
     """Return the packages that the host is known to lack, each with its purpose."""
-    seen, found = host.seen or SeenBalancer(), []
-    if not seen.installed:
+    observed, found = host.observed or ObservedBalancer(), []
+    if not observed.installed:
         found.append(("haproxy", "it spreads requests over the instances"))
-    if host.settings.virtual and not seen.keepalived:
+    if host.settings.virtual and not observed.keepalived:
         found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
     return found
 
@@ -306,38 +318,40 @@ def names_of(backends: Iterable[Backend]) -> set[str]:
     return {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
 
 
-def _names(seen: SeenBalancer) -> set[str]:
+def _names(observed: ObservedBalancer) -> set[str]:
     return {
         f"{backend['name']}/{server['name']}"
-        for backend in seen.config.get("backends") or ()
+        for backend in observed.config.get("backends") or ()
         for server in backend["servers"]
     }
 
 
 def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
     """Return why the load balancer must be changed; "" if it is up to date."""
-    seen = host.seen
-    if seen is None or not seen.files:
+    observed = host.observed
+    if observed is None or not observed.files:
         return "the host is in the group load_balancer and has no load balancer yet"
     if wanted is None:
         return "an API key or the certificate has not been generated yet"
     names = names_of(backends)
-    gone, new = sorted(_names(seen) - names, key=natural), sorted(names - _names(seen), key=natural)
+    gone, new = sorted(_names(observed) - names, key=natural), sorted(names - _names(observed), key=natural)
     if gone or new:
-        return "; ".join(f"{word} {_few(some)}" for word, some in (("new:", new), ("gone:", gone)) if some)
+        return "; ".join(
+            f"{word} {_shorten(some)}" for word, some in (("new:", new), ("gone:", gone)) if some
+        )
     other = sorted(
         name
-        for name in {*wanted, *seen.files}
-        if seen.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
+        for name in {*wanted, *observed.files}
+        if observed.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
     )
     if other:
         return f"other content of {', '.join(other)}"
-    if seen.applied != spec_hash(wanted):
+    if observed.applied != spec_hash(wanted):
         return "its files are current, but the running HAProxy has not loaded them"
-    return "" if seen.running else "it does not run"
+    return "" if observed.running else "it does not run"
 
 
-def _few(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])}, … ({len(names)})"
 
 
@@ -349,7 +363,7 @@ def _warnings(host: BalancerHost) -> Iterable[str]:
         yield "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
     if settings.metrics_listen not in LOOPBACK:
         yield "the load balancer's metrics can be read by anyone who reaches its host"
-    for name, item in sorted((host.seen.out if host.seen else {}).items()):
+    for name, item in sorted((host.observed.drained if host.observed else {}).items()):
         if item.get("by") == OPERATOR:
             since = item.get("since") or "an unknown time"
             yield f"{name} has been drained since {since}; run playbooks/undrain.yml to return it to service"

@@ -19,19 +19,19 @@ from ...module_utils.common.api_keys import keys_map
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.instance_key import UNMADE, InstanceKey, header_map, key_wrong, mark
 from ..desired.endpoint_settings import BalancerHost, key_problem
-from .plan import Material
+from .plan import BalancerSecrets
 
 DIRECTORY = ".secrets"
 KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"
 VALID_DAYS = 825  # the maximum that clients accept for a server's certificate
 
-Load = Callable[[Path], Any]
+ReadText = Callable[[Path], Any]
 """Reads a text file, vaulted or not; raises OSError or ValueError."""
 
 
-def materials(
-    hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load, parse: Callable[[str], Any]
-) -> dict[str, Material]:
+def load_secrets(
+    hosts: Sequence[BalancerHost], base: Path, make: bool, load: ReadText, parse: Callable[[str], Any]
+) -> dict[str, BalancerSecrets]:
     """Return each load balancer's secrets; `make` creates missing ones. Raise FleetError, without any secret."""
     wanted = [host for host in hosts if not host.absent]
     keys = base / DIRECTORY / KEYS
@@ -50,7 +50,7 @@ def materials(
     return {host.name: _material(host, base, keys, own, load, parse) for host in wanted}
 
 
-def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Load) -> InstanceKey:
+def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: ReadText) -> InstanceKey:
     """Return the key between load balancers and instances; with `make`, create a missing one. Raise FleetError.
 
     All load balancers send an existing key even if new instances do not require one: instances that still do need it,
@@ -75,8 +75,8 @@ def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: Lo
 
 
 def _material(
-    host: BalancerHost, base: Path, keys: Path, own: Path, load: Load, parse: Callable[[str], Any]
-) -> Material:
+    host: BalancerHost, base: Path, keys: Path, own: Path, load: ReadText, parse: Callable[[str], Any]
+) -> BalancerSecrets:
     settings = host.settings
     keys_text = certificate = None
     if settings.auth and settings.api_keys:
@@ -89,7 +89,7 @@ def _material(
         certificate = _pem(path, host, load)
     elif settings.tls and own.exists():
         certificate = _pem(own, host, load)
-    return Material(
+    return BalancerSecrets(
         keys_text,
         certificate,
         str(keys) if settings.auth and not settings.api_keys else "",
@@ -126,7 +126,7 @@ def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[st
     )
 
 
-def _keys(path: Path, host: BalancerHost, load: Load, parse: Callable[[str], Any]) -> dict[str, str]:
+def _keys(path: Path, host: BalancerHost, load: ReadText, parse: Callable[[str], Any]) -> dict[str, str]:
     try:
         found = parse(load(path))
     except (OSError, ValueError) as error:
@@ -146,7 +146,7 @@ def _keys(path: Path, host: BalancerHost, load: Load, parse: Callable[[str], Any
     return {str(name): str(key) for name, key in found.items()}
 
 
-def _pem(path: Path, host: BalancerHost, load: Load) -> str:
+def _pem(path: Path, host: BalancerHost, load: ReadText) -> str:
     key = "load_balancer_certificate_file"
     try:
         text = str(load(path)).strip() + "\n"

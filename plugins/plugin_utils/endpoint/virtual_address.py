@@ -69,7 +69,7 @@ def _ip(text: str) -> Any:
 def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
     """Return the interface with the host's own address in the virtual address's network; "" if it was not observed."""
     own = _ip(host.address)
-    if host.settings.virtual is None or host.seen is None or _host_problems(host):
+    if host.settings.virtual is None or host.observed is None or _host_problems(host):
         return "", []
     for name, addresses in host.interfaces.items():
         if own in map(_ip, addresses):

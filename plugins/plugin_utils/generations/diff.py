@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...module_utils.common.generations import Generation
 
-TOLD = 6  # the maximum number of differences in a text
+MAX_DIFFERENCES = 6  # the maximum number of differences in a text
 
 
-def difference(old: Generation, new: Generation) -> str:
+def describe_changes(old: Generation, new: Generation) -> str:
     """Return the changes as text: "image lab/x:1 → lab/x:2; --max-num-seqs 256 → 512"."""
     found = [
         *_image(old, new),
@@ -23,8 +23,8 @@ def difference(old: Generation, new: Generation) -> str:
         *_members(old, new),
         *_pair("GPUs in", old.modes, new.modes),
     ]
-    if len(found) > TOLD:
-        found = [*found[: TOLD - 1], f"{len(found) - TOLD + 1} more"]
+    if len(found) > MAX_DIFFERENCES:
+        found = [*found[: MAX_DIFFERENCES - 1], f"{len(found) - MAX_DIFFERENCES + 1} more"]
     return "; ".join(found) or "other content of its files"
 
 

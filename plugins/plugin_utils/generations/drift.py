@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...module_utils.common.errors import natural
 from ...module_utils.common.generations import Generation, History
 from ..desired.actions import ALIVE
-from ..desired.node_state import NodeState, Running
+from ..desired.node_state import NodeState, ObservedInstance
 
 UNKNOWN, FILES, STOPPED, MISSING, SURPLUS, DIFFERS, HELD, TRIAL, BROKEN = (
     "unknown", "files", "stopped", "missing", "surplus", "differs", "held", "trial", "broken",
@@ -53,7 +53,7 @@ def wanted_of(history: History) -> Generation | None:
     return None if history.trial else history.newest
 
 
-def _of_host(host: str, name: str, history: History, there: Iterable[Running]) -> Iterable[Drift]:
+def _of_host(host: str, name: str, history: History, there: Iterable[ObservedInstance]) -> Iterable[Drift]:
     if history.broken:
         fix = "Delete the named file; only that record is lost, running instances are not affected."
         yield Drift(BROKEN, host, name, "", f"its record cannot be read: {history.broken}", fix)
@@ -79,7 +79,9 @@ def _of_host(host: str, name: str, history: History, there: Iterable[Running]) -
         yield Drift(MISSING, host, name, missing, text, "site.yml starts it again.")
 
 
-def _of_instance(host: str, history: History, wanted: Generation | None, running: Running) -> Iterable[Drift]:
+def _of_instance(
+    host: str, history: History, wanted: Generation | None, running: ObservedInstance
+) -> Iterable[Drift]:
     name, deployment = running.name, running.deployment
     runs = history.of_spec(name, running.spec_hash)
     if runs is None:

@@ -12,13 +12,13 @@ from ...module_utils.common.generations import Generation
 from ..desired.actions import has_image
 from ..desired.fleet import Fleet, Host
 from ..desired.node_state import NodeState
-from ..instances.factory import Workshop
+from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
-from .sources import HELD, Choice, Chosen, Selection, histories_of
+from .sources import HELD, DeploymentSource, SourceSelection, StoredSelection, histories_of
 
 
-def modes_of(host: Host, layout: Layout) -> str:
+def partition_modes(host: Host, layout: Layout) -> str:
     """Return the partition modes of a host's GPUs after the run, such as "SPX NPS1"; "" if unknown."""
     gpus = host.state.gpus if host.state else ()
     settings = host.settings
@@ -27,12 +27,12 @@ def modes_of(host: Host, layout: Layout) -> str:
     return f"{compute} {memory}".strip()
 
 
-def problems_of(
+def restore_problems(
     host: Host,
     layout: Layout,
-    chosen: Chosen,
+    stored: StoredSelection,
     composed: Sequence[Planned],
-    choices: Mapping[str, Choice],
+    sources: Mapping[str, DeploymentSource],
     starting: Iterable[str],
 ) -> tuple[Problem, ...]:
     """Return why the host's stored instances cannot run as they did.
@@ -43,20 +43,20 @@ def problems_of(
     found: dict[Problem, None] = {}
     if host.state is None:
         return ()
-    for item in chosen.stored:
-        if item.acts and item.name in start:
+    for item in stored.stored:
+        if item.managed and item.name in start:
             for what, fix in _missing(host.state, host, layout, item):
                 number = item.generation.generation
-                verb = "is held, but cannot run" if _held(item, choices) else "cannot be restored"
+                verb = "is held, but cannot run" if _held(item, sources) else "cannot be restored"
                 text = f"generation {number} of {item.deployment_name} {verb}: {what}."
                 found[Problem((), text, fix, (host.name,))] = None
-    found.update(dict.fromkeys(_conflicts(host, (*composed, *chosen.stored))))
+    found.update(dict.fromkeys(_conflicts(host, (*composed, *stored.stored))))
     return tuple(found)
 
 
-def _held(item: RecordedInstance, choices: Mapping[str, Choice]) -> bool:
-    choice = choices.get(item.deployment_name)
-    return choice is not None and choice.kind == HELD
+def _held(item: RecordedInstance, sources: Mapping[str, DeploymentSource]) -> bool:
+    source = sources.get(item.deployment_name)
+    return source is not None and source.kind == HELD
 
 
 def _missing(
@@ -72,7 +72,7 @@ def _missing(
                 f"the weights of {repo} at {commit[:12]} are incomplete in {host.settings.cache_dir}",
                 f"Download them again (a deployment with that revision, site.yml --tags hf_model), {other}",
             )
-    modes = modes_of(host, layout)
+    modes = partition_modes(host, layout)
     if made.modes and modes and made.modes != modes:
         yield (
             f"it ran on GPUs in {made.modes}, but they are now in {modes}",
@@ -101,12 +101,12 @@ def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
     """Yield a problem for ports and GPUs that a stored instance shares with one of another deployment."""
     ports: dict[int, Serving] = {}
     users: dict[str, list[Serving]] = {}
-    told = set()
+    reported = set()
     for item in instances:
         for port in item.member.ports:
             other = ports.setdefault(port, item)
-            if _clash(item, other) and ("port", other.deployment_name, item.deployment_name) not in told:
-                told.add(("port", other.deployment_name, item.deployment_name))
+            if _clash(item, other) and ("port", other.deployment_name, item.deployment_name) not in reported:
+                reported.add(("port", other.deployment_name, item.deployment_name))
                 yield _clash_problem(host, other, item, f"listen on port {port}")
         for node in item.member.render_nodes:
             there = users.setdefault(node, [])
@@ -114,8 +114,8 @@ def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
             others = [one for one in there[:-1] if _clash(item, one)]
             if others and sum(one.member.share for one in there) > 1 + 1e-9:
                 key = ("gpu", others[0].deployment_name, item.deployment_name)
-                if key not in told:
-                    told.add(key)
+                if key not in reported:
+                    reported.add(key)
                     yield _clash_problem(host, others[0], item, f"use {node}")
 
 
@@ -126,26 +126,26 @@ def _clash(one: Serving, other: Serving) -> bool:
     """
     if one.deployment_name == other.deployment_name:
         return False
-    return any(isinstance(item, RecordedInstance) and item.acts for item in (one, other))
+    return any(isinstance(item, RecordedInstance) and item.managed for item in (one, other))
 
 
 def _clash_problem(host: Host, one: Serving, other: Serving, what: str) -> Problem:
-    text = f"{_told(one)} and {_told(other)} would both {what}."
+    text = f"{_describe(one)} and {_describe(other)} would both {what}."
     fix = "Choose another generation, or change the other deployment first."
     return Problem((), text, fix, (host.name,))
 
 
-def _told(item: Serving) -> str:
+def _describe(item: Serving) -> str:
     if isinstance(item, RecordedInstance):
         return f"instance {item.name} of generation {item.generation.generation}"
     return f"instance {item.name}"
 
 
-def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]:
+def releasable_holds(fleet: Fleet, selection: SourceSelection, factory: InstanceFactory) -> set[str]:
     """Return held deployments whose definition in the inventory equals the held generation on every host."""
     found: set[str] = set()
-    for name, choice in selection.choices.items():
-        if choice.kind != HELD or choice.generation is None:
+    for name, source in selection.sources.items():
+        if source.kind != HELD or source.generation is None:
             continue
         hosts = tuple(
             replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
@@ -156,22 +156,22 @@ def released(fleet: Fleet, selection: Selection, workshop: Workshop) -> set[str]
         same = not wrong
         for host in hosts if same else ():
             layout = layouts[host.name]
-            instances, odd = workshop.instances(host, layout, fleet.catalog)
+            instances, odd = factory.instances(host, layout, fleet.catalog)
             history = histories.get(host.name)
-            record = history.as_of(choice.generation) if history else None
+            record = history.as_of(source.generation) if history else None
             specs = {item.name: item.spec_hash for item in instances}
-            same = same and not odd and not layout.left_out and specs == (record.specs if record else {})
+            same = same and not odd and not layout.unplaced and specs == (record.specs if record else {})
         found.update({name} if same else ())
     return found
 
 
-def kept_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
+def rollback_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
     """Return images and weights that only kept generations need; the toolkit keeps them, and so should operators."""
     if not (host.state and host.state.generations):
         return []
     wanted = set()
     for item in instances:
-        head = item.head if isinstance(item, Planned) else item.generation
+        head = item.generation_header if isinstance(item, Planned) else item.generation
         wanted |= {("image", head.image), *(("weights", _weights(*pair)) for pair in head.weights)}
     found: dict[tuple[str, str], list[str]] = {}
     for history in host.state.generations:

@@ -14,8 +14,8 @@ from ...module_utils.common.generations import (
     Generation,
     History,
     Hold,
-    Trial,
-    Wishes,
+    OpenRollout,
+    OperationRequest,
 )
 from ..desired.fleet import Fleet, Host
 from ..instances.planned import RecordedInstance, running_member
@@ -23,11 +23,11 @@ from ..instances.planned import RecordedInstance, running_member
 INVENTORY, HELD, ROLLED_BACK, TRIAL, RUNNING = "inventory", "held", "rollback", "trial", "running"
 """Sources. held, rollback: a stored generation; trial: as it runs, in an interrupted rollout; running: as it runs."""
 
-KEPT_TOLD = 8
+MAX_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeploymentSource:
     """The source of a deployment's instances on all hosts.
 
     generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began.
@@ -36,73 +36,73 @@ class Choice:
     kind: str
     generation: int | None = None
     held: Hold | None = None
-    trial: Trial | None = None
+    trial: OpenRollout | None = None
 
 
 @dataclass(frozen=True)
-class Chosen:
+class StoredSelection:
     """The instances of a host that are not composed.
 
-    stored: instances of generations. left: those that stay as they are.
+    stored: instances of generations. untouched: those that stay as they are.
     """
 
     stored: tuple[RecordedInstance, ...] = ()
-    left: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Selection:
+class SourceSelection:
     """The sources of a run. fleet: restricted to deployments that are composed from the inventory."""
 
     fleet: Fleet
-    choices: Mapping[str, Choice]
-    hosts: Mapping[str, Chosen] = field(default_factory=dict)
+    sources: Mapping[str, DeploymentSource]
+    hosts: Mapping[str, StoredSelection] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
-NOTHING = Chosen()
+NOTHING = StoredSelection()
 
 
-def select(fleet: Fleet, wishes: Wishes, released: Iterable[str] = ()) -> Selection:
+def choose_sources(fleet: Fleet, request: OperationRequest, released: Iterable[str] = ()) -> SourceSelection:
     """Choose the source of every deployment.
 
     released: held deployments whose definition equals what runs. Raise FleetError if a rollback names no deployment.
     """
     histories = histories_of(fleet)
     wanted = {item.name for host in fleet.hosts for item in host.deployments}
-    names = sorted({*wanted, *histories, *_there(fleet)}, key=natural)
+    names = sorted({*wanted, *histories, *_running_deployments(fleet)}, key=natural)
     free = frozenset(released)
-    problems = [*_broken(fleet), *_unknown(wishes, names)]
-    if wishes.operation == ROLLBACK and not wishes.deployments:
+    problems = [*_unreadable_records(fleet), *_unknown(request, names)]
+    if request.operation == ROLLBACK and not request.deployments:
         what = "is required: rollback.yml works on one deployment."
         there = ", ".join(names) or "none"
         raise FleetError(
             [*problems, Problem(("deployment",), what, f"-e deployment=NAME; there are: {there}.")]
         )
-    choices: dict[str, Choice] = {}
+    sources: dict[str, DeploymentSource] = {}
     for name in names:
         bound = name in wanted and name not in free
-        choice, found = _choice(name, wishes, histories.get(name, {}), bound, fleet)
-        choices[name] = choice
+        source, found = _source_of(name, request, histories.get(name, {}), bound, fleet)
+        sources[name] = source
         problems += found
-    composed = {name for name, choice in choices.items() if choice.kind == INVENTORY}
+    composed = {name for name, source in sources.items() if source.kind == INVENTORY}
     if composed == set(names):
-        return Selection(fleet, choices, {}, tuple(problems))
-    hosts: dict[str, Chosen] = {}
+        return SourceSelection(fleet, sources, {}, tuple(problems))
+    hosts: dict[str, StoredSelection] = {}
     restricted = []
     here = frozenset(host.name for host in fleet.hosts)
-    others = {name: choices[name] for name in names if name not in composed}
+    others = {name: sources[name] for name in names if name not in composed}
     for host in fleet.hosts:
-        hosts[host.name], found = _without_mates(host, _chosen(host, others), others, here)
+        hosts[host.name], found = _drop_incomplete_engines(host, _select_stored(host, others), others, here)
         problems += found
         mine = tuple(item for item in host.deployments if item.name in composed)
         left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
-        restricted.append(left if wishes.operation in (DEPLOY, UPGRADE) else _as_it_is(left))
-    return Selection(replace(fleet, hosts=tuple(restricted)), choices, hosts, tuple(problems))
+        restricted.append(left if request.operation in (DEPLOY, UPGRADE) else _without_host_changes(left))
+    return SourceSelection(replace(fleet, hosts=tuple(restricted)), sources, hosts, tuple(problems))
 
 
-def _as_it_is(host: Host) -> Host:
+def _without_host_changes(host: Host) -> Host:
     """Return the host without changes to the host itself, as the run is about instances only."""
     settings = replace(host.settings, numa_balancing=None, compute=None, memory=None, clean=False)
     return replace(host, settings=settings)
@@ -127,11 +127,11 @@ def running_numbers(host: Host, deployment: str) -> set[int]:
     return {item.generation.generation for item in found if item}
 
 
-def _there(fleet: Fleet) -> set[str]:
+def _running_deployments(fleet: Fleet) -> set[str]:
     return {item.deployment for host in fleet.hosts if host.state for item in host.state.instances}
 
 
-def _broken(fleet: Fleet) -> Iterable[Problem]:
+def _unreadable_records(fleet: Fleet) -> Iterable[Problem]:
     for host in fleet.hosts:
         for history in host.state.generations if host.state else ():
             if history.broken:
@@ -140,8 +140,8 @@ def _broken(fleet: Fleet) -> Iterable[Problem]:
                 yield Problem((), what, fix, (host.name,))
 
 
-def _unknown(wishes: Wishes, names: Iterable[str]) -> Iterable[Problem]:
-    for name in sorted(wishes.deployments or ()):
+def _unknown(request: OperationRequest, names: Iterable[str]) -> Iterable[Problem]:
+    for name in sorted(request.deployments or ()):
         if name not in names:
             yield Problem((), f"there is no deployment {name!r}.", suggest(name, names) or "There is none.")
 
@@ -149,31 +149,31 @@ def _unknown(wishes: Wishes, names: Iterable[str]) -> Iterable[Problem]:
 # ---- a deployment ------------------------------------------------------------------------------------
 
 
-def _choice(
-    name: str, wishes: Wishes, histories: Mapping[str, History], bound: bool, fleet: Fleet
-) -> tuple[Choice, list[Problem]]:
+def _source_of(
+    name: str, request: OperationRequest, histories: Mapping[str, History], bound: bool, fleet: Fleet
+) -> tuple[DeploymentSource, list[Problem]]:
     """Return a deployment's source, and problems.
 
     bound: the deployment is in the inventory, and a hold of it applies.
     """
     held, trial = _binding(histories.values())
-    if not wishes.about(name):
-        return Choice(RUNNING, None, held, trial), []
-    if wishes.operation == UPGRADE:
-        return Choice(INVENTORY, None, held, trial), []
-    if wishes.operation == ROLLBACK:
-        number, problems = _target(name, wishes.generation, histories, fleet)
-        return Choice(ROLLED_BACK, number, held, trial), problems
-    if wishes.operation != DEPLOY:
-        return Choice(RUNNING, None, held, trial), []
+    if not request.about(name):
+        return DeploymentSource(RUNNING, None, held, trial), []
+    if request.operation == UPGRADE:
+        return DeploymentSource(INVENTORY, None, held, trial), []
+    if request.operation == ROLLBACK:
+        number, problems = _target(name, request.generation, histories, fleet)
+        return DeploymentSource(ROLLED_BACK, number, held, trial), problems
+    if request.operation != DEPLOY:
+        return DeploymentSource(RUNNING, None, held, trial), []
     if bound and held:
-        return Choice(HELD, held.generation, held, trial), []
+        return DeploymentSource(HELD, held.generation, held, trial), []
     if bound and trial:
-        return Choice(TRIAL, None, held, trial), []
-    return Choice(INVENTORY, None, held, trial), []
+        return DeploymentSource(TRIAL, None, held, trial), []
+    return DeploymentSource(INVENTORY, None, held, trial), []
 
 
-def _binding(histories: Iterable[History]) -> tuple[Hold | None, Trial | None]:
+def _binding(histories: Iterable[History]) -> tuple[Hold | None, OpenRollout | None]:
     """Return the newest hold and open rollout, unless it ended on another host at the same time or later."""
     known = list(histories)
     holds = [item.held for item in known if item.held]
@@ -215,42 +215,44 @@ def _listed(kept: Mapping[int, Generation]) -> str:
     """Return the text about the generations that can be restored."""
     if not kept:
         return "site.yml and upgrade.yml record every generation that they start."
-    parts = [f"{number} ({kept[number].made}: {kept[number].why})" for number in sorted(kept)[-KEPT_TOLD:]]
+    parts = [
+        f"{number} ({kept[number].recorded_at}: {kept[number].why})" for number in sorted(kept)[-MAX_LISTED:]
+    ]
     return f"Kept: {'; '.join(parts)}."
 
 
 # ---- a host ------------------------------------------------------------------------------------------
 
 
-def _without_mates(
-    host: Host, chosen: Chosen, choices: Mapping[str, Choice], here: frozenset[str]
-) -> tuple[Chosen, list[Problem]]:
+def _drop_incomplete_engines(
+    host: Host, stored: StoredSelection, sources: Mapping[str, DeploymentSource], here: frozenset[str]
+) -> tuple[StoredSelection, list[Problem]]:
     """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
 
     They cannot be rolled back alone, so a rollback gets a problem, and other operations a warning.
     """
-    alone = [item for item in chosen.stored if item.acts and not here.issuperset(item.member.hosts)]
+    alone = [item for item in stored.stored if item.managed and not here.issuperset(item.member.hosts)]
     if not alone:
-        return chosen, []
+        return stored, []
     problems, warnings = [], []
     for name in dict.fromkeys(item.deployment_name for item in alone):
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
         gone = ", ".join(item for item in hosts if item not in here)
         what = f"{name} spans {', '.join(hosts)}, and this run lacks {gone}"
-        if choices[name].kind == ROLLED_BACK:
+        if sources[name].kind == ROLLED_BACK:
             problems.append(
                 Problem((), f"{what}.", "Add them to --limit, or make them reachable first.", (host.name,))
             )
         else:
             warnings.append(f"deployment {what}; it is left as it is")
-    return Chosen(
-        tuple(item for item in chosen.stored if item not in alone),
-        (*chosen.left, *(item.name for item in alone)),
-        (*chosen.warnings, *warnings),
+    return StoredSelection(
+        tuple(item for item in stored.stored if item not in alone),
+        (*stored.untouched, *(item.name for item in alone)),
+        (*stored.warnings, *warnings),
     ), problems
 
 
-def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
+def _select_stored(host: Host, sources: Mapping[str, DeploymentSource]) -> StoredSelection:
     """Return a host's instances of deployments that are not composed."""
     if host.state is None:
         return NOTHING
@@ -262,30 +264,30 @@ def _chosen(host: Host, choices: Mapping[str, Choice]) -> Chosen:
     stored: list[RecordedInstance] = []
     left: list[str] = []
     warnings: list[str] = []
-    for name, choice in choices.items():
+    for name, source in sources.items():
         path = paths.get(name, ("vllm_deployments",))
         history = histories.get(name, History(name))
-        if choice.generation is not None:
-            record = history.as_of(choice.generation)
+        if source.generation is not None:
+            record = history.as_of(source.generation)
             if record is not None:
                 stored += [RecordedInstance(record, member, path) for member in record.members]
-            elif choice.kind == HELD:
+            elif source.kind == HELD:
                 left += there.get(name, ())
                 if name in there:
                     warnings.append(
-                        f"{name} has no record of generation {choice.generation} here: left as it is"
+                        f"{name} has no record of generation {source.generation} here: left as it is"
                     )
             elif name in there:
                 warnings.append(
-                    f"{name} did not exist here as of generation {choice.generation}: its instances are removed"
+                    f"{name} did not exist here as of generation {source.generation}: its instances are removed"
                 )
             continue
         for running in host.state.instances:
             if running.deployment != name:
                 continue
-            found = running_member(host.state, running, choice.kind == TRIAL)
+            found = running_member(host.state, running, source.kind == TRIAL)
             if found:
                 stored.append(replace(found, path=path))
             else:
                 left.append(running.name)
-    return Chosen(tuple(stored), tuple(left), tuple(warnings))
+    return StoredSelection(tuple(stored), tuple(left), tuple(warnings))

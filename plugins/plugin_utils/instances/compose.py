@@ -31,9 +31,9 @@ from ..desired.reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM,
 from ..placement.layout import Slot
 from ..placement.network import VERBS as RDMA
 from ..tuning.companion_models import repositories
-from ..tuning.feasibility import Verdict
+from ..tuning.feasibility import Feasibility
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
-from ..tuning.tune import Tuned
+from ..tuning.tune import TunedSettings
 
 LEAVING = 20
 """Seconds that vLLM gets to go when its last request has ended or its time is over, before Docker kills it."""
@@ -53,8 +53,8 @@ class Instance:
     binds: tuple[str, ...]
     group_ids: tuple[int, ...]
     reasons: tuple[Reason, ...]
-    tuned: Tuned
-    verdict: Verdict
+    tuned: TunedSettings
+    verdict: Feasibility
     key_mark: str = ""  # of the key that it asks for
 
     @property
@@ -105,7 +105,7 @@ class Instance:
             "commit": self.commit or None,
             "served_model": deployment.served_model_name,
             "image": self.image,
-            "vllm": self.tuned.release.asked,
+            "vllm": self.tuned.release.requested,
             "objective": deployment.objective or None,
             "port": slot.port,
             "gpus": [gpu.index for gpu in slot.gpus],
@@ -149,7 +149,9 @@ class Pins:
     model: ModelPin | None = None
 
 
-def compose(slot: Slot, node: Surroundings, pins: Pins, tuned: Tuned, verdict: Verdict) -> Instance:
+def compose(
+    slot: Slot, node: Surroundings, pins: Pins, tuned: TunedSettings, verdict: Feasibility
+) -> Instance:
     """The instance of a slot: the toolkit's own flags and variables, and what was decided for its deployment."""
     deployment = slot.deployment
     commit = pins.model.commit if pins.model else ""
@@ -232,7 +234,7 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
     return tuple(found)
 
 
-def _stop_args(deployment: Deployment, tuned: Tuned) -> tuple[Argument, ...]:
+def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, ...]:
     """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
     if "shutdown_timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
         return ()
@@ -248,7 +250,7 @@ def stop_seconds(instance: Instance) -> int:
     return max(instance.deployment.runtime.stop_timeout, own)
 
 
-def _environment(slot: Slot, tuned: Tuned) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
+def _environment(slot: Slot, tuned: TunedSettings) -> tuple[tuple[tuple[str, str], ...], tuple[Reason, ...]]:
     rules = [
         Reason(
             "HF_HOME",

@@ -23,10 +23,10 @@ from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
-from ..tuning.companion_models import Repository, repositories, speculates_with, unmounted
-from ..tuning.feasibility import Draft, KnownModel, Verdict, judge
+from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
+from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of
-from ..tuning.tune import Machine, Tuned, tune
+from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
 from .render import Render
@@ -40,24 +40,29 @@ class ModelSource:
     files: tuple[tuple[str, int], ...] | None = None
 
 
-Sources = Mapping[str, ModelSource]
+ModelSources = Mapping[str, ModelSource]
 """Models by the text of a deployment's model_config."""
 
 
 @dataclass(frozen=True)
-class Decision:
+class DeploymentDecision:
     """What a deployment runs on one kind of GPU; tuned is None if that is impossible."""
 
-    tuned: Tuned | None
-    verdict: Verdict
+    tuned: TunedSettings | None
+    verdict: Feasibility
     problems: tuple[Problem, ...]
 
 
-class Workshop:
+class InstanceFactory:
     """Builds instances from one run's knowledge and pins, and caches the results."""
 
     def __init__(
-        self, knowledge: Knowledge, lock: Lock, render: Render, models: Sources, key: InstanceKey = NO_KEY
+        self,
+        knowledge: Knowledge,
+        lock: Lock,
+        render: Render,
+        models: ModelSources,
+        key: InstanceKey = NO_KEY,
     ) -> None:
         self.knowledge = knowledge
         self.lock = lock
@@ -65,11 +70,11 @@ class Workshop:
         self.models = models
         self.key = key
         self._made: dict[tuple[Any, ...], Planned] = {}
-        self._decided: dict[tuple[Any, ...], Decision] = {}
+        self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
 
     @property
-    def cited(self) -> dict[str, Mapping[str, Any]]:
+    def cited_sources(self) -> dict[str, Mapping[str, Any]]:
         """Return the documents that the reasons of all instances so far refer to."""
         cited: set[str] = set()
         for made in self._made.values():
@@ -102,7 +107,7 @@ class Workshop:
         found: list[Planned] = []
         problems: dict[Problem, None] = {}
         for slot in layout.slots:
-            machine = machine_of(host, slot, catalog)
+            machine = gpu_of_slot(host, slot, catalog)
             software = self.software(slot.deployment, host)
             if software is None:
                 problems[_unknown(slot.deployment, host)] = None
@@ -126,15 +131,17 @@ class Workshop:
         )
         return tuple(dict.fromkeys((repo, pin.commit) for repo, pin in pins if pin))
 
-    def _decide(self, deployment: Deployment, host: Host, machine: Machine, software: ImageFacts) -> Decision:
+    def _decide(
+        self, deployment: Deployment, host: Host, machine: TargetGpu, software: ImageFacts
+    ) -> DeploymentDecision:
         key = (id(deployment), machine, software.vllm, software.platform, host.settings.endpoint)
         if key not in self._decided:
             self._decided[key] = self._decision(deployment, machine, software, host.settings.endpoint)
         return self._decided[key]
 
     def _decision(
-        self, deployment: Deployment, machine: Machine, software: ImageFacts, endpoint: str
-    ) -> Decision:
+        self, deployment: Deployment, machine: TargetGpu, software: ImageFacts, endpoint: str
+    ) -> DeploymentDecision:
         pin = self._model(deployment, endpoint)
         given = self.models.get(deployment.model_config)
         config, origin = (given.config, GIVEN) if given else (pin.config if pin else None, HUB)
@@ -148,7 +155,7 @@ class Workshop:
             path = (*deployment.path, "build" if deployment.build else "image")
             what = software.notes[0] if software.notes else "its vLLM is built for NVIDIA's GPUs"
             problem = Problem(path, f"{what}.", "Use an image for ROCm.")
-            return Decision(None, Verdict(), (problem,))
+            return DeploymentDecision(None, Feasibility(), (problem,))
         try:
             tuned = tune(deployment, machine, software, facts, self.knowledge)
         except ValueError as error:
@@ -158,22 +165,22 @@ class Workshop:
             if not software.vllm:
                 fix += ' If it contains one, set vllm_version: "0.11.1" in the deployment.'
             problem = Problem((*deployment.path, key), what, fix)
-            return Decision(None, Verdict(), (problem,))
+            return DeploymentDecision(None, Feasibility(), (problem,))
 
-        def commit_of(wanted: Repository) -> str:
+        def commit_of(wanted: ModelRepository) -> str:
             found = self.lock.model(endpoint, wanted.repo, wanted.revision)
             return found.commit if found else ""
 
         tuned = with_pins(tuned, deployment, commit_of)
         model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
-        verdict = judge(deployment, machine, software, tuned, model, self.knowledge)
-        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted(deployment)))
+        verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
-        return Decision(tuned, verdict, wrong)
+        return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
         """Return the draft's weights as far as they are known."""
-        found = speculates_with(deployment)
+        found = draft_of(deployment)
         if found is None:
             return None
         draft, tp = found
@@ -181,10 +188,10 @@ class Workshop:
         weights = checkpoint_size(pin.files if pin else None)
         return Draft(draft.repo, weights.bytes if weights else None, tp)
 
-    def _make(self, slot: Slot, host: Host, tuned: Tuned, verdict: Verdict) -> Planned:
+    def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
         settings = host.settings
         group_ids = host.state.device_gids if host.state else ()
-        listen = listen_of(slot.deployment, host)
+        listen = listen_address(slot.deployment, host)
         key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids)
         if key not in self._made:
             deployment = slot.deployment
@@ -199,7 +206,7 @@ class Workshop:
         return self._made[key]
 
 
-def listen_of(deployment: Deployment, host: Host) -> str:
+def listen_address(deployment: Deployment, host: Host) -> str:
     """Return the address where a deployment's instances listen.
 
     Instances without an endpoint listen on loopback, as no load balancer needs to reach them.
@@ -207,7 +214,7 @@ def listen_of(deployment: Deployment, host: Host) -> str:
     return deployment.listen or (host.listen if deployment.endpoint else LOOPBACK)
 
 
-def machine_of(host: Host, slot: Slot, catalog: GpuCatalog) -> Machine:
+def gpu_of_slot(host: Host, slot: Slot, catalog: GpuCatalog) -> TargetGpu:
     """Return the GPU of a slot, as it will be after the plan is applied."""
     first = slot.gpus[0]
     compute = host.settings.compute
@@ -222,8 +229,8 @@ def machine_of(host: Host, slot: Slot, catalog: GpuCatalog) -> Machine:
     )
 
 
-def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> Machine:
-    return Machine(
+def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> TargetGpu:
+    return TargetGpu(
         gfx=model.gfx if model else "",
         name=model.name if model else "",
         compute=compute,

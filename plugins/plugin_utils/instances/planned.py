@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Union
 
-from ...module_utils.common.generations import Generation, Member, Offered
+from ...module_utils.common.generations import BackendInstance, Generation, GenerationMember
 from ...module_utils.common.hashing import text_hash
 from ...module_utils.common.redact import MASK, is_secret_name
-from ..desired.node_state import NodeState, Running
+from ..desired.node_state import NodeState, ObservedInstance
+from .backend_instance import backend_instance
 from .compose import Instance, server
-from .offered import offered
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Planned:
         return server(self.instance, self.files, self.spec_hash)
 
     @cached_property
-    def offered(self) -> Offered:
+    def backend(self) -> BackendInstance:
         """Return the description for load balancers."""
-        return offered(self.instance)
+        return backend_instance(self.instance)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -52,10 +52,10 @@ class Planned:
         return {**self.instance.to_json(self.spec_hash), "server": self.server}
 
     @cached_property
-    def member(self) -> Member:
+    def member(self) -> GenerationMember:
         """Return the instance as a member of a generation."""
         slot = self.instance.slot
-        return Member(
+        return GenerationMember(
             name=self.name,
             spec_hash=self.spec_hash,
             port=slot.port,
@@ -64,11 +64,11 @@ class Planned:
             share=slot.share,
             hosts=slot.rank.hosts if slot.rank else (),
             headless=self.instance.headless,
-            limit=self.offered.limit,
+            limit=self.backend.limit,
         )
 
     @cached_property
-    def head(self) -> Generation:
+    def generation_header(self) -> Generation:
         """Return the generation's common part, taken from this as its first instance; its number is not yet set."""
         instance, deployment = self.instance, self.instance.deployment
         env = (f"{name}={MASK if is_secret_name(name) else value}" for name, value in instance.env)
@@ -77,13 +77,13 @@ class Planned:
             generation=0,
             image=instance.image,
             image_ref=deployment.image_ref,
-            vllm=instance.tuned.release.asked,
+            vllm=instance.tuned.release.requested,
             model=deployment.model,
             commit=instance.commit,
             weights=self.weights,
             command=shlex.join(word for group in instance.argv for word in group),
             env=shlex.join(env),
-            models=self.offered.models,
+            models=self.backend.models,
             listen=instance.listen,
             endpoint=deployment.endpoint,
             stop_timeout=deployment.runtime.stop_timeout,
@@ -98,13 +98,13 @@ class Planned:
 class RecordedInstance:
     """An instance as recorded in a generation of the node's store.
 
-    acts: False if the instance is only present, and no action applies to it.
+    managed: False if the instance is only present, and no action applies to it.
     """
 
     generation: Generation
-    member: Member
+    member: GenerationMember
     path: tuple[str | int, ...] = field(default=("vllm_deployments",), compare=False)
-    acts: bool = True
+    managed: bool = True
 
     @property
     def name(self) -> str:
@@ -127,9 +127,9 @@ class RecordedInstance:
         return self.generation.server(self.member)
 
     @property
-    def offered(self) -> Offered:
+    def backend(self) -> BackendInstance:
         """Return the description for load balancers."""
-        return self.generation.offered(self.member, self.path)
+        return self.generation.backend(self.member, self.path)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -160,26 +160,28 @@ class RecordedInstance:
 Serving = Union[Planned, RecordedInstance]
 
 
-def recorded(generation: Generation, name: str, acts: bool = True) -> RecordedInstance:
+def recorded_instance(generation: Generation, name: str, acts: bool = True) -> RecordedInstance:
     """Return an instance of a generation. Raise StopIteration if there is none of this name."""
     return RecordedInstance(
-        generation, next(item for item in generation.members if item.name == name), acts=acts
+        generation, next(item for item in generation.members if item.name == name), managed=acts
     )
 
 
-def running_member(state: NodeState, running: Running, acts: bool = False) -> RecordedInstance | None:
+def running_member(
+    state: NodeState, running: ObservedInstance, acts: bool = False
+) -> RecordedInstance | None:
     """Return a container as recorded in the newest generation that contains it, or None."""
     for history in state.generations:
         if history.deployment == running.deployment:
             found = history.of_spec(running.name, running.spec_hash)
             if found:
-                return recorded(found, running.name, acts)
+                return recorded_instance(found, running.name, acts)
     return None
 
 
-def generation_of(deployment: str, instances: Sequence[Planned], modes: str) -> Generation:
+def compose_generation(deployment: str, instances: Sequence[Planned], modes: str) -> Generation:
     """Return the generation of these instances of a deployment on a host; its number is 0."""
     if not instances:
         return Generation(deployment, 0)
     members = tuple(item.member for item in instances)
-    return replace(instances[0].head, modes=modes, members=members)
+    return replace(instances[0].generation_header, modes=modes, members=members)

@@ -29,7 +29,7 @@ def _environment() -> Any:
     )
 
 
-def drawer(template: str) -> Callable[[Mapping[str, Any]], str]:
+def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
     """Return a function that renders haproxy.cfg from this template's text."""
     environment = _environment()
     environment.filters["json"] = canonical

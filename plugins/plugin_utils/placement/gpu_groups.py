@@ -14,20 +14,20 @@ Gpus = tuple[LogicalGpu, ...]
 _Key = Callable[[LogicalGpu], tuple[int, ...]]
 
 
-def island(gpu: LogicalGpu) -> int:
+def xgmi_domain(gpu: LogicalGpu) -> int:
     """Return the number of the GPU's XGMI domain."""
     return gpu.gpu // ISLAND
 
 
 def _numa(gpu: LogicalGpu) -> tuple[int, ...]:
-    return island(gpu), -1 if gpu.numa is None else gpu.numa
+    return xgmi_domain(gpu), -1 if gpu.numa is None else gpu.numa
 
 
 # From closest to farthest: within one GPU, one socket, one XGMI domain.
-_DOMAINS: tuple[_Key, ...] = (lambda gpu: (*_numa(gpu), gpu.gpu), _numa, lambda gpu: (island(gpu),))
+_DOMAINS: tuple[_Key, ...] = (lambda gpu: (*_numa(gpu), gpu.gpu), _numa, lambda gpu: (xgmi_domain(gpu),))
 
 
-def pack(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int = 0) -> tuple[Gpus, ...]:
+def group_gpus(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int = 0) -> tuple[Gpus, ...]:
     """Return the GPUs of the wanted number of instances (0: as many as fit), `size` each, in groups of `tensor` GPUs.
 
     A group never crosses its XGMI domain, and crosses its NUMA node or physical GPU only if fewer instances than wanted

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...module_utils.common.errors import Problem
 from ..catalog.gpus import GpuCatalog, GpuModel
 from ..desired.fleet import Host
-from ..desired.gpu_clean import needs_reload
+from ..desired.gpu_health import needs_reload
 from ..desired.topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
 
 

@@ -10,15 +10,15 @@ from ...module_utils.common.errors import Problem
 from ..catalog.gpus import GpuCatalog
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
-from ..desired.gpu_clean import needs_reload
+from ..desired.gpu_health import needs_reload
 from ..desired.node_state import NumaNode
 from ..desired.topology import LogicalGpu
-from .gpu_groups import Gpus, island, pack
+from .gpu_groups import Gpus, group_gpus, xgmi_domain
 from .host_gpus import HostGpus, host_gpus
-from .impossible import impossible, too_many
 from .network import Network
 from .network_checks import Networks, check_networks
-from .ranks import HostGroup, Rank, group_port, host_groups, meeting_port, rank_of, servers_per_host
+from .ranks import HostGroup, Rank, group_port, host_groups, rank_of, rendezvous_port, servers_per_host
+from .size_limits import size_problems, too_many_gpus
 
 SYSTEM_PORTS = 1024
 """Ports below this are for the system's own services; RFC 6335, section 6."""
@@ -66,7 +66,7 @@ class Slot:
 class Layout:
     """A host's logical GPUs after the run, and its instances on them.
 
-    left_out: names of desired instances that cannot run now because another host of their group is missing; they are
+    unplaced: names of desired instances that cannot run now because another host of their group is missing; they are
     neither started nor removed.
     """
 
@@ -74,7 +74,7 @@ class Layout:
     slots: tuple[Slot, ...]
     repartition: bool
     warnings: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
+    unplaced: tuple[str, ...] = ()
 
 
 def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]:
@@ -149,14 +149,14 @@ def _ranked(
     if not any(slot.deployment.nodes > 1 for slot in layout.slots):
         return layout
     slots: list[Slot] = []
-    left_out: list[str] = []
+    unplaced: list[str] = []
     warnings: dict[str, None] = {}
     for slot in layout.slots:
         group = groups.get((slot.deployment.name, host))
         if slot.deployment.nodes == 1:
             slots.append(slot)
         elif group is None or group.missing:
-            left_out.append(slot.name)
+            unplaced.append(slot.name)
             if group is not None:
                 warnings[_incomplete(slot.deployment, group)] = None
         else:
@@ -165,7 +165,7 @@ def _ranked(
     return replace(
         layout,
         slots=tuple(slots),
-        left_out=tuple(left_out),
+        unplaced=tuple(unplaced),
         warnings=(*layout.warnings, *warnings, *networks.warnings.get(host, ())),
     )
 
@@ -207,7 +207,7 @@ def _gpus_text(host: Host, layout: Layout, catalog: GpuCatalog) -> str:
 def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], list[Problem]]:
     """Return the GPUs of each of a deployment's servers on a host."""
     path, given, gpus = deployment.path, deployment.gpus, there.gpus
-    problems = impossible(deployment)
+    problems = size_problems(deployment)
     problems += [
         Problem((*path, "gpus", position), f"GPU {gpu} does not exist: the host has {there.text}.")
         for position, gpu in enumerate(given or ())
@@ -218,7 +218,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
     size, shared = deployment.gpus_per_node, deployment.instances_per_gpu
     wanted = -(-deployment.instances_per_host // shared)
     if given is None:
-        engines = pack(gpus, size, deployment.tensor_parallel_size, wanted)
+        engines = group_gpus(gpus, size, deployment.tensor_parallel_size, wanted)
     else:  # the operator's order is the order of instances
         count = min(len(given) // size, wanted or len(given))
         engines = tuple(
@@ -226,7 +226,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
             for index in range(count)
         )
     if len(engines) < max(wanted, 1):
-        return (), [too_many(deployment, there)]
+        return (), [too_many_gpus(deployment, there)]
     servers = servers_per_host(deployment)
     part = size // servers
     placed = [engine[number * part : (number + 1) * part] for engine in engines for number in range(servers)]
@@ -243,7 +243,7 @@ def _far_apart(deployment: Deployment, placed: Sequence[Gpus]) -> list[str]:
     """Return a warning if the operator configured a tensor parallel group that XGMI does not connect."""
     size = deployment.tensor_parallel_size
     groups = (gpus[start : start + size] for gpus in placed for start in range(0, len(gpus), size))
-    if all(len({island(gpu) for gpu in group}) == 1 for group in groups):
+    if all(len({xgmi_domain(gpu) for gpu in group}) == 1 for group in groups):
         return []
     return [f"deployment {deployment.name}: a tensor parallel group has GPUs that XGMI does not join"]
 
@@ -268,7 +268,7 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
     used: dict[int, Slot] = {}
     shares: dict[int, float] = {}
     for slot in sorted(slots, key=lambda item: (item.deployment.index, item.index)):
-        meeting = meeting_port(slot.deployment, slot.index)
+        meeting = rendezvous_port(slot.deployment, slot.index)
         first = slot.index % servers_per_host(slot.deployment) == 0
         for port in (slot.port, *((meeting, group_port(meeting)) if meeting and first else ())):
             other = ports.setdefault(port, slot)

@@ -43,7 +43,7 @@ FIX = "Set instinct_address to the address at which the other hosts of its group
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupAddress:
     """A host in the network of its group: one of its own addresses, and the interface with it."""
 
     address: str
@@ -57,13 +57,13 @@ class Network:
     hcas: the ports in `NCCL_IB_HCA`; RCCL uses those that are active when it starts.
     """
 
-    place: Place
+    place: GroupAddress
     hcas: tuple[Hca, ...]
     env: tuple[Reason, ...]
     devices: tuple[str, ...]
 
 
-def place_of(host: Host) -> tuple[Place | None, Problem | None]:
+def group_address(host: Host) -> tuple[GroupAddress | None, Problem | None]:
     """Return the address where the group reaches a host; (None, None) if its interfaces are unknown.
 
     An IP address is searched on the host's interfaces. A host name is not reliable (many systems resolve their own to
@@ -75,22 +75,22 @@ def place_of(host: Host) -> tuple[Place | None, Problem | None]:
     try:
         wanted = ip_address(host.address)
     except ValueError:
-        return _only_place(host, interfaces)
+        return _only_address(host, interfaces)
     for interface in interfaces:
         if any(ip_address(address) == wanted for address in interface.addresses):
-            return Place(host.address, interface), None
+            return GroupAddress(host.address, interface), None
     if wanted.is_loopback:  # the group's own check reports it
         return None, None
     what = f"its address {host.address} is on none of its interfaces ({_listed(interfaces)})."
     return None, Problem((), what, FIX, (host.name,))
 
 
-def _only_place(host: Host, interfaces: Sequence[Interface]) -> tuple[Place | None, Problem | None]:
+def _only_address(host: Host, interfaces: Sequence[Interface]) -> tuple[GroupAddress | None, Problem | None]:
     hcas = host.state.hcas if host.state else ()
     rails = {hca.interface for hca in hcas}
     real = [item for item in interfaces if item.up and not item.name.startswith(SOFTWARE)]
     real = [item for item in real if item.name not in rails] or real
-    found = [Place(address, item) for item in real for address in item.addresses if ":" not in address]
+    found = [GroupAddress(address, item) for item in real for address in item.addresses if ":" not in address]
     if len(found) == 1:
         return found[0], None
     what = (
@@ -103,7 +103,7 @@ def _listed(interfaces: Sequence[Interface]) -> str:
     return interfaces_text((item.name, item.addresses) for item in interfaces)
 
 
-def network_of(host: Host, place: Place) -> Network:
+def network_of(host: Host, place: GroupAddress) -> Network:
     """Return what an engine over several hosts uses on this one."""
     name, address = place.interface.name, place.address
     gpus = len(host.state.gpus) if host.state else 0
@@ -156,7 +156,7 @@ def choose_hcas(hcas: Sequence[Hca], interface: str, gpus: int) -> tuple[tuple[H
         found = [hca for hca in found if hca not in own]
     chosen = tuple(sorted(found, key=lambda hca: (_natural(hca.name), hca.port)))
     out = [hca for hca in hcas if hca not in found]
-    texts = [f"{hca.name}:{hca.port} ({_why_out(hca, layer, rate)})" for hca in out]
+    texts = [f"{hca.name}:{hca.port} ({_why_excluded(hca, layer, rate)})" for hca in out]
     return chosen, f"not {', '.join(texts)}" if texts else ""
 
 
@@ -165,7 +165,7 @@ def _natural(name: str) -> tuple[str, int]:
     return (name[:-digits], int(name[-digits:])) if digits else (name, -1)
 
 
-def _why_out(hca: Hca, layer: str, rate: int) -> str:
+def _why_excluded(hca: Hca, layer: str, rate: int) -> str:
     if hca.layer != layer:
         return hca.layer
     return f"{hca.rate} Gb/s" if hca.rate != rate else f"the host's address is on its {hca.interface}"

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from ...module_utils.common.errors import Problem
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
-from .network import ETHERNET, FIX, VERBS_DIRECTORY, Network, Place, network_of, place_of
+from .network import ETHERNET, FIX, VERBS_DIRECTORY, GroupAddress, Network, group_address, network_of
 from .ranks import HostGroup
 
 TCP_ONLY = "NCCL_IB_DISABLE"
@@ -37,7 +37,7 @@ def check_networks(fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup]) ->
     found: dict[str, Network] = {}
     problems: list[Problem] = []
     for name in dict.fromkeys(host for _, host in whole):
-        place, problem = place_of(hosts[name])
+        place, problem = group_address(hosts[name])
         problems += [problem] if problem else []
         if place:
             found[name] = network_of(hosts[name], place)
@@ -99,7 +99,7 @@ def _address(
         yield Problem((*deployment.path, "env", "VLLM_HOST_IP"), what, fix, (host.name,))
 
 
-def _places_together(places: Mapping[str, Place]) -> Iterable[Problem]:
+def _places_together(places: Mapping[str, GroupAddress]) -> Iterable[Problem]:
     seen: dict[str, str] = {}
     for name, place in places.items():
         other = seen.setdefault(place.address, name)

@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.errors import Problem
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
-from .network import place_of
+from .network import group_address
 
 LOOPBACK = "127.0.0.1"
 _LOCAL = ("localhost", "::1")
@@ -85,7 +85,7 @@ def servers_per_host(deployment: Deployment) -> int:
     return deployment.data_parallel_size // deployment.nodes if external(deployment) else 1
 
 
-def meeting_port(deployment: Deployment, index: int) -> int | None:
+def rendezvous_port(deployment: Deployment, index: int) -> int | None:
     """Return the port where the servers of instance `index`'s engine meet, or None if the server is alone.
 
     It is derived from the last four digits of the HTTP port of the engine's first server: 8000 → 28000, and for ports
@@ -110,7 +110,7 @@ def group_port(meeting: int) -> int:
 
 def rank_of(deployment: Deployment, index: int, group: HostGroup | None, host: str) -> Rank | None:
     """Return the rank of a deployment's instance; `group` is None for an engine within one host."""
-    port = meeting_port(deployment, index)
+    port = rendezvous_port(deployment, index)
     if port is None:
         return None
     servers = servers_per_host(deployment)
@@ -190,7 +190,7 @@ def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterabl
 
 def _address(host: Host) -> str:
     """Return the host's address in the cluster, as an IP address if its interfaces reveal it."""
-    place, _ = place_of(host)
+    place, _ = group_address(host)
     return place.address if place else host.address
 
 

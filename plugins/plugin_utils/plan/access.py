@@ -16,13 +16,13 @@ from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.image_ref import parse_ref
 from ..desired.lockfile import Lock, model_key
 from .pins import ImageNeed, ModelNeed
-from .registry import GONE, HUB, UNCERTAIN, ResolveError, image_access, model_access, registry_of
+from .registry import HUB, NOT_FOUND, UNREACHABLE, ResolveError, image_access, model_access, registry_of
 
 REFRESH = "It no longer exists: run playbooks/plan.yml -e refresh=true to pin the current one."
 
 
 @dataclass(frozen=True)
-class Question:
+class AccessCheck:
     """A request to a registry or hub (`where`); hosts with the same request have the same key."""
 
     key: tuple[object, ...]
@@ -54,7 +54,7 @@ def check_access(
             kept.append(need)
         except FleetError as error:
             problems.extend(replace(problem, hosts=(name,)) for problem in error.problems)
-    questions: dict[tuple[object, ...], Question] = {}
+    questions: dict[tuple[object, ...], AccessCheck] = {}
     for question in (*_of_images(images, lock), *_of_models(kept, lock, tokens)):
         questions.setdefault(question.key, question)
     silent: set[str] = set()
@@ -64,32 +64,34 @@ def check_access(
         try:
             question.ask()
         except ResolveError as error:
-            if error.kind == UNCERTAIN:
+            if error.kind == UNREACHABLE:
                 silent.add(question.where)
                 why = error.problem.what
                 warnings.append(f"could not check whether nodes may download from {question.where}: {why}")
                 continue
-            fix = REFRESH if error.kind == GONE else error.problem.fix
+            fix = REFRESH if error.kind == NOT_FOUND else error.problem.fix
             problems.append(replace(error.problem, fix=fix, hosts=(question.host,)))
     if problems:
         raise FleetError(problems)
     return tuple(warnings)
 
 
-def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[Question]:
+def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[AccessCheck]:
     for need in needs:
         ref, pin = parse_ref(need.ref), lock.image(need.ref)
         if pin:
             access = registry_of(ref, need.host.settings.registries)
             ask = partial(image_access, ref, pin.digest, need.path, access)
-            yield Question((ref.repository, pin.digest, access), ref.registry, need.host.name, ask)
+            yield AccessCheck((ref.repository, pin.digest, access), ref.registry, need.host.name, ask)
 
 
-def _of_models(needs: Iterable[ModelNeed], lock: Lock, tokens: dict[str, str | None]) -> Iterator[Question]:
+def _of_models(
+    needs: Iterable[ModelNeed], lock: Lock, tokens: dict[str, str | None]
+) -> Iterator[AccessCheck]:
     for need in needs:
         endpoint, token = need.host.settings.endpoint, tokens[need.host.name]
         pin = lock.model(endpoint, need.repo, need.revision)
         if pin:
             ask = partial(model_access, need.repo, pin, need.path, endpoint, token)
             key = (model_key(endpoint, need.repo, pin.commit), token)
-            yield Question(key, endpoint or HUB, need.host.name, ask)
+            yield AccessCheck(key, endpoint or HUB, need.host.name, ask)

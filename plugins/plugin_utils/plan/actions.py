@@ -14,16 +14,16 @@ from ..desired.actions import ALIVE, DEBIAN, Action, has_image, size
 from ..desired.deployment import Deployment
 from ..desired.deployment_parts import Build
 from ..desired.fleet import Host
-from ..desired.gpu_clean import needs_reload
+from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
-from ..desired.node_state import NodeState, Running
+from ..desired.node_state import NodeState, ObservedInstance
 from ..desired.packages import build_packages
-from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, Repository, repositories
+from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
 
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
 PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
 HUB = "huggingface_hub documentation: guides/download"
-PROBED = "catalog/images.yml"
+IMAGE_CATALOG = "catalog/images.yml"
 PARTITION_KINDS = frozenset(("memory_partition", "compute_partition", "partition_change", "gpu_clean"))
 
 
@@ -206,12 +206,12 @@ def _modes(values: Iterable[str | None]) -> str:
     return ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
 
 
-def stop_servers(host: Host) -> tuple[Running, ...]:
+def stop_servers(host: Host) -> tuple[ObservedInstance, ...]:
     """Return instances of this toolkit that use the GPUs whose mode changes."""
     return tuple(item for item in host.state.instances if item.state in ALIVE) if host.state else ()
 
 
-def stop_action(running: Running) -> Action:
+def stop_action(running: ObservedInstance) -> Action:
     """Return the action that stops an instance before the mode changes."""
     reason = "the driver refuses to partition a GPU that is in use"
     return Action("stop_server", "gpu_partition", running.name, "running", "stopped", reason, PARTITIONING)
@@ -231,7 +231,7 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         if has_image(host.state, wanted):
             if deployment.image_ref in unknown:
                 reason = "its name does not show which vLLM it contains"
-                action = Action("image", "vllm_image", step.ref, "present", "probed", reason, PROBED)
+                action = Action("image", "vllm_image", step.ref, "present", "probed", reason, IMAGE_CATALOG)
                 found[wanted] = step, action
             continue
         if step.build:
@@ -257,7 +257,7 @@ def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
     )
 
 
-def has_weights(host: Host, wanted: Repository, pin: ModelPin) -> bool:
+def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
     """Return whether a complete snapshot of the pinned commit contains the wanted files."""
     if host.state is None:
         return False
@@ -283,7 +283,7 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
     Deployments that need different files of one commit share one download of all of them, as a snapshot has one marker.
     `image_of` names the image that downloads a deployment's weights.
     """
-    groups: dict[tuple[str, str], list[tuple[Deployment, Repository]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Deployment, ModelRepository]]] = {}
     pins: dict[tuple[str, str], ModelPin] = {}
     for deployment in host.deployments:
         for wanted in repositories(deployment):
@@ -321,7 +321,7 @@ _VERBS = {
 }
 
 
-def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
+def _users(users: Iterable[tuple[Deployment, ModelRepository]]) -> str:
     """Return which deployments need a repository, and for what."""
     names: dict[str, dict[str, None]] = {}
     for deployment, wanted in users:
@@ -337,7 +337,7 @@ def _users(users: Iterable[tuple[Deployment, Repository]]) -> str:
     return "; ".join(parts)
 
 
-def _model_step(host: Host, users: Sequence[Repository], pin: ModelPin, image: str) -> ModelStep:
+def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, image: str) -> ModelStep:
     """Return one download for all users; if their patterns differ, file names are used instead."""
     first = users[0]
     exclude, include = first.exclude, first.include
@@ -375,7 +375,7 @@ def _weights_before(host: Host, repo: str, pin: ModelPin) -> str:
     return f"commit {', '.join(others)}" if others else "absent"
 
 
-def remove(running: Running) -> Action:
+def remove(running: ObservedInstance) -> Action:
     """Return the action that removes an instance of this toolkit that no deployment defines."""
     before = running.state or "stopped"
     reason = f"no deployment on this host defines {running.name}"
@@ -383,7 +383,7 @@ def remove(running: Running) -> Action:
 
 
 def server(
-    name: str, spec: str, file_hashes: Mapping[str, str], running: Running | None, repartition: bool
+    name: str, spec: str, file_hashes: Mapping[str, str], running: ObservedInstance | None, repartition: bool
 ) -> Action | None:
     """Return the action that starts, restarts or replaces an instance; None if it runs as configured."""
     after = f"running, spec {spec[:12]}"
@@ -399,7 +399,7 @@ def server(
         reason = (
             "its files are missing on the node"
             if running.artefact_hash is None
-            else f"its files were changed on the node{_which(file_hashes, running)}"
+            else f"its files were changed on the node{_changed_files(file_hashes, running)}"
         )
         return Action("server", "vllm_serve", name, before, after, reason, source)
     if running.state != "running" or _gave_up(running):
@@ -414,11 +414,11 @@ def server(
     return None
 
 
-def _gave_up(running: Running) -> bool:
+def _gave_up(running: ObservedInstance) -> bool:
     return running.supervisor is not None and running.supervisor.gave_up
 
 
-def _why_down(running: Running) -> str:
+def _why_down(running: ObservedInstance) -> str:
     """Return why an instance does not serve, with the first failure in its supervisor's record."""
     said = running.supervisor
     cause = f"{said.cause.kind}: {said.cause.line}" if said and said.cause else ""
@@ -429,22 +429,22 @@ def _why_down(running: Running) -> str:
     return "it does not run" + (f"; it failed: {cause}" if cause else "")
 
 
-def _container_state(running: Running) -> str:
+def _container_state(running: ObservedInstance) -> str:
     text = "gave up" if _gave_up(running) else running.state or "unknown"
     if running.state == "exited" and running.exit_code is not None:
         text += f" with code {running.exit_code}"
     return f"{text}, spec {running.spec_hash[:12]}" if running.spec_hash else text
 
 
-def _difference(file_hashes: Mapping[str, str], running: Running, spec: str) -> str:
+def _difference(file_hashes: Mapping[str, str], running: ObservedInstance, spec: str) -> str:
     if running.spec_hash is None:
         return "its container was created by an older version of instinct-fleet"
     if running.artefact_hash == spec:
         return "its files are current, but its container was created from older ones"
-    return f"its specification changed{_which(file_hashes, running)}"
+    return f"its specification changed{_changed_files(file_hashes, running)}"
 
 
-def _which(file_hashes: Mapping[str, str], running: Running) -> str:
+def _changed_files(file_hashes: Mapping[str, str], running: ObservedInstance) -> str:
     there = dict(running.file_hashes)
     meaning = {"serve.sh": "command", "env": "environment", "container.json": "container"}
     names = [meaning.get(name, name) for name, text in sorted(file_hashes.items()) if there.get(name) != text]

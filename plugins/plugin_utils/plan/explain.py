@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from ..desired.actions import Action
 from ..endpoint.plan import BalancerPlan
 from ..text import listed, plural
-from .explain_deployments import deployments, told_once
+from .explain_deployments import group_deployments, shared_warnings
 from .explain_generations import kept_lines, stored_lines
 from .plan import FleetPlan, HostPlan
 from .text import gpus_text, numbered, wrapped
@@ -46,9 +46,9 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
     for balancer in plan.balancers:
         lines += _balancer(balancer, full)
-    told = deployments(plan.hosts, full)
-    once = told_once(told)
-    for item in told:
+    groups = group_deployments(plan.hosts, full)
+    once = shared_warnings(groups)
+    for item in groups:
         lines += ["", *item.lines(full, once)]
     lines += stored_lines(plan, full)
     if full:

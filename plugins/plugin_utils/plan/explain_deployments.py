@@ -23,7 +23,7 @@ ADDRESS = "--host"
 
 
 @dataclass
-class Told:
+class DeploymentText:
     """A deployment on one kind of host, or of groups of hosts that run an engine together.
 
     Attributes:
@@ -59,7 +59,7 @@ class Told:
         place = f"{many} over {where}" if self.groups else f"{many} per host"
         lines = [
             f"Deployment {deployment.name} on {listed(self.hosts)}: {place}, "
-            f"vLLM {instance.tuned.release.asked}{goal}"
+            f"vLLM {instance.tuned.release.requested}{goal}"
         ]
         for hosts, (master, ports) in self.groups.items():
             meeting = f"they meet at {master}, {numbered('port', ports)}"
@@ -105,9 +105,9 @@ class Told:
         return ", ".join([*found[:-2], " and ".join(found[-2:])])
 
 
-def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
+def group_deployments(hosts: Sequence[HostPlan], full: bool) -> list[DeploymentText]:
     """Return each deployment on each kind of host; without `full`, only those with an instance to start."""
-    seen: dict[tuple[object, ...], Told] = {}
+    seen: dict[tuple[object, ...], DeploymentText] = {}
     for host in hosts:
         composed = [item.instance for item in host.instances if isinstance(item, Planned)]
         counts = Counter(item.deployment.name for item in composed)
@@ -121,20 +121,20 @@ def deployments(hosts: Sequence[HostPlan], full: bool) -> list[Told]:
             spans = instance.deployment.nodes > 1
             # Servers of one engine differ in their ranks; the head, which comes first, represents them.
             same = (instance.tuned.chosen, idle) if spans else tuple(map(_alike, instance.reasons))
-            told = seen.setdefault(
-                (name, counts[name], same, instance.verdict.fit), Told(instance, counts[name], idle)
+            reported = seen.setdefault(
+                (name, counts[name], same, instance.verdict.fit), DeploymentText(instance, counts[name], idle)
             )
-            told.hosts.append(host.host.name)
-            told.addresses |= {item.value for item in instance.reasons if item.setting == ADDRESS}
+            reported.hosts.append(host.host.name)
+            reported.addresses |= {item.value for item in instance.reasons if item.setting == ADDRESS}
             if instance.slot.network:
                 env = dict(instance.env)
                 names = [item.setting for item in instance.slot.network.env if item.setting in env]
-                told.networks[host.host.name] = {name: env[name] for name in names}
+                reported.networks[host.host.name] = {name: env[name] for name in names}
             rank = instance.slot.rank
             if spans and rank:
                 ranks = [item.slot.rank for item in composed if item.deployment.name == name]
                 ports = tuple(sorted({item.master_port for item in ranks if item}))
-                told.groups[rank.hosts] = (rank.master, ports)
+                reported.groups[rank.hosts] = (rank.master, ports)
     return list(seen.values())
 
 
@@ -143,10 +143,10 @@ def _alike(reason: Reason) -> Reason:
     return replace(reason, value="") if reason.setting == ADDRESS else reason
 
 
-def told_once(told: Iterable[Told]) -> dict[str, list[str]]:
+def shared_warnings(deployments: Iterable[DeploymentText]) -> dict[str, list[str]]:
     """Return warnings that several deployments share, such as those of their image, with the deployments' names."""
     names: dict[str, dict[str, None]] = {}
-    for item in told:
+    for item in deployments:
         for warning in item.instance.warnings:
             names.setdefault(warning, {})[item.instance.deployment.name] = None
     return {text: list(found) for text, found in names.items() if len(found) > 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..generations.restore import kept_resources
+from ..generations.restore import rollback_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
 from ..text import listed
@@ -23,23 +23,23 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
     """Return a block for each deployment from the nodes' stores; `full` includes those without an action."""
     started = {name.rpartition("-")[0] for host in plan.hosts for name in host.start}
     lines: list[str] = []
-    for turn in plan.turns:
-        kind = turn.choice.kind
-        if kind in (INVENTORY, RUNNING) or not (full or turn.deployment in started):
+    for revision in plan.revisions:
+        kind = revision.source.kind
+        if kind in (INVENTORY, RUNNING) or not (full or revision.deployment in started):
             continue
         found: dict[RecordedInstance, list[str]] = {}
         for host in plan.hosts:
-            mine = [item for item in host.instances if item.deployment_name == turn.deployment]
+            mine = [item for item in host.instances if item.deployment_name == revision.deployment]
             first = next((item for item in mine if isinstance(item, RecordedInstance)), None)
             if first:
                 found.setdefault(first, []).append(host.host.name)
         where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
-        number = "as it runs" if turn.generation is None else f"generation {turn.generation}"
-        lines += ["", f"Deployment {turn.deployment} on {where}: {number}, from the nodes' own records"]
-        lines += wrapped("because", f"{MEANING[kind]}{f' ({turn.why})' if turn.why else ''}")
+        number = "as it runs" if revision.generation is None else f"generation {revision.generation}"
+        lines += ["", f"Deployment {revision.deployment} on {where}: {number}, from the nodes' own records"]
+        lines += wrapped("because", f"{MEANING[kind]}{f' ({revision.why})' if revision.why else ''}")
         made = (item.generation for item in found)
-        told = dict.fromkeys((item.made, item.image_ref, item.vllm, item.why) for item in made)
-        for when, image, vllm, why in told:
+        shown = dict.fromkeys((item.recorded_at, item.image_ref, item.vllm, item.why) for item in made)
+        for when, image, vllm, why in shown:
             lines += wrapped("record", f"{when}: image {image}, vLLM {vllm}; {why}")
     return lines
 
@@ -48,7 +48,7 @@ def kept_lines(plan: FleetPlan) -> list[str]:
     """Return the images and weights that only kept generations need."""
     hosts: dict[str, list[str]] = {}
     for host in plan.hosts:
-        for item in kept_resources(host.host, host.instances):
+        for item in rollback_resources(host.host, host.instances):
             text = f"{item['kind']} {item['name']}: {_numbers(item['generations'])}"
             hosts.setdefault(text, []).append(host.host.name)
     if not hosts:

@@ -18,21 +18,21 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class EngineServer:
     """A server of an engine: the index of its host's plan, and its name."""
 
     plan: int
     name: str
 
 
-def parts_of(plans: Sequence[HostPlan]) -> dict[Key, list[Part]]:
+def engine_servers(plans: Sequence[HostPlan]) -> dict[Key, list[EngineServer]]:
     """Return the servers of each engine that has several, with hosts in the plan's order."""
-    found: dict[Key, list[Part]] = {}
+    found: dict[Key, list[EngineServer]] = {}
     for number, plan in enumerate(plans):
         for item in plan.instances:
             key = _engine(plan.host.name, item)
             if key is not None:
-                found.setdefault(key, []).append(Part(number, item.name))
+                found.setdefault(key, []).append(EngineServer(number, item.name))
     return {key: parts for key, parts in found.items() if len(parts) > 1}
 
 
@@ -44,7 +44,9 @@ def _engine(host: str, item: Any) -> Key | None:
     instance = getattr(item, "instance", None)
     if instance is None:
         return (
-            (item.deployment_name, item.member.hosts, item.name) if item.member.hosts and item.acts else None
+            (item.deployment_name, item.member.hosts, item.name)
+            if item.member.hosts and item.managed
+            else None
         )
     rank = instance.slot.rank
     if rank is None or rank.servers == 1:
@@ -53,14 +55,14 @@ def _engine(host: str, item: Any) -> Key | None:
     return (instance.deployment.name, rank.hosts or (host,), instance.slot.index - rank.number % per_host)
 
 
-def with_mates(plans: Sequence[HostPlan]) -> list[HostPlan]:
+def with_engine_peers(plans: Sequence[HostPlan]) -> list[HostPlan]:
     """Return the plans with actions for running peers of servers that are started or replaced.
 
     Peers stop and start together, as their supervisors ensure. With an action they are also drained first, and the run
     waits for them.
     """
     changed = list(plans)
-    for parts in parts_of(plans).values():
+    for parts in engine_servers(plans).values():
         touched = [part for part in parts if part.name in plans[part.plan].start]
         for part in parts if touched else ():
             if part in touched or not _alive(plans[part.plan], part.name):
@@ -92,7 +94,7 @@ def _alive(plan: HostPlan, name: str) -> bool:
 
 def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
     """Yield problems of servers that cannot work as one engine: other images or vLLMs, or variables that Ray shares."""
-    for parts in parts_of(plans).values():
+    for parts in engine_servers(plans).values():
         made = {
             part: instance
             for part in parts
@@ -105,7 +107,7 @@ def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
         for part, instance in others:
             host, head = plans[part.plan].host.name, plans[first[0].plan].host.name
             deployment = instance.deployment
-            mine, theirs = ((one.image, one.tuned.release.asked) for one in (instance, first[1]))
+            mine, theirs = ((one.image, one.tuned.release.requested) for one in (instance, first[1]))
             if mine != theirs:
                 path = (*deployment.path, "build" if deployment.build else "image")
                 text = " with vLLM "

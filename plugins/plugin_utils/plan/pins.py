@@ -12,7 +12,7 @@ from ..desired.actions import has_image
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.lockfile import Lock
-from ..tuning.companion_models import Repository, repositories
+from ..tuning.companion_models import ModelRepository, repositories
 from .actions import has_weights
 
 
@@ -88,7 +88,7 @@ def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:
     )
 
 
-def _model_missing(host: Host, wanted: Repository, lock: Lock) -> bool:
+def _model_missing(host: Host, wanted: ModelRepository, lock: Lock) -> bool:
     pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
     if pin is None:
         return True

@@ -8,28 +8,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem, natural
-from ...module_utils.common.generations import Wishes
+from ...module_utils.common.generations import OperationRequest
 from ...module_utils.common.paths import container_name
 from ..catalog.gpus import GpuCatalog
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import LOOPBACK, Fleet, Host
 from ..desired.lockfile import Lock
-from ..endpoint.backends import Offer
-from ..endpoint.plan import BalancerPlan, Endpoint, plan_balancers
-from ..generations.numbering import Made, Turn, bindings, bound, record_actions, records, refused, turns_of
-from ..generations.restore import kept_resources, modes_of, problems_of, released
-from ..generations.sources import NOTHING, Selection, select
+from ..endpoint.backends import HostBackends
+from ..endpoint.plan import BalancerPlan, EndpointInputs, plan_balancers
+from ..generations.restore import partition_modes, releasable_holds, restore_problems, rollback_resources
+from ..generations.revisions import (
+    ComposedHost,
+    RevisionChange,
+    binding_warnings,
+    bindings,
+    record_actions,
+    records,
+    refused_upgrades,
+    revision_changes,
+)
+from ..generations.sources import NOTHING, SourceSelection, choose_sources
 from ..instances.compose import pull_ref
-from ..instances.factory import Workshop
+from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
 from .disk_space import check_disk
-from .multi_host import mismatches, with_mates
+from .multi_host import mismatches, with_engine_peers
 
 SCHEMA = 1
-DEFAULT = Wishes()
+DEFAULT_REQUEST = OperationRequest()
 # What can take hours comes before what stops a running instance.
 ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
 
@@ -38,7 +47,7 @@ ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition",
 class HostPlan:
     """What is to be done on one host, and what it will run.
 
-    left: instances that are neither started nor removed. records, bindings: for the node's store of generations.
+    untouched: instances that are neither started nor removed. records, bindings: for the node's store of generations.
     """
 
     host: Host
@@ -55,7 +64,7 @@ class HostPlan:
     warnings: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     key_file: str = ""
-    left: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()
     bindings: tuple[Mapping[str, Any], ...] = ()
 
@@ -98,7 +107,7 @@ class HostPlan:
                 "memory": settings.memory,
                 "clean": "gpu_clean" in kinds,
                 "backend": settings.backend,
-                "stop_servers": [_stop_only(name, servers.get(name)) for name in self.stop],
+                "stop_servers": [_stop_spec(name, servers.get(name)) for name in self.stop],
                 "serve": [name for name in self.start if name not in spanning],
                 "remove": list(self.remove),
             }
@@ -114,7 +123,7 @@ class HostPlan:
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
             "generations": [dict(item) for item in self.records],
             "bindings": [dict(item) for item in self.bindings],
-            "kept": kept_resources(self.host, self.instances),
+            "kept": rollback_resources(self.host, self.instances),
             "warnings": list(self.warnings),
         }
 
@@ -128,7 +137,7 @@ class FleetPlan:
     warnings: tuple[str, ...]
     sources: Mapping[str, Mapping[str, Any]]
     balancers: tuple[BalancerPlan, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    revisions: tuple[RevisionChange, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ class FleetPlan:
         return {
             "schema": SCHEMA,
             "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
-            "generations": [item.to_json() for item in self.turns],
+            "generations": [item.to_json() for item in self.revisions],
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
             "balancers": {item.host.name: item.to_json() for item in self.balancers},
             "partial": list(self.partial),
@@ -164,8 +173,8 @@ class CheckedFleet:
     """
 
     fleet: Fleet
-    wishes: Wishes
-    selection: Selection
+    request: OperationRequest
+    selection: SourceSelection
     layouts: Mapping[str, Layout]
     problems: tuple[Problem, ...] = ()
 
@@ -175,73 +184,81 @@ class CheckedFleet:
         return self.selection.fleet
 
 
-def check_fleet(fleet: Fleet, wishes: Wishes = DEFAULT) -> CheckedFleet:
+def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST) -> CheckedFleet:
     """Raise FleetError when instances cannot be laid out; asks nothing of registries and hubs."""
-    checked = _laid_out(fleet, wishes)
+    checked = _laid_out(fleet, request)
     problems = (*checked.problems, *(problem for host in checked.composed.hosts for problem in _check(host)))
     if problems:
         raise FleetError(problems)
     return checked
 
 
-def _laid_out(fleet: Fleet, wishes: Wishes, free: Iterable[str] = ()) -> CheckedFleet:
-    selection = select(fleet, wishes, free)
-    return CheckedFleet(fleet, wishes, selection, *lay_out_fleet(selection.fleet))
+def _laid_out(fleet: Fleet, request: OperationRequest, free: Iterable[str] = ()) -> CheckedFleet:
+    selection = choose_sources(fleet, request, free)
+    return CheckedFleet(fleet, request, selection, *lay_out_fleet(selection.fleet))
 
 
-def plan_fleet(checked: CheckedFleet, workshop: Workshop, endpoint: Endpoint | None = None) -> FleetPlan:
+def plan_fleet(
+    checked: CheckedFleet, factory: InstanceFactory, endpoint: EndpointInputs | None = None
+) -> FleetPlan:
     """Plan every host. Raises FleetError with the problems of all hosts.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without
     network; what is applied is resolved before.
     """
-    free = released(checked.fleet, checked.selection, workshop)
+    free = releasable_holds(checked.fleet, checked.selection, factory)
     if free:  # they are composed after all
-        checked = _laid_out(checked.fleet, checked.wishes, free)
-    wishes, selection, layouts = checked.wishes, checked.selection, checked.layouts
+        checked = _laid_out(checked.fleet, checked.request, free)
+    request, selection, layouts = checked.request, checked.selection, checked.layouts
     fleet = selection.fleet
     hosts: list[HostPlan] = []
     problems: list[Problem] = [*selection.problems, *checked.problems]
     for host in fleet.hosts:
-        planned, found = plan_host(host, layouts[host.name], fleet.catalog, workshop, selection)
+        planned, found = plan_host(host, layouts[host.name], fleet.catalog, factory, selection)
         hosts.append(planned)
         problems.extend(found)
     problems.extend(mismatches(hosts))
-    hosts = with_mates(hosts)
-    turns: tuple[Turn, ...] = ()
+    hosts = with_engine_peers(hosts)
+    revisions: tuple[RevisionChange, ...] = ()
     balancers: tuple[BalancerPlan, ...] = ()
     warnings: list[str] = []
     if not problems:
-        turns = turns_of(selection, [_made(host) for host in hosts])
-        problems += refused(turns, wishes)
-        hosts = [_recorded(host, turns, wishes) for host in hosts]
-        warnings += bound(turns)
+        revisions = revision_changes(selection, [_composed_host(host) for host in hosts])
+        problems += refused_upgrades(revisions, request)
+        hosts = [_with_records(host, revisions, request) for host in hosts]
+        warnings += binding_warnings(revisions)
     if endpoint and not problems:
-        balancers, found, doubts = plan_balancers(endpoint, [_offer(host) for host in hosts], _routing(fleet))
+        balancers, found, doubts = plan_balancers(
+            endpoint, [_host_backends(host) for host in hosts], _routing(fleet)
+        )
         problems.extend(found)
         warnings.extend(doubts)
     if problems:
         raise FleetError(problems)
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
-    return FleetPlan(tuple(hosts), fleet.unreachable, tuple(warnings), workshop.cited, balancers, turns)
+    return FleetPlan(
+        tuple(hosts), fleet.unreachable, tuple(warnings), factory.cited_sources, balancers, revisions
+    )
 
 
-def _made(plan: HostPlan) -> Made:
+def _composed_host(plan: HostPlan) -> ComposedHost:
     """What a host is to have of the deployments that are composed."""
     instances: dict[str, list[Planned]] = {}
     for item in plan.instances:
         if isinstance(item, Planned):
             instances.setdefault(item.deployment_name, []).append(item)
-    left = frozenset(name.rpartition("-")[0] for name in plan.layout.left_out)
-    return Made(plan.host, modes_of(plan.host, plan.layout), instances, None if plan.partial else left)
+    left = frozenset(name.rpartition("-")[0] for name in plan.layout.unplaced)
+    return ComposedHost(
+        plan.host, partition_modes(plan.host, plan.layout), instances, None if plan.partial else left
+    )
 
 
-def _recorded(plan: HostPlan, turns: Sequence[Turn], wishes: Wishes) -> HostPlan:
+def _with_records(plan: HostPlan, revisions: Sequence[RevisionChange], request: OperationRequest) -> HostPlan:
     """The plan with what its host records, which comes before anything stops."""
     name = plan.host.name
-    bound_here = () if plan.partial else bindings(plan.host, turns, wishes)
-    new = (*record_actions(name, turns), *(action for _, action in bound_here))
+    bound_here = () if plan.partial else bindings(plan.host, revisions, request)
+    new = (*record_actions(name, revisions), *(action for _, action in bound_here))
     if not new:
         return plan
     kinds = ("stop_server", "remove_server", "server", *steps.PARTITION_KINDS)
@@ -249,7 +266,7 @@ def _recorded(plan: HostPlan, turns: Sequence[Turn], wishes: Wishes) -> HostPlan
     return replace(
         plan,
         actions=(*plan.actions[:place], *new, *plan.actions[place:]),
-        records=tuple(records(name, turns)),
+        records=tuple(records(name, revisions)),
         bindings=tuple(entry for entry, _ in bound_here),
     )
 
@@ -259,22 +276,22 @@ def _routing(fleet: Fleet) -> dict[str, bool]:
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
-def _offer(plan: HostPlan) -> Offer:
+def _host_backends(plan: HostPlan) -> HostBackends:
     """What a host serves, for the load balancer."""
     state = plan.host.state
     alive = {item.name for item in state.instances if item.state in ALIVE} if state else set()
     touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
-    return Offer(
+    return HostBackends(
         host=plan.host.name,
         address=plan.host.address or plan.host.name,
-        instances=tuple(item.offered for item in plan.instances),
+        instances=tuple(item.backend for item in plan.instances),
         stopping=tuple(name for name in touched if name in alive),
-        kept=plan.left,
-        whole=not plan.partial,
+        untouched=plan.untouched,
+        complete=not plan.partial,
     )
 
 
-def _nowhere_to_listen(host: Host) -> list[Problem]:
+def _unreachable_listen_address(host: Host) -> list[Problem]:
     """The host's address where a load balancer has to reach its instances, and they cannot listen there."""
     interfaces = host.state.interfaces if host.state else ()
     own = not interfaces or any(host.listen in item.addresses for item in interfaces)
@@ -301,7 +318,7 @@ def _check(host: Host) -> tuple[Problem, ...]:
         what = f"is not defined, but the host has instances ({names})."
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
-    found += _nowhere_to_listen(host)
+    found += _unreachable_listen_address(host)
     _, problem = steps.docker_engine(host)
     if problem:
         found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))
@@ -309,7 +326,7 @@ def _check(host: Host) -> tuple[Problem, ...]:
 
 
 @dataclass(frozen=True)
-class _Fetched:
+class _FetchStage:
     """What a host gets before anything that serves is touched."""
 
     actions: tuple[Action, ...]
@@ -321,7 +338,7 @@ class _Fetched:
 
 
 @dataclass(frozen=True)
-class _Served:
+class _ServeStage:
     """What a host stops, changes, starts and removes, and what it then runs."""
 
     actions: tuple[Action, ...] = ()
@@ -334,14 +351,14 @@ class _Served:
 
 
 def plan_host(
-    host: Host, layout: Layout, catalog: GpuCatalog, workshop: Workshop, selection: Selection
+    host: Host, layout: Layout, catalog: GpuCatalog, factory: InstanceFactory, selection: SourceSelection
 ) -> tuple[HostPlan, tuple[Problem, ...]]:
     """One host's plan, and what is wrong with it. What is served waits for images that have to be asked."""
-    chosen = selection.hosts.get(host.name, NOTHING)
-    left = (*layout.left_out, *chosen.left)
-    unknown = workshop.unknown_images(host)
-    fetched = _fetched(host, workshop.lock, unknown)
-    served = _Served() if unknown else _served(host, layout, catalog, workshop, selection, left)
+    stored = selection.hosts.get(host.name, NOTHING)
+    left = (*layout.unplaced, *stored.untouched)
+    unknown = factory.unknown_images(host)
+    fetched = _fetched(host, factory.lock, unknown)
+    served = _ServeStage() if unknown else _served(host, layout, catalog, factory, selection, left)
     planned = HostPlan(
         host=host,
         layout=layout,
@@ -354,15 +371,15 @@ def plan_host(
         remove=served.remove,
         stop=served.stop,
         gpu_model=_gpu_model(host, catalog),
-        warnings=(*layout.warnings, *_warnings(host, layout), *chosen.warnings, *fetched.warnings),
+        warnings=(*layout.warnings, *_warnings(host, layout), *stored.warnings, *fetched.warnings),
         unknown=unknown,
         key_file=served.key_file,
-        left=left,
+        untouched=left,
     )
     return planned, (*_check(host), *served.problems, *fetched.problems)
 
 
-def _fetched(host: Host, lock: Lock, unknown: Collection[str]) -> _Fetched:
+def _fetched(host: Host, lock: Lock, unknown: Collection[str]) -> _FetchStage:
     images = steps.images(host, lock, unknown)
     engine, _ = steps.docker_engine(host)
     tools, packages = steps.build_tools(host, (image for image, _ in images)) or (None, ())
@@ -373,7 +390,7 @@ def _fetched(host: Host, lock: Lock, unknown: Collection[str]) -> _Fetched:
     problems, warnings = check_disk(host, [image for image, _ in images], (model for model, _ in models))
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()
-    return _Fetched(
+    return _FetchStage(
         actions=(*first, *(action for _, action in (*images, *models))),
         packages=(*((engine.target,) if engine else ()), *packages),
         images=tuple(image for image, _ in images),
@@ -387,23 +404,23 @@ def _served(
     host: Host,
     layout: Layout,
     catalog: GpuCatalog,
-    workshop: Workshop,
-    selection: Selection,
+    factory: InstanceFactory,
+    selection: SourceSelection,
     left: Collection[str],
-) -> _Served:
-    chosen = selection.hosts.get(host.name, NOTHING)
-    key = steps.instance_key(host, workshop.key)
+) -> _ServeStage:
+    stored = selection.hosts.get(host.name, NOTHING)
+    key = steps.instance_key(host, factory.key)
     running = steps.stop_servers(host) if layout.repartition else ()
     repartition = steps.partition(host) if layout.repartition else ()
-    composed, problems = workshop.instances(host, layout, catalog)
+    composed, problems = factory.instances(host, layout, catalog)
     instances: tuple[Serving, ...] = composed
-    if chosen.stored:
-        instances = tuple(sorted((*composed, *chosen.stored), key=lambda item: natural(item.name)))
+    if stored.stored:
+        instances = tuple(sorted((*composed, *stored.stored), key=lambda item: natural(item.name)))
     servers, remove = _servers(host, layout, instances, left)
     start = tuple(action.target for action in servers)
-    if chosen.stored:
-        problems = (*problems, *problems_of(host, layout, chosen, composed, selection.choices, start))
-    return _Served(
+    if stored.stored:
+        problems = (*problems, *restore_problems(host, layout, stored, composed, selection.sources, start))
+    return _ServeStage(
         actions=(
             *((key,) if key else ()),
             *(steps.stop_action(item) for item in running),
@@ -415,7 +432,7 @@ def _served(
         start=start,
         remove=tuple(action.target for action in remove),
         stop=tuple(item.name for item in running),
-        key_file=workshop.key.file if key else "",
+        key_file=factory.key.file if key else "",
         problems=problems,
     )
 
@@ -427,7 +444,7 @@ def _servers(
     wanted = {item.name: item for item in instances}
     start = []
     for name, item in wanted.items():
-        if isinstance(item, RecordedInstance) and not item.acts:
+        if isinstance(item, RecordedInstance) and not item.managed:
             continue
         hashes = item.file_hashes() if name in there else {}
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
@@ -465,7 +482,7 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
     return tuple(item for item in found if item)
 
 
-def _stop_only(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:
+def _stop_spec(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is needed to stop an instance; no deployment may describe it any more."""
     seconds = server["stop_timeout"] if server else 120
     return {"name": name, "container_name": container_name(name), "stop_timeout": seconds}

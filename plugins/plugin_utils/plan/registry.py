@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 
 
 REFUSED = "refused"
-GONE = "gone"
-UNCERTAIN = "uncertain"
+NOT_FOUND = "gone"
+UNREACHABLE = "uncertain"
 
 
 class ResolveError(Exception):
@@ -37,17 +37,17 @@ class ResolveError(Exception):
     reached from this machine.
     """
 
-    def __init__(self, problem: Problem, kind: str = UNCERTAIN) -> None:
+    def __init__(self, problem: Problem, kind: str = UNREACHABLE) -> None:
         super().__init__(problem.text())
         self.problem = problem
         self.kind = kind
 
 
-_KINDS = {401: REFUSED, 403: REFUSED, 404: GONE}
+_KINDS = {401: REFUSED, 403: REFUSED, 404: NOT_FOUND}
 
 
 @dataclass(frozen=True)
-class Answer:
+class ManifestResponse:
     """A manifest and its digest."""
 
     manifest: Mapping[str, Any]
@@ -94,7 +94,7 @@ def _platform_manifest(entries: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
+def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> ManifestResponse:
     """Request one manifest; every failure is reported in terms of the deployment's key."""
     import dxf
     import dxf.exceptions
@@ -123,7 +123,7 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
     except requests.exceptions.HTTPError as error:
         problem = _http_problem(error, ref, shown, path, where)
         status = error.response.status_code if error.response is not None else 0
-        raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
+        raise ResolveError(problem, _KINDS.get(status, UNREACHABLE)) from None
     except requests.exceptions.SSLError:
         what = f"registry {ref.registry} does not offer TLS that this machine trusts."
         fix = f"If it uses plain http, set insecure: true in {where}; otherwise install its CA."
@@ -138,7 +138,7 @@ def _manifest(ref: ImageRef, name: str, path: Path, access: Registry) -> Answer:
     except ValueError:
         what = f"registry {ref.registry} returned something that is not a manifest."
         raise ResolveError(Problem(path, what, "Check the registry's name and port.")) from None
-    return Answer(manifest, str(digest))
+    return ManifestResponse(manifest, str(digest))
 
 
 def _http_problem(error: Any, ref: ImageRef, shown: str, path: Path, where: str) -> Problem:
@@ -204,17 +204,19 @@ def model_pin(
         files = tuple(sorted((item.rfilename, int(item.size or 0)) for item in siblings))
         return ModelPin(info.sha, files, _config(repo, info.sha, dict(files), hub, token))
 
-    return _of_hub(ask, (repo, revision), path, hub, token, sleep)
+    return _hub_request(ask, (repo, revision), path, hub, token, sleep)
 
 
 def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:
     """Request a file of a pinned commit, as a download does. Raise ResolveError; there are no retries."""
     hub = endpoint or HUB
     names = [name for name, _ in pin.files or ()]
-    _of_hub(lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None)
+    _hub_request(
+        lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None
+    )
 
 
-def _of_hub(
+def _hub_request(
     ask: Callable[[], _T],
     wanted: tuple[str, str],
     path: Path,
@@ -237,7 +239,7 @@ def _of_hub(
             what = f"model {repo} has no revision {revision} on {hub}."
             fix = "Use a branch, tag or commit that exists there."
             beside = (*path[:-1], "revision") if path[-1:] == ("model",) else path
-            raise ResolveError(Problem(beside, what, fix), GONE) from None
+            raise ResolveError(Problem(beside, what, fix), NOT_FOUND) from None
         except hub_errors.RepositoryNotFoundError:
             raise ResolveError(_absent(repo, path, hub, token), REFUSED) from None
         except hub_errors.HfHubHTTPError as error:
@@ -246,7 +248,7 @@ def _of_hub(
                 sleep(pause)
                 continue
             problem = _status_problem(status, repo, path, hub, token)
-            raise ResolveError(problem, _KINDS.get(status, UNCERTAIN)) from None
+            raise ResolveError(problem, _KINDS.get(status, UNREACHABLE)) from None
         except ResolveError:
             raise
         except Exception as error:

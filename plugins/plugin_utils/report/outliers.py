@@ -26,7 +26,7 @@ _MEASURES: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Speed:
+class RelativeSpeed:
     """One row compared with similar ones. `value` is 1.0 at the median and None if there is no similar row."""
 
     value: float | None
@@ -44,18 +44,18 @@ class NodeSpeed:
     slow: tuple[str, ...] = ()
 
 
-def like(row: Row) -> tuple[Any, ...]:
+def comparison_key(row: Row) -> tuple[Any, ...]:
     """Return the key that is equal for rows with the same work on the same number of GPUs."""
     load = (row["num_prompts"], row["max_concurrency"], row["request_rate"])
     return (row["deployment"], row["kind"], len(row["gpus"]), *load)
 
 
-def speeds(rows: Sequence[Row]) -> list[Speed]:
+def speeds(rows: Sequence[Row]) -> list[RelativeSpeed]:
     """Return the the speed of each row, in the order of `rows`."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(like(row), []).append(row)
-    return [_speed(row, groups[like(row)]) for row in rows]
+        groups.setdefault(comparison_key(row), []).append(row)
+    return [_speed(row, groups[comparison_key(row)]) for row in rows]
 
 
 def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
@@ -107,7 +107,7 @@ def reference(values: Sequence[float], higher_is_better: bool) -> float:
     return statistics.median_high(values) if higher_is_better else statistics.median_low(values)
 
 
-def _speed(row: Row, group: Sequence[Row]) -> Speed:
+def _speed(row: Row, group: Sequence[Row]) -> RelativeSpeed:
     first: float | None = None
     slow = []
     for position, (metric, higher, label) in enumerate(_MEASURES[row["kind"]]):
@@ -122,7 +122,7 @@ def _speed(row: Row, group: Sequence[Row]) -> Speed:
         off = 1 - row[metric] / median if higher else row[metric] / median - 1
         if off > SLOW:
             slow.append(f"{label} {_percent(off)} {'below' if higher else 'above'} the median")
-    return Speed(first, tuple(slow))
+    return RelativeSpeed(first, tuple(slow))
 
 
 def _percent(share: float) -> str:

@@ -139,6 +139,6 @@ def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
         if whole:
             slow = len({row["instance"] for row, speed in pairs if row["host"] == host and speed.slow})
             whole.append(f"{plural(slow, 'instance')} of it slow")
-        told = whole or reasons
-        shown.append({"host": host, "reasons": told[:4], "more": max(0, len(told) - 4)})
+        lines = whole or reasons
+        shown.append({"host": host, "reasons": lines[:4], "more": max(0, len(lines) - 4)})
     return shown

@@ -14,7 +14,7 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..text import plural
 from . import plots
-from .outliers import SLOW, NodeSpeed, Speed
+from .outliers import SLOW, NodeSpeed, RelativeSpeed
 from .tables import rate, signed, table
 
 MANY = 24
@@ -24,7 +24,7 @@ LATENCY_PANELS = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("itl", "ITL, ms")
 SHOWN = ("p50", "p90", "p99")
 
 Row = Mapping[str, Any]
-Pairs = Sequence[tuple[Row, Speed]]
+Pairs = Sequence[tuple[Row, RelativeSpeed]]
 
 
 def nodes_section(nodes: Sequence[NodeSpeed]) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from ...module_utils.common.bench_metrics import (
 )
 from ...module_utils.common.errors import natural
 from ...module_utils.common.redact import MASK, Redactor, is_secret_name
-from ..instances.masks import mask_command, mask_variables
+from ..instances.redact import redact_command, redact_variables
 
 SCHEMA = 1
 REGISTERED = (
@@ -40,7 +40,7 @@ _GPU_MODES = ("compute_partition", "memory_partition")
 
 
 @dataclass(frozen=True)
-class Failure:
+class MeasurementFailure:
     """A measurement that is missing or incomplete."""
 
     host: str
@@ -59,7 +59,7 @@ class Measured:
     rows: tuple[Row, ...] = ()
     raw: tuple[Any, ...] = ()
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[MeasurementFailure, ...] = ()
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ def collect(
     """
     rows: list[tuple[Row, Any]] = []
     facts: dict[str, Mapping[str, Any]] = {}
-    failures: list[Failure] = []
+    failures: list[MeasurementFailure] = []
     deployments: dict[str, Mapping[str, Any]] = {}
     for host in sorted(hosts, key=natural):
         own = variables.get(host, {})
@@ -90,14 +90,14 @@ def collect(
             failed.append(_missing(host, states))
         for entry in entries:
             outcome = _row(host, entry, redact)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, MeasurementFailure):
                 failed.append(outcome)
                 continue
             rows.append((outcome, finite(redact.data(entry["result"]))))
             if outcome["deployment"] not in deployments:
                 deployments[outcome["deployment"]] = _deployment(entry, outcome, redact)
             failed += _partial_failure(outcome, _entry_error(entry))
-        failures += [Failure(host, item.what, redact(item.message)) for item in failed]
+        failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
     rows.sort(key=lambda pair: (natural(pair[0]["host"]), natural(pair[0]["instance"]), pair[0]["kind"]))
     return Measured(
         tuple(row for row, _ in rows), tuple(raw for _, raw in rows), facts, tuple(failures), deployments
@@ -191,25 +191,27 @@ def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, An
     return tasks, entries
 
 
-def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> Failure | None:
+def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> MeasurementFailure | None:
     """Return the failure of a task, unless its entries say which benchmark failed and why."""
     if task.get("unreachable"):
-        return Failure(host, "connection", str(task.get("msg") or "unreachable"))
+        return MeasurementFailure(host, "connection", str(task.get("msg") or "unreachable"))
     if not task.get("failed") or any(_entry_error(entry) for entry in task.get("benchmarks") or []):
         return None
     kind = name.rsplit("_", 1)[-1]
     what = f"{kind} benchmark" if kind in KINDS else "benchmark"
-    return Failure(host, what, str(task.get("msg") or "the benchmark failed without a message"))
+    return MeasurementFailure(host, what, str(task.get("msg") or "the benchmark failed without a message"))
 
 
-def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> Failure:
+def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> MeasurementFailure:
     for state in states:
         if state.get("unreachable"):
-            return Failure(host, "connection", str(state.get("msg") or "unreachable"))
+            return MeasurementFailure(host, "connection", str(state.get("msg") or "unreachable"))
         if state.get("failed"):
-            return Failure(host, "observation", str(state.get("msg") or "failed without a message"))
+            return MeasurementFailure(
+                host, "observation", str(state.get("msg") or "failed without a message")
+            )
     message = "not measured: the host failed earlier in this run; its error is in the play's output"
-    return Failure(host, "benchmark", message)
+    return MeasurementFailure(host, "benchmark", message)
 
 
 def _entry_error(entry: object) -> str | None:
@@ -221,7 +223,7 @@ def _entry_error(entry: object) -> str | None:
     return None
 
 
-def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
+def _row(host: str, entry: Any, redact: Redactor) -> Row | MeasurementFailure:
     """Return the row of an entry of vllm_bench, or why there is none."""
     error = _entry_error(entry)
     what = "benchmark"
@@ -231,12 +233,12 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
         try:
             metrics = normalise(str(entry.get("kind")), entry["result"], str(entry.get("log") or ""))
         except ResultError as exc:
-            return Failure(host, what, error or f"{exc}. Its JSON is not used.")
+            return MeasurementFailure(host, what, error or f"{exc}. Its JSON is not used.")
     else:
-        return Failure(host, what, error)
+        return MeasurementFailure(host, what, error)
     plan = _instance(entry)
     argv = plan.get("argv")
-    env = mask_variables(plan.get("env") or {})
+    env = redact_variables(plan.get("env") or {})
     identity: dict[str, Any] = {
         "host": host,
         "instance": str(entry.get("instance") or plan.get("name") or ""),
@@ -253,9 +255,9 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
         "gpus": list(plan.get("gpus") or []),
         "render_nodes": list(plan.get("render_nodes") or []),
         "port": plan.get("port"),
-        "serve_command": mask_command(argv),
+        "serve_command": redact_command(argv),
         "env": env,
-        "command": mask_command(entry.get("command")),
+        "command": redact_command(entry.get("command")),
         "spec_hash": plan.get("spec_hash"),
     }
     other: dict[str, Scalar] = other_scalars(entry["result"])
@@ -263,17 +265,21 @@ def _row(host: str, entry: Any, redact: Redactor) -> Row | Failure:
     return row
 
 
-def _partial_failure(row: Row, error: str | None) -> list[Failure]:
+def _partial_failure(row: Row, error: str | None) -> list[MeasurementFailure]:
     """Return the failure of a result that covers only some requests, with vllm_bench's reason (`error`) if known."""
     what = f"{row['kind']} benchmark of {row['instance']}"
     if error is not None:
-        return [Failure(row["host"], what, error)]
+        return [MeasurementFailure(row["host"], what, error)]
     if row["kind"] == "serve" and row["completed"] == 0:
-        return [Failure(row["host"], what, "no request completed: the numbers of this instance mean nothing")]
+        return [
+            MeasurementFailure(
+                row["host"], what, "no request completed: the numbers of this instance mean nothing"
+            )
+        ]
     if row["failed"]:
         total = row["num_prompts"] if row["num_prompts"] is not None else row["completed"] + row["failed"]
         message = f"{row['failed']} of {total} requests failed: the numbers are those of the others"
-        return [Failure(row["host"], what, message)]
+        return [MeasurementFailure(row["host"], what, message)]
     return []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..text import plural
-from .outliers import Speed, node_speeds, sequential_hosts, speeds
+from .outliers import RelativeSpeed, node_speeds, sequential_hosts, speeds
 from .tables import count, ms, rate, signed, total_of
 
 LINES = 24
@@ -54,13 +54,13 @@ def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _shown(served: Sequence[tuple[Row, Speed]]) -> list[tuple[Row, Speed]]:
+def _shown(served: Sequence[tuple[Row, RelativeSpeed]]) -> list[tuple[Row, RelativeSpeed]]:
     if len(served) <= LINES:
         return list(served)
     return sorted(served, key=lambda pair: 9.0 if pair[1].value is None else pair[1].value)[:LINES]
 
 
-def _serve_cells(row: Row, speed: Speed) -> list[str]:
+def _serve_cells(row: Row, speed: RelativeSpeed) -> list[str]:
     return [
         row["host"],
         row["instance"],

@@ -21,12 +21,12 @@ from ..text import plural
 Count = Union[int, str]
 """A number, or a share of something ("20%")."""
 
-SERIAL: tuple[Count, ...] = (1, "20%")
-KEEP: Count = "50%"
+DEFAULT_SERIAL: tuple[Count, ...] = (1, "20%")
+DEFAULT_MIN_AVAILABLE: Count = "50%"
 
 
 @dataclass(frozen=True)
-class Place:
+class InstanceResources:
     """The ports of an instance, and its GPUs by their render nodes; share: of each GPU."""
 
     ports: frozenset[int]
@@ -35,28 +35,28 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Member:
+class RolloutInstance:
     """An instance as it is (old) and as it will be (new); None if it does not exist then.
 
     Attributes:
-        known: False if it exists, but its GPUs and ports are unknown.
+        resources_known: False if it exists, but its GPUs and ports are unknown.
         engine, old_engine: instances with the same value work together.
         changes: this run changes it.
-        serves: it is in service, as far as the load balancer shows.
+        in_service: it is in service, as far as the load balancer shows.
         headless: it works for another server, and receives no requests.
     """
 
     host: str
     name: str
     deployment: str
-    old: Place | None
-    new: Place | None
+    old: InstanceResources | None
+    new: InstanceResources | None
     engine: str = ""
     old_engine: str = ""
     changes: bool = True
-    serves: bool = True
+    in_service: bool = True
     headless: bool = False
-    known: bool = True
+    resources_known: bool = True
 
     @property
     def id(self) -> str:
@@ -64,17 +64,17 @@ class Member:
         return f"{self.host}/{self.name}"
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """Return whether it currently exists on its host."""
-        return self.old is not None or not self.known
+        return self.old is not None or not self.resources_known
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Instances that change together. loses: engines out of service during the change, by deployment."""
+class ChangeGroup:
+    """Instances that change together. engines_lost: engines out of service during the change, by deployment."""
 
-    members: tuple[Member, ...]
-    loses: Mapping[str, int] = field(default_factory=dict, compare=False)
+    members: tuple[RolloutInstance, ...]
+    engines_lost: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def deployment(self) -> str:
@@ -89,7 +89,7 @@ class Unit:
     @property
     def rank(self) -> int:
         """Return the order of the group: replacements first, then additions, then removals."""
-        if any(item.there and item.new is not None for item in self.members):
+        if any(item.exists and item.new is not None for item in self.members):
             return 0
         return 1 if any(item.new is not None for item in self.members) else 2
 
@@ -103,7 +103,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CanaryProgress:
     """An interrupted upgrade.
 
     canary: "host/instance", "" if none was started. judged: whether it was judged.
@@ -114,14 +114,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Terms:
+class RolloutPolicy:
     """The limits of a rollout.
 
-    serial, keep: None for the defaults. canary: compare the first group with the state before.
+    serial, min_available: None for the defaults. canary: compare the first group with the state before.
     """
 
     serial: tuple[Count, ...] | None = None
-    keep: Count | None = None
+    min_available: Count | None = None
     soak: int = 0
     canary: bool = True
 
@@ -130,9 +130,9 @@ class Terms:
 class Capacity:
     """Engines of a deployment: existing ones, those in service, and the minimum in service."""
 
-    there: int
+    total: int
     serving: int
-    keep: int
+    min_available: int
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,14 @@ class Batch:
 
     number: int
     deployment: str
-    units: tuple[Unit, ...]
-    canary: Member | None = None
-    reference: Member | None = None
+    groups: tuple[ChangeGroup, ...]
+    canary: RolloutInstance | None = None
+    reference: RolloutInstance | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Return the hosts that take part."""
-        return tuple(dict.fromkeys(host for unit in self.units for host in unit.hosts))
+        return tuple(dict.fromkeys(host for group in self.groups for host in group.hosts))
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Rollout:
 # ---- groups ------------------------------------------------------------------------------------------
 
 
-def units_of(members: Sequence[Member]) -> tuple[Unit, ...]:
+def change_groups(members: Sequence[RolloutInstance]) -> tuple[ChangeGroup, ...]:
     """Return the groups of all members that change, in the order of the members."""
     changing = [item for item in members if item.changes]
     parent = list(range(len(changing)))
@@ -186,22 +186,22 @@ def units_of(members: Sequence[Member]) -> tuple[Unit, ...]:
     for index, item in enumerate(changing):
         by_host[item.host].append(index)
     for indexes in by_host.values():
-        for left, right in _in_the_way([(index, changing[index]) for index in indexes]):
+        for left, right in _conflicting_pairs([(index, changing[index]) for index in indexes]):
             parent[root(right)] = root(left)
-    groups: dict[int, list[Member]] = {}
+    groups: dict[int, list[RolloutInstance]] = {}
     for index, item in enumerate(changing):
         groups.setdefault(root(index), []).append(item)
-    return tuple(Unit(tuple(group), _loses(group)) for group in groups.values())
+    return tuple(ChangeGroup(tuple(group), _engines_lost(group)) for group in groups.values())
 
 
-def _in_the_way(items: Sequence[tuple[int, Member]]) -> Iterable[tuple[int, int]]:
+def _conflicting_pairs(items: Sequence[tuple[int, RolloutInstance]]) -> Iterable[tuple[int, int]]:
     """Yield pairs of a host's instances of which one takes over ports or GPUs of the other."""
-    users: dict[str, list[tuple[int, Member]]] = defaultdict(list)
+    users: dict[str, list[tuple[int, RolloutInstance]]] = defaultdict(list)
     for index, item in items:
         for gpu in item.old.gpus if item.old else ():
             users[gpu].append((index, item))
     ports = {port: index for index, item in items for port in (item.old.ports if item.old else ())}
-    unknown = [index for index, item in items if not item.known]
+    unknown = [index for index, item in items if not item.resources_known]
     for index, item in items:
         if item.new is None:
             continue
@@ -215,9 +215,9 @@ def _in_the_way(items: Sequence[tuple[int, Member]]) -> Iterable[tuple[int, int]
                 yield from ((index, other) for other, _ in there)
 
 
-def _loses(members: Iterable[Member]) -> dict[str, int]:
+def _engines_lost(members: Iterable[RolloutInstance]) -> dict[str, int]:
     engines = {
-        (item.deployment, item.old_engine or item.id) for item in members if item.there and item.serves
+        (item.deployment, item.old_engine or item.id) for item in members if item.exists and item.in_service
     }
     found: dict[str, int] = {}
     for deployment, _ in engines:
@@ -228,25 +228,25 @@ def _loses(members: Iterable[Member]) -> dict[str, int]:
 # ---- capacity ----------------------------------------------------------------------------------------
 
 
-def capacity_of(members: Sequence[Member], keep: Count | None) -> dict[str, Capacity]:
+def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[str, Capacity]:
     """Return the capacity by deployment; by default, a deployment with a single engine keeps none in service."""
-    engines: dict[str, dict[str, list[Member]]] = {}
+    engines: dict[str, dict[str, list[RolloutInstance]]] = {}
     for item in members:
-        if item.there:
+        if item.exists:
             engines.setdefault(item.deployment, {}).setdefault(item.old_engine or item.id, []).append(item)
     wanted = {item.deployment for item in members if item.new is not None}
     found = {}
     for name, groups in engines.items():
         there = len(groups)
-        serving = sum(all(item.serves for item in group) for group in groups.values())
-        kept = math.ceil(count_of(KEEP if keep is None else keep, there))
+        serving = sum(all(item.in_service for item in group) for group in groups.values())
+        kept = math.ceil(resolve_count(DEFAULT_MIN_AVAILABLE if keep is None else keep, there))
         if (keep is None and there == 1) or name not in wanted:
             kept = 0
         found[name] = Capacity(there, serving, min(kept, there))
     return found
 
 
-def count_of(value: Count, total: int) -> float:
+def resolve_count(value: Count, total: int) -> float:
     """Return a number as it is, or a percentage as that share of the total."""
     return total * int(str(value)[:-1]) / 100 if str(value).endswith("%") else int(value)
 
@@ -261,7 +261,7 @@ def parse_count(value: Any) -> Count | None:
     return text if text.endswith("%") and text[:-1].isdecimal() and int(text[:-1]) <= 100 else None
 
 
-def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
+def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Problem, ...]]:
     """Parse upgrade_serial, upgrade_min_in and upgrade_soak, from -e or the inventory, and return problems.
 
     None counts as not set.
@@ -292,70 +292,76 @@ def parse_terms(values: Mapping[str, Any]) -> tuple[Terms, tuple[Problem, ...]]:
             )
         )
         soak = 0
-    return Terms(serial, keep, soak), tuple(problems)
+    return RolloutPolicy(serial, keep, soak), tuple(problems)
 
 
 # ---- batches -----------------------------------------------------------------------------------------
 
 
 def plan_rollout(
-    members: Sequence[Member], terms: Terms, trials: Mapping[str, Trial] | None = None
+    members: Sequence[RolloutInstance],
+    policy: RolloutPolicy,
+    trials: Mapping[str, CanaryProgress] | None = None,
 ) -> tuple[Rollout, tuple[Problem, ...]]:
     """Return the batches, and the problems that prevent the rollout."""
     trials = trials or {}
-    capacity = capacity_of(members, terms.keep)
-    by_deployment: dict[str, list[Unit]] = {}
-    for unit in units_of(members):
-        by_deployment.setdefault(unit.deployment, []).append(unit)
+    capacity = capacities(members, policy.min_available)
+    by_deployment: dict[str, list[ChangeGroup]] = {}
+    for group in change_groups(members):
+        by_deployment.setdefault(group.deployment, []).append(group)
     batches: list[Batch] = []
     problems: list[Problem] = []
     warnings: list[str] = []
-    for name, units in by_deployment.items():
-        problems += _too_big(units, capacity)
-        going = [unit for unit in units if unit.rank == 2]
-        coming = _ordered([unit for unit in units if unit.rank < 2], members, trials.get(name, Trial()))
-        made = _batches(name, coming, members, terms, capacity, trials.get(name, Trial()))
-        problems += _too_many(made, terms, capacity)
+    for name, groups in by_deployment.items():
+        problems += _oversized_groups(groups, capacity)
+        going = [group for group in groups if group.rank == 2]
+        coming = _ordered(
+            [group for group in groups if group.rank < 2], members, trials.get(name, CanaryProgress())
+        )
+        made = _batches(name, coming, members, policy, capacity, trials.get(name, CanaryProgress()))
+        problems += _oversized_batches(made, policy, capacity)
         if going:
             made.append(Batch(0, name, tuple(going)))
         batches += made
-        warnings += _gaps(made, capacity)
+        warnings += _outage_warnings(made, capacity)
     numbered = (
-        Batch(number, item.deployment, item.units, item.canary, item.reference)
+        Batch(number, item.deployment, item.groups, item.canary, item.reference)
         for number, item in enumerate(batches, 1)
     )
     return Rollout(tuple(numbered), capacity, tuple(dict.fromkeys(warnings))), tuple(problems)
 
 
-def _ordered(units: Sequence[Unit], members: Sequence[Member], trial: Trial) -> list[Unit]:
+def _ordered(
+    groups: Sequence[ChangeGroup], members: Sequence[RolloutInstance], trial: CanaryProgress
+) -> list[ChangeGroup]:
     """Return the canary, then one group of each host in turn; additions come last."""
-    if not units:
+    if not groups:
         return []
 
-    def suits(unit: Unit) -> tuple[bool, int, bool, bool]:
+    def suits(group: ChangeGroup) -> tuple[bool, int, bool, bool]:
         """Rank groups as canaries, the best last: the interrupted one, replacements, in service, with a reference."""
-        mine = not trial.judged and any(item.id == trial.canary for item in unit.members)
-        serves = any(item.serves and item.there for item in unit.members)
-        return mine, -unit.rank, serves, _reference(unit, members) is not None
+        mine = not trial.judged and any(item.id == trial.canary for item in group.members)
+        serves = any(item.in_service and item.exists for item in group.members)
+        return mine, -group.rank, serves, _reference(group, members) is not None
 
-    canary = max(units, key=lambda unit: (*suits(unit), -units.index(unit)))
+    canary = max(groups, key=lambda group: (*suits(group), -groups.index(group)))
     turns: dict[tuple[str, ...], int] = {}
-    order: list[tuple[bool, int, int, int, Unit]] = []
-    for unit in units:
-        turn = turns[unit.hosts] = turns.get(unit.hosts, -1) + 1
-        order.append((unit is not canary, unit.rank, turn, len(order), unit))
+    order: list[tuple[bool, int, int, int, ChangeGroup]] = []
+    for group in groups:
+        turn = turns[group.hosts] = turns.get(group.hosts, -1) + 1
+        order.append((group is not canary, group.rank, turn, len(order), group))
     return [item[4] for item in sorted(order, key=lambda item: item[:4])]
 
 
-def _measured(unit: Unit) -> Member | None:
+def _canary_instance(group: ChangeGroup) -> RolloutInstance | None:
     """Return the instance of a group to measure: one that answers requests, if possible one that did before too."""
-    able = [item for item in unit.members if item.new is not None and not item.headless]
-    return max(able, key=lambda item: item.there and item.serves, default=None)
+    able = [item for item in group.members if item.new is not None and not item.headless]
+    return max(able, key=lambda item: item.exists and item.in_service, default=None)
 
 
-def _reference(unit: Unit, members: Sequence[Member]) -> Member | None:
+def _reference(group: ChangeGroup, members: Sequence[RolloutInstance]) -> RolloutInstance | None:
     """Return an unchanged instance of the same deployment on the canary's host, or None."""
-    measured, inside = _measured(unit), {item.id for item in unit.members}
+    measured, inside = _canary_instance(group), {item.id for item in group.members}
     if measured is None:
         return None
     return next(
@@ -364,8 +370,8 @@ def _reference(unit: Unit, members: Sequence[Member]) -> Member | None:
             for item in members
             if (item.host, item.deployment) == (measured.host, measured.deployment)
             and item.id not in inside
-            and item.there
-            and item.serves
+            and item.exists
+            and item.in_service
             and not item.headless
         ),
         None,
@@ -374,115 +380,124 @@ def _reference(unit: Unit, members: Sequence[Member]) -> Member | None:
 
 def _batches(
     name: str,
-    units: Sequence[Unit],
-    members: Sequence[Member],
-    terms: Terms,
+    groups: Sequence[ChangeGroup],
+    members: Sequence[RolloutInstance],
+    policy: RolloutPolicy,
     capacity: Mapping[str, Capacity],
-    trial: Trial,
+    trial: CanaryProgress,
 ) -> list[Batch]:
     found: list[Batch] = []
-    rest = list(units)
-    if rest and terms.canary and not trial.judged:
+    rest = list(groups)
+    if rest and policy.canary and not trial.judged:
         first = rest.pop(0)
         reference = _reference(first, members)
         room = capacity.get(name, Capacity(0, 0, 0))
-        if reference and room.serving - first.loses.get(name, 0) - 1 < room.keep:
+        if reference and room.serving - first.engines_lost.get(name, 0) - 1 < room.min_available:
             reference = None  # measuring it would take one more engine out of service than allowed
-        found.append(Batch(0, name, (first,), _measured(first), reference))
-    total, sizes = len(units), list(terms.serial or SERIAL)
+        found.append(Batch(0, name, (first,), _canary_instance(first), reference))
+    total, sizes = len(groups), list(policy.serial or DEFAULT_SERIAL)
     if found and len(sizes) > 1:
         sizes = sizes[1:]  # the canary was the first batch
     while rest:
-        size = max(1, int(count_of(sizes[0], total)))
+        size = max(1, int(resolve_count(sizes[0], total)))
         sizes = sizes[1:] or sizes
         batch = rest[:1]
-        for unit in rest[1:size]:
-            if terms.serial is None and not _fits([*batch, unit], capacity):
+        for group in rest[1:size]:
+            if policy.serial is None and not _fits([*batch, group], capacity):
                 break
-            batch.append(unit)
+            batch.append(group)
         del rest[: len(batch)]
         found.append(Batch(0, name, tuple(batch)))
     return found
 
 
-def lost(units: Iterable[Unit]) -> dict[str, int]:
+def engines_lost(groups: Iterable[ChangeGroup]) -> dict[str, int]:
     """Return the number of engines that are out of service while these groups change, by deployment."""
     found: dict[str, int] = {}
-    for unit in units:
-        for name, count in unit.loses.items():
+    for group in groups:
+        for name, count in group.engines_lost.items():
             found[name] = found.get(name, 0) + count
     return found
 
 
-def _fits(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> bool:
-    return all(capacity[name].serving - count >= capacity[name].keep for name, count in lost(units).items())
+def _fits(groups: Iterable[ChangeGroup], capacity: Mapping[str, Capacity]) -> bool:
+    return all(
+        capacity[name].serving - count >= capacity[name].min_available
+        for name, count in engines_lost(groups).items()
+    )
 
 
-def _too_big(units: Iterable[Unit], capacity: Mapping[str, Capacity]) -> Iterable[Problem]:
+def _oversized_groups(groups: Iterable[ChangeGroup], capacity: Mapping[str, Capacity]) -> Iterable[Problem]:
     """Yield problems of groups that are too large for the capacity, in whatever batches."""
-    told = set()
-    for unit in units:
-        for name, count in unit.loses.items():
+    reported = set()
+    for group in groups:
+        for name, count in group.engines_lost.items():
             room = capacity[name]
             left = room.serving - count
-            if left >= room.keep or name in told:
+            if left >= room.min_available or name in reported:
                 continue
-            told.add(name)
+            reported.add(name)
             kept = (
-                f"upgrade_min_in requires {room.keep} of {plural(room.there, 'engine')} of {name} in service"
+                f"upgrade_min_in requires {room.min_available} of {plural(room.total, 'engine')} "
+                f"of {name} in service"
             )
             if count > 1:
                 what = (
-                    f"{unit.name} have to change together, because one takes over GPUs or ports of another; that "
+                    f"{group.name} have to change together, because one takes over GPUs or ports of another; that "
                     "leaves "
                     f"{left}, and {kept}."
                 )
                 fix = "Keep their GPUs and ports, or accept less capacity: -e upgrade_min_in=" + str(
                     max(left, 0)
                 )
-            elif room.serving <= room.keep and room.serving < room.there:
-                what = f"only {room.serving} of {plural(room.there, 'engine')} of {name} serve, and {kept}."
+            elif room.serving <= room.min_available and room.serving < room.total:
+                what = f"only {room.serving} of {plural(room.total, 'engine')} of {name} serve, and {kept}."
                 fix = (
                     "Repair the others first (see status.yml, undrain.yml), or accept less capacity: -e "
                     "upgrade_min_in="
                 )
                 fix += str(max(left, 0))
             else:
-                what = f"changing {unit.name} leaves {left}, and {kept}."
+                what = f"changing {group.name} leaves {left}, and {kept}."
                 fix = (
                     f"Capacity does not allow even one change at a time. To accept that: -e "
                     f"upgrade_min_in={max(left, 0)}"
                 )
-            yield Problem(("upgrade_min_in",), what, fix + ".", unit.hosts)
+            yield Problem(("upgrade_min_in",), what, fix + ".", group.hosts)
 
 
-def _too_many(batches: Sequence[Batch], terms: Terms, capacity: Mapping[str, Capacity]) -> Iterable[Problem]:
+def _oversized_batches(
+    batches: Sequence[Batch], policy: RolloutPolicy, capacity: Mapping[str, Capacity]
+) -> Iterable[Problem]:
     """Yield problems of batches that are too large because of the configured serial, though single groups fit."""
     for batch in batches:
-        if all(_fits([unit], capacity) for unit in batch.units):
-            for name, count in lost(batch.units).items():
+        if all(_fits([group], capacity) for group in batch.groups):
+            for name, count in engines_lost(batch.groups).items():
                 room = capacity[name]
-                if room.serving - count < room.keep:
-                    serial = ", ".join(map(str, terms.serial or SERIAL))
+                if room.serving - count < room.min_available:
+                    serial = ", ".join(map(str, policy.serial or DEFAULT_SERIAL))
                     what = (
-                        f"[{serial}] lets {len(batch.units)} groups change at a time, which leaves "
-                        f"{room.serving - count} of {plural(room.there, 'engine')} of {name} in service; "
-                        f"upgrade_min_in requires {room.keep}."
+                        f"[{serial}] lets {len(batch.groups)} groups change at a time, which leaves "
+                        f"{room.serving - count} of {plural(room.total, 'engine')} of {name} in service; "
+                        f"upgrade_min_in requires {room.min_available}."
                     )
-                    fix = f"At most {room.serving - room.keep} fit: -e upgrade_serial={room.serving - room.keep}."
+                    fix = (
+                        f"At most {room.serving - room.min_available} fit: -e "
+                        f"upgrade_serial={room.serving - room.min_available}."
+                    )
                     yield Problem(("upgrade_serial",), what, fix)
                     return
 
 
-def _gaps(batches: Iterable[Batch], capacity: Mapping[str, Capacity]) -> Iterable[str]:
+def _outage_warnings(batches: Iterable[Batch], capacity: Mapping[str, Capacity]) -> Iterable[str]:
     for batch in batches:
-        for name, count in lost(batch.units).items():
+        for name, count in engines_lost(batch.groups).items():
             room = capacity[name]
             if room.serving and room.serving - count <= 0:
-                who = "its only engine is" if room.there == 1 else "all its engines are"
+                who = "its only engine is" if room.total == 1 else "all its engines are"
                 yield f"deployment {name} is unavailable while {who} replaced: clients get 503"
 
 
-def sorted_members(members: Iterable[Member]) -> tuple[Member, ...]:
+def sorted_members(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]:
     """Return the members in the order of hosts and names."""
     return tuple(sorted(members, key=lambda item: (natural(item.host), natural(item.name))))

@@ -11,20 +11,30 @@ from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE, History
 from ..desired.actions import ALIVE
-from ..desired.node_state import NodeState, Running
-from ..endpoint.backends import Member as Server
+from ..desired.node_state import NodeState, ObservedInstance
+from ..endpoint.backends import BackendServer
 from ..endpoint.plan import BalancerPlan
-from ..generations.numbering import Turn
-from ..instances.planned import Planned, RecordedInstance, Serving, recorded
+from ..generations.revisions import RevisionChange
+from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
 from ..plan.plan import FleetPlan, HostPlan
-from .batches import Batch, Member, Place, Rollout, Terms, Trial, parse_terms, plan_rollout, sorted_members
+from .batches import (
+    Batch,
+    CanaryProgress,
+    InstanceResources,
+    Rollout,
+    RolloutInstance,
+    RolloutPolicy,
+    parse_policy,
+    plan_rollout,
+    sorted_members,
+)
 from .steps import (
     FORWARD,
     PASSED,
     WAY_BACK,
+    BatchChange,
     Canary,
-    Change,
     Step,
     Work,
     no_trial,
@@ -37,7 +47,7 @@ Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RolloutRequest:
     """What a run is to do: the operation, the terms (raw variables), and of what; None: of all."""
 
     operation: str
@@ -54,7 +64,7 @@ class RolloutPlan:
 
     operation: str
     rollout: Rollout
-    terms: Terms
+    policy: RolloutPolicy
     batches: tuple[dict[str, Any], ...]
     steps: Mapping[str, Mapping[int, Mapping[str, Step]]]
     trials: Mapping[str, list[dict[str, Any]]]
@@ -65,7 +75,7 @@ class RolloutPlan:
         return {
             "operation": self.operation,
             "batches": list(self.batches),
-            "soak": self.terms.soak,
+            "soak": self.policy.soak,
         }
 
     @property
@@ -82,19 +92,21 @@ class RolloutPlan:
         return {**self.to_json(), "steps": steps, "finish": self.finish.get(name)}
 
 
-def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     """The batches of a run, and why it cannot be."""
-    terms, problems = parse_terms(wanted.values)
-    turns = {turn.deployment: turn for turn in plan.turns}
-    hosts = {host.host.name: _Host(host, turns, plan.balancers) for host in plan.hosts}
-    trials = _trials(hosts.values(), turns) if wanted.operation == UPGRADE else {}
+    policy, problems = parse_policy(wanted.values)
+    revisions = {revision.deployment: revision for revision in plan.revisions}
+    hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers) for host in plan.hosts}
+    trials = _trials(hosts.values(), revisions) if wanted.operation == UPGRADE else {}
     members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
     canary = wanted.operation == UPGRADE and wanted.canary
-    terms = Terms(("100%",), 0, 0, False) if wanted.operation == STOP else replace(terms, canary=canary)
-    rollout, wrong = plan_rollout(members, terms, trials if canary else {})
+    policy = (
+        RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
+    )
+    rollout, wrong = plan_rollout(members, policy, trials if canary else {})
     problems = (*problems, *wrong, *_refusals(plan, wanted, rollout))
     batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
-    changes = {item.number: _change(item, wanted, turns, terms) for item in batches}
+    changes = {item.number: _change(item, wanted, revisions, policy) for item in batches}
     work = {
         item.number: {name: hosts[name].work(item, trials.get(item.deployment)) for name in item.hosts}
         for item in batches
@@ -103,8 +115,8 @@ def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Prob
     for number, parts in work.items():
         for name, part in parts.items():
             steps.setdefault(name, {})[number] = steps_of(part, changes[number])
-    told = tuple(_batch(item, batches, changes[item.number], work, steps) for item in batches)
-    upgraded = {item["deployment"]: item for item in told} if wanted.operation == UPGRADE else {}
+    listed = tuple(_batch(item, batches, changes[item.number], work, steps) for item in batches)
+    upgraded = {item["deployment"]: item for item in listed} if wanted.operation == UPGRADE else {}
     begun: dict[str, list[dict[str, Any]]] = {}
     finish: dict[str, dict[str, Any]] = {}
     for name, host in hosts.items():
@@ -119,23 +131,27 @@ def plan_steps(plan: FleetPlan, wanted: Wanted) -> tuple[RolloutPlan, tuple[Prob
         ]
         if ends:
             finish[name] = no_trial(ends)
-    return RolloutPlan(wanted.operation, rollout, terms, told, steps, begun, finish), problems
+    return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """All units in one batch, whatever they are of: nothing waits for another to stop."""
     names = ", ".join(dict.fromkeys(item.deployment for item in batches))
-    units = tuple(unit for item in batches for unit in item.units)
-    return (Batch(1, names, units),) if units else ()
+    groups = tuple(group for item in batches for group in item.groups)
+    return (Batch(1, names, groups),) if groups else ()
 
 
-def _change(batch: Batch, wanted: Wanted, turns: Mapping[str, Turn], terms: Terms) -> Change:
-    turn = turns.get(batch.deployment)
-    why = (turn.why if turn else "") or "once more"
-    return Change(wanted.operation, batch.deployment, turn.generation if turn else None, why, terms.soak)
+def _change(
+    batch: Batch, wanted: RolloutRequest, revisions: Mapping[str, RevisionChange], policy: RolloutPolicy
+) -> BatchChange:
+    revision = revisions.get(batch.deployment)
+    why = (revision.why if revision else "") or "once more"
+    return BatchChange(
+        wanted.operation, batch.deployment, revision.generation if revision else None, why, policy.soak
+    )
 
 
-def replaced(plan: FleetPlan) -> int:
+def count_replaced(plan: FleetPlan) -> int:
     """Instances that serve, and that this plan replaces or removes; 0 where the GPUs' modes change anyway."""
     count = 0
     for host in plan.hosts:
@@ -147,21 +163,27 @@ def replaced(plan: FleetPlan) -> int:
     return count
 
 
-class _Host:
+class _HostRollout:
     """One host's part of the plan and of what is there."""
 
-    def __init__(self, plan: HostPlan, turns: Mapping[str, Turn], balancers: Sequence[BalancerPlan]) -> None:
+    def __init__(
+        self, plan: HostPlan, revisions: Mapping[str, RevisionChange], balancers: Sequence[BalancerPlan]
+    ) -> None:
         self.plan = plan
         self.name = plan.host.name
         self.balancers = balancers
         state = plan.host.state
-        self.running: dict[str, Running] = {item.name: item for item in state.instances} if state else {}
+        self.running: dict[str, ObservedInstance] = (
+            {item.name: item for item in state.instances} if state else {}
+        )
         self.histories = _histories(state)
         self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
-        steps = {name: turn.hosts.get(self.name) for name, turn in turns.items()}
+        steps = {name: revision.hosts.get(self.name) for name, revision in revisions.items()}
         self.numbers = {name: step.wanted if step else None for name, step in steps.items()}
 
-    def members(self, wanted: Wanted, trials: Mapping[str, Trial]) -> Iterable[Member]:
+    def members(
+        self, wanted: RolloutRequest, trials: Mapping[str, CanaryProgress]
+    ) -> Iterable[RolloutInstance]:
         """Every instance that is there or will be."""
         unjudged = {trial.canary for trial in trials.values() if not trial.judged}
         stays = wanted.operation in (RESTART, STOP)
@@ -170,7 +192,7 @@ class _Host:
             known = self.known(name)
             there = found is not None and found.state in ALIVE
             place = _place(known or item) if known or self._equal(found, item) else None
-            member = Member(
+            member = RolloutInstance(
                 host=self.name,
                 name=name,
                 deployment=_deployment(name, found, item),
@@ -178,13 +200,13 @@ class _Host:
                 new=_place(item) if item else place if stays else None,
                 engine=_engine(self.name, item),
                 old_engine=_engine(self.name, known),
-                serves=bool(found and found.state == "running" and found.ready and not self._out(name)),
+                in_service=bool(found and found.state == "running" and found.ready and not self._out(name)),
                 headless=bool(item and item.member.headless),
-                known=not there or place is not None,
+                resources_known=not there or place is not None,
             )
             yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
 
-    def _changes(self, member: Member, wanted: Wanted, unjudged: bool) -> bool:
+    def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
         if wanted.operation in (RESTART, STOP):
             alive = self.running.get(member.name)
             return (
@@ -202,7 +224,7 @@ class _Host:
         if history is None:
             return None
         made = history.of_spec(name, found.spec_hash) if found else None
-        return recorded(made, name) if made else None
+        return recorded_instance(made, name) if made else None
 
     def before(self, name: str) -> RecordedInstance | None:
         """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
@@ -214,38 +236,38 @@ class _Host:
         history, number = self.histories.get(deployment), self.numbers.get(deployment)
         older = history.as_of(number - 1) if history and number else None
         if older and name in older.specs:
-            return recorded(older, name)
+            return recorded_instance(older, name)
         return known if known and not item else None
 
     @staticmethod
-    def _equal(found: Running | None, item: Serving | None) -> bool:
+    def _equal(found: ObservedInstance | None, item: Serving | None) -> bool:
         return bool(found and item and found.spec_hash == item.spec_hash)
 
     def _out(self, name: str) -> bool:
         """The operator took it out of a load balancer."""
         return any(
-            entry.get("by") == OPERATOR and _is(server, self.name, name)
+            entry.get("by") == OPERATOR and _is_server_of(server, self.name, name)
             for balancer in self.balancers
-            for server, entry in (balancer.host.seen.out if balancer.host.seen else {}).items()
+            for server, entry in (balancer.host.observed.drained if balancer.host.observed else {}).items()
         )
 
-    def work(self, batch: Batch, trial: Trial | None) -> Work:
+    def work(self, batch: Batch, trial: CanaryProgress | None) -> Work:
         """This host's part of a batch."""
-        members = [item for unit in batch.units for item in unit.members if item.host == self.name]
-        spans = {item.id for unit in batch.units if len(unit.hosts) > 1 for item in unit.members}
+        members = [item for group in batch.groups for item in group.members if item.host == self.name]
+        spans = {item.id for group in batch.groups if len(group.hosts) > 1 for item in group.members}
         names = [item.name for item in members]
-        beside = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
+        reference = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
         back = {name: self.before(name) for name in names}
         gone = {item.name for item in members if item.new is None}
         comes = [name for name in names if name not in gone]
         return Work(
             servers=[self.server(name) for name in comes],
             remove=[name for name in names if name in gone],
-            leave=self._servers([*names, *beside], "before"),
-            enter=self._servers([*comes, *beside], "after"),
+            leave=self._servers([*names, *reference], "before"),
+            enter=self._servers([*comes, *reference], "after"),
             old_servers=[known.server for known in back.values() if known],
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],
-            enter_old=self._servers([*(n for n, known in back.items() if known), *beside], "old"),
+            enter_old=self._servers([*(n for n, known in back.items() if known), *reference], "old"),
             lost=[name for name, known in back.items() if known is None and name in self.running],
             spans=any(item.id in spans for item in members),
             canary=self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
@@ -258,11 +280,11 @@ class _Host:
             return item.server
         return known.server if known else {"name": name}
 
-    def _canary(self, batch: Batch, trial: Trial | None) -> Canary:
-        measured, beside = batch.canary, batch.reference
+    def _canary(self, batch: Batch, trial: CanaryProgress | None) -> Canary:
+        measured, reference_name = batch.canary, batch.reference
         name = measured.name if measured else ""
         item, found, old = self.wanted[name], self.running.get(name), self.before(name)
-        reference = self.known(beside.name) if beside else None
+        reference = self.known(reference_name.name) if reference_name else None
         continued = trial is not None and trial.canary == f"{self.name}/{name}"
         return Canary(
             id=f"{self.name}/{name}",
@@ -282,9 +304,9 @@ class _Host:
         """These instances' servers in each load balancer: as it is now (old), will be (after), or both (before)."""
         found = []
         for balancer in self.balancers:
-            seen = balancer.host.seen
+            seen = balancer.host.observed
             old = {
-                Server.from_json(item).name: (item["host"], item["instance"], backend["name"])
+                BackendServer.from_json(item).name: (item["host"], item["instance"], backend["name"])
                 for backend in (seen.config.get("backends") or () if seen else ())
                 for item in backend["servers"]
             }
@@ -306,21 +328,21 @@ def _histories(state: NodeState | None) -> dict[str, History]:
     return {item.deployment: item for item in state.generations} if state else {}
 
 
-def _is(server: str, host: str, name: str) -> bool:
+def _is_server_of(server: str, host: str, name: str) -> bool:
     """Whether "llama/n1.llama-0:8000" is this instance."""
     return server.partition("/")[2].rpartition(":")[0] == f"{host}.{name}"
 
 
-def _deployment(name: str, found: Running | None, item: Serving | None) -> str:
+def _deployment(name: str, found: ObservedInstance | None, item: Serving | None) -> str:
     """The deployment that an instance is of: as it runs, as it will, or by its name."""
     return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
 
 
-def _place(item: Serving | None) -> Place | None:
+def _place(item: Serving | None) -> InstanceResources | None:
     if item is None:
         return None
     member = item.member
-    return Place(frozenset(member.ports), frozenset(member.render_nodes), member.share)
+    return InstanceResources(frozenset(member.ports), frozenset(member.render_nodes), member.share)
 
 
 def _engine(host: str, item: Serving | None) -> str:
@@ -332,35 +354,37 @@ def _engine(host: str, item: Serving | None) -> str:
     return f"{item.deployment_name}@{','.join(hosts)}:{item.name}" if item and len(hosts) > 1 else ""
 
 
-def _trials(hosts: Iterable[_Host], turns: Mapping[str, Turn]) -> dict[str, Trial]:
+def _trials(
+    hosts: Iterable[_HostRollout], revisions: Mapping[str, RevisionChange]
+) -> dict[str, CanaryProgress]:
     """Open trials of the generation that is wanted now."""
-    wanted = {name: turn.generation for name, turn in turns.items()}
-    found: dict[str, Trial] = {}
+    wanted = {name: revision.generation for name, revision in revisions.items()}
+    found: dict[str, CanaryProgress] = {}
     for host in hosts:
         for name, history in host.histories.items():
             trial = history.trial
             if trial is None or trial.generation != wanted.get(name):
                 continue
             canary = str(trial.baseline.get("canary") or "")
-            before = found.get(name, Trial())
-            units = set(trial.units)
-            judged = before.judged or bool(canary and canary in units)
-            found[name] = Trial(before.canary or canary, judged)
+            before = found.get(name, CanaryProgress())
+            groups = set(trial.units)
+            judged = before.judged or bool(canary and canary in groups)
+            found[name] = CanaryProgress(before.canary or canary, judged)
     return found
 
 
-def _refusals(plan: FleetPlan, wanted: Wanted, rollout: Rollout) -> Iterable[Problem]:
+def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iterable[Problem]:
     """What a rollout needs beside room."""
     if rollout.batches and wanted.operation != STOP:
         for name, why in wanted.absent:
             what = f"instances cannot be drained from load balancer {name} before they change: {why}."
             yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
     for balancer in plan.balancers if rollout.batches and wanted.operation != STOP else ():
-        if balancer.host.seen is None or not balancer.host.seen.running:
+        if balancer.host.observed is None or not balancer.host.observed.running:
             what = "the load balancer does not run, so instances cannot be drained before they change."
             yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
     if wanted.operation == ROLLBACK and not wanted.deployment:
-        names = ", ".join(turn.deployment for turn in plan.turns)
+        names = ", ".join(revision.deployment for revision in plan.revisions)
         yield Problem(("deployment",), "is required.", f"-e deployment=NAME; there are: {names or 'none'}.")
     if wanted.operation in (UPGRADE, ROLLBACK):
         hosts = tuple(
@@ -381,7 +405,7 @@ def _refusals(plan: FleetPlan, wanted: Wanted, rollout: Rollout) -> Iterable[Pro
 def _batch(
     batch: Batch,
     batches: Sequence[Batch],
-    change: Change,
+    change: BatchChange,
     work: Mapping[int, Mapping[str, Work]],
     steps: Mapping[str, Mapping[int, Mapping[str, Step]]],
 ) -> dict[str, Any]:
@@ -410,9 +434,9 @@ def _batch(
         "canary": batch.canary.id if batch.canary else "",
         "hosts": list(batch.hosts),
         "all_hosts": list(dict.fromkeys(host for item in same for host in item.hosts)),
-        "units": [[item.id for item in unit.members] for unit in batch.units],
+        "units": [[item.id for item in group.members] for group in batch.groups],
         "phases": phases(mine, FORWARD),
         "passed": phases(mine, PASSED),
         "way_back": back if change.operation == UPGRADE else [],
-        "text": f"batch {batch.number} of {len(batches)}: " + "; ".join(unit.name for unit in batch.units),
+        "text": f"batch {batch.number} of {len(batches)}: " + "; ".join(group.name for group in batch.groups),
     }

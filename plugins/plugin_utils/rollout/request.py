@@ -7,17 +7,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem
-from ...module_utils.common.generations import DEPLOY, OPERATIONS, RESTART, ROLLBACK, STOP, UPGRADE, Wishes
+from ...module_utils.common.generations import (
+    DEPLOY,
+    OPERATIONS,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+    OperationRequest,
+)
 from ..desired.public_variables import public_variables
-from ..endpoint.plan import Endpoint
+from ..endpoint.plan import EndpointInputs
 from ..plan.plan import FleetPlan
-from .batches import parse_terms
-from .plan import RolloutPlan, Wanted, plan_steps, replaced
+from .batches import parse_policy
+from .plan import RolloutPlan, RolloutRequest, count_replaced, plan_rollout_steps
 from .text import explain_rollout
 
 Options = Mapping[str, Any]
 
-CANARY_TERMS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
+CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file")},
     **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
@@ -36,16 +44,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "canary_terms": {
         "type": "dict",
         "default": {},
-        "options": {name: public_variables()[name].option for name in CANARY_TERMS},
+        "options": {name: public_variables()[name].option for name in CANARY_SETTINGS},
     },
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
 }
 
 
-def parse_request(options: Options) -> Wishes:
+def parse_request(options: Options) -> OperationRequest:
     """Return what the run is about."""
     deployment = options["deployment"]
-    return Wishes(
+    return OperationRequest(
         operation=options["operation"],
         deployments=frozenset([deployment]) if deployment else None,
         generation=options["generation"],
@@ -59,7 +67,7 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
 
     canary: variables of canaries that are wrong, and why.
     """
-    _, problems = parse_terms(_terms(options))
+    _, problems = parse_policy(_terms(options))
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
@@ -74,7 +82,9 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
 
 
-def requested_rollout(options: Options, plan: FleetPlan, endpoint: Endpoint | None) -> RolloutPlan | None:
+def requested_rollout(
+    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None
+) -> RolloutPlan | None:
     """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError."""
     if options["operation"] == DEPLOY or options["offline"] or plan.partial:
         return None
@@ -90,7 +100,7 @@ def explain_request(
     """Return the lines about the batches; of a deploy that replaces what serves, about those of an upgrade."""
     if rollout:
         return explain_rollout(rollout, timeouts(options, data))
-    count = 0 if options["offline"] else replaced(plan)
+    count = 0 if options["offline"] else count_replaced(plan)
     if not count:
         return []
     rollout, problems = _rollout(options, plan, None, UPGRADE)
@@ -115,10 +125,10 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rollout(
-    options: Options, plan: FleetPlan, endpoint: Endpoint | None, operation: str
+    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, operation: str
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
-    wanted = Wanted(
+    wanted = RolloutRequest(
         operation=operation,
         values=_terms(options),
         deployment=options["deployment"],
@@ -126,7 +136,7 @@ def _rollout(
         canary=options["canary"],
         absent=tuple(absent),
     )
-    return plan_steps(plan, wanted)
+    return plan_rollout_steps(plan, wanted)
 
 
 def _terms(options: Options) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Change:
+class BatchChange:
     """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it."""
 
     operation: str
@@ -89,7 +89,7 @@ class Work:
     canary: Canary | None = None
 
 
-def steps_of(work: Work, change: Change) -> dict[str, Step]:
+def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
     """Return a host's steps of a batch by phase, those of the way back among them; what is not there is skipped."""
     found = {}
     if work.leave:
@@ -131,7 +131,7 @@ def _run(servers: Sequence[Data], remove: Sequence[str], spans: bool, suffix: st
     return found
 
 
-def _compare(canary: Canary, change: Change) -> dict[str, Step]:
+def _compare(canary: Canary, change: BatchChange) -> dict[str, Step]:
     """Measure before and after; a canary that runs the new generation already is judged by what was found then."""
     both = {"new": canary.new, "reference": canary.reference, "change": change.why}
     before = {} if canary.measure else {"baseline": canary.baseline}
@@ -158,7 +158,7 @@ def _back(work: Work) -> dict[str, Step]:
 # ---- records -----------------------------------------------------------------------------------------
 
 
-def trial_record(change: Change, canary: str = "", judged: bool = False) -> dict[str, Any]:
+def trial_record(change: BatchChange, canary: str = "", judged: bool = False) -> dict[str, Any]:
     """Return the binding of an upgrade that begins, whose canary ("host/instance") is measured, or was judged.
 
     What was found of the old generation (`found`) is put in when it was measured.

@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
 from ..plan.text import wrapped
 from ..text import plural
-from .batches import KEEP, Batch
+from .batches import DEFAULT_MIN_AVAILABLE, Batch
 from .plan import RolloutPlan
 from .steps import Step, holds
 
@@ -18,7 +18,7 @@ SHOWN = 8  # batches that are listed one by one
 VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
 
 
-def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]:
+def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[str]:
     """Return the lines of a plan.
 
     waits: the timeouts of drain, stop and start of a group, in seconds.
@@ -27,36 +27,37 @@ def explain_rollout(planned: RolloutPlan, waits: Mapping[str, int]) -> list[str]
     names = dict.fromkeys(batch.deployment for batch in planned.rollout.batches)
     for name in names:
         batches = [batch for batch in planned.rollout.batches if batch.deployment == name]
-        units = sum(len(batch.units) for batch in batches)
+        groups = sum(len(batch.groups) for batch in batches)
         verb = VERBS.get(planned.operation, UPGRADE)
-        lines += ["", f"{verb} of {name}: {plural(units, 'group')} in {plural(len(batches), 'batch', 'es')}"]
+        lines += ["", f"{verb} of {name}: {plural(groups, 'group')} in {plural(len(batches), 'batch', 'es')}"]
         if planned.operation in (UPGRADE, ROLLBACK):
             data = next(item for item in planned.batches if item["deployment"] == name)
             lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
-        lines += _kept(planned, name)
+        lines += _format_capacity(planned, name)
         canary = next((batch for batch in batches if batch.canary), None)
         if canary:
             lines += wrapped("canary", _canary(canary))
         shown = batches if len(batches) <= SHOWN else batches[: SHOWN - 1]
         for batch in shown:
-            lines += wrapped(f"batch {batch.number}", "; ".join(unit.name for unit in batch.units))
+            lines += wrapped(f"batch {batch.number}", "; ".join(group.name for group in batch.groups))
         if len(shown) < len(batches):
             lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
-        lines += wrapped("waits", _waits(planned, len(batches), waits))
+        lines += wrapped("waits", _format_timeouts(planned, len(batches), timeouts))
     return lines
 
 
-def _kept(planned: RolloutPlan, name: str) -> list[str]:
+def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
     room = planned.rollout.capacity.get(name)
     if room is None or planned.operation == STOP:
         return []
-    asked = "" if room.keep else "; "
+    asked = "" if room.min_available else "; "
     asked = (
-        f" (upgrade_min_in: {KEEP if planned.terms.keep is None else planned.terms.keep})"
-        if room.keep
+        f" (upgrade_min_in: "
+        f"{DEFAULT_MIN_AVAILABLE if planned.policy.min_available is None else planned.policy.min_available})"
+        if room.min_available
         else asked
     )
-    text = f"at least {room.keep} of {room.there} in the load balancer{asked}".rstrip("; ")
+    text = f"at least {room.min_available} of {room.total} in the load balancer{asked}".rstrip("; ")
     return wrapped("keeps", text)
 
 
@@ -64,7 +65,7 @@ def _canary(batch: Batch) -> str:
     canary = batch.canary
     assert canary is not None
     text = f"{canary.host} {canary.name}, alone"
-    if not canary.there:
+    if not canary.exists:
         return f"{text}; it is new, so only its answers can be checked, not compared"
     text += ", measured before and after"
     if batch.reference:
@@ -72,17 +73,19 @@ def _canary(batch: Batch) -> str:
     return text
 
 
-def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
+def _format_timeouts(planned: RolloutPlan, batches: int, timeouts: Mapping[str, int]) -> str:
     if planned.operation == STOP:
         return (
-            f"running requests end (at most {waits['drain']} s), then each instance stops (at most {waits['stop']} "
+            f"running requests end (at most {timeouts['drain']} s), then each instance stops (at most "
+            f"{timeouts['stop']} "
             "s)"
         )
-    soak = planned.terms.soak
+    soak = planned.policy.soak
     return (
-        f"each batch: running requests end (at most {waits['drain']} s), instances stop (at most {waits['stop']} s), "
+        f"each batch: running requests end (at most {timeouts['drain']} s), instances stop (at most "
+        f"{timeouts['stop']} s), "
         "start until "
-        f"tokens come (at most {waits['start']} s), {soak} s of watching; in all {batches * soak} s and {batches} "
+        f"tokens come (at most {timeouts['start']} s), {soak} s of watching; in all {batches * soak} s and {batches} "
         "starts"
     )
 
@@ -91,7 +94,7 @@ def _waits(planned: RolloutPlan, batches: int, waits: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BatchVerdict:
     """The consequence of a batch's result.
 
     stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow; steps:
@@ -101,7 +104,7 @@ class Verdict:
     stop: bool
     back: bool
     why: str
-    told: str
+    message: str
     phases: Sequence[str] = ()
     steps: Mapping[str, Step] = field(default_factory=dict)
 
@@ -111,19 +114,19 @@ class Verdict:
             "stop": self.stop,
             "back": self.back,
             "why": self.why,
-            "told": self.told,
+            "told": self.message,
             "phases": list(self.phases),
             "steps": {phase: step.to_json() for phase, step in self.steps.items()},
         }
 
 
-def judge(
+def judge_batch(
     operation: str,
     batch: Mapping[str, Any],
     failures: Mapping[str, str],
     gone: Sequence[str],
     not_started: Collection[str] = (),
-) -> Verdict:
+) -> BatchVerdict:
     """Judge a batch.
 
     failures: why hosts of the batch failed. gone: hosts that became unreachable. An unreachable host says nothing about
@@ -134,13 +137,15 @@ def judge(
     if failures:
         why = "; ".join(dict.fromkeys(f"{host}: {text}" for host, text in failures.items()))
         if operation != UPGRADE:
-            return Verdict(True, False, why, f"{what}: failed")
+            return BatchVerdict(True, False, why, f"{what}: failed")
         canary = batch["canary"].partition("/")[0] in not_started
         way = [phase for phase in batch["way_back"] if phase != "report" or canary]
-        return Verdict(True, True, why, f"{what}: failed", way, holds(batch, why))
+        return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why))
     if gone:
-        return Verdict(True, False, f"{', '.join(gone)} can no longer be reached", f"{what}: interrupted")
-    return Verdict(False, False, "", f"{what}: done", batch["passed"])
+        return BatchVerdict(
+            True, False, f"{', '.join(gone)} can no longer be reached", f"{what}: interrupted"
+        )
+    return BatchVerdict(False, False, "", f"{what}: done", batch["passed"])
 
 
 def unmended_message(action: str, result: Any) -> str:
@@ -159,7 +164,7 @@ def message_of(result: Any) -> str:
     return str(found.get("msg") or found.get("stderr") or "no message").strip()
 
 
-def report(
+def summarize_rollout(
     operation: str,
     batches: Sequence[Mapping[str, Any]],
     ended: int | None,

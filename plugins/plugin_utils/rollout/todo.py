@@ -50,7 +50,7 @@ def todo_hosts(
 
 def balancer_steps(balancers: Iterable[BalancerPlan], host: str) -> dict[str, list[dict[str, Any]]]:
     """Return the servers of a host that leave each load balancer before it is touched (out), and come back (into)."""
-    states = [(balancer.host.name, balancer.out(host)) for balancer in balancers]
+    states = [(balancer.host.name, balancer.drain_steps(host)) for balancer in balancers]
     out = [{"balancer": name, "servers": item["drain"]} for name, item in states if item["drain"]]
     into = [{"balancer": name, "servers": item["undrain"]} for name, item in states if item["undrain"]]
     return {**({"out": out} if out else {}), **({"into": into} if into else {})}

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .engine_config import Engine
+from .engine_config import EngineConfig
 from .shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Simple:
+class SimpleEstimate:
     """The terms of AMD's formula: size_of_weights + size_of_KV_cache < available_VRAM.
 
     The formula covers neither grouped-query nor latent attention, nor the other memory that vLLM uses. weights_bytes:
@@ -25,7 +25,7 @@ class Simple:
     memory_bytes: int
 
 
-def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int) -> Simple:
+def simple_formula(model: ModelShape, engine: EngineConfig, batch: int, sequence: int) -> SimpleEstimate:
     """Return the formula's result for `batch` requests of `sequence` tokens.
 
     The guide is about one partition; here both sums are divided by the tensor parallel size.
@@ -36,4 +36,6 @@ def simple_formula(model: ModelShape, engine: Engine, batch: int, sequence: int)
     weights = element * model.parameters
     total = (weights + cache) // engine.tp
     fits = None if model.missing else total < engine.memory_bytes
-    return Simple(fits, weights // engine.tp, per_token, cache // engine.tp, total, engine.memory_bytes)
+    return SimpleEstimate(
+        fits, weights // engine.tp, per_token, cache // engine.tp, total, engine.memory_bytes
+    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .kv_cache import NO_COPIES, Layout, Rules
+from .kv_cache import NO_COPIES, CacheLayout, CacheRules
 from .shape import ModelShape
 from .weights import FP8_TENSOR, Scheme, Share
 
@@ -26,7 +26,7 @@ MXFP4_PADDING = 256
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineConfig:
     """The vLLM options of one instance that decide about memory; sizes in bytes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Engine:
         draft_bytes: weights of the draft model, divided over draft_tp GPUs (None: as many as the model's).
     """
 
-    rules: Rules = field(repr=False)
+    rules: CacheRules = field(repr=False)
     memory_bytes: int
     gpu_memory_utilization: float
     max_num_seqs: int
@@ -103,13 +103,13 @@ class Engine:
         tokens = self.max_num_batched_tokens
         return tokens if chunked else max(tokens, self.length(model))
 
-    def layout(self, model: ModelShape) -> Layout:
+    def layout(self, model: ModelShape) -> CacheLayout:
         """Return the layout of the KV cache."""
         # Asynchronous scheduling overlaps two steps; a pipeline overlaps one per stage (max_concurrent_batches).
         batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
         batches = batches if self.rules.overlap else 1
         cpu_latent = self.platform == "cpu" and model.latent  # its kernel supports no other block size
-        return Layout(
+        return CacheLayout(
             tp=self.tp,
             dcp=self.dcp,
             block_size=16 if cpu_latent else self.block_size,
@@ -127,7 +127,7 @@ class Engine:
         return math.ceil(self.memory_bytes * self.gpu_memory_utilization)
 
 
-def reserve_bytes(model: ModelShape, engine: Engine) -> int:
+def reserve_bytes(model: ModelShape, engine: EngineConfig) -> int:
     """Estimate the bytes that the profiling run finds in use besides weights: activations, logits, libraries, graphs.
 
     vLLM measures this and has no formula for it. The estimate adds the buffers of one step's tokens (residual,
@@ -153,6 +153,6 @@ _LOGIT_BYTES = 12
 """Bytes of a logit in 16 bit, of its float32 copy, and for sorting it for top-k and top-p."""
 
 
-def graph_bytes(engine: Engine) -> int:
+def graph_bytes(engine: EngineConfig) -> int:
     """Estimate the bytes that captured graphs use."""
     return 0 if engine.enforce_eager or engine.platform == "cpu" else GIB

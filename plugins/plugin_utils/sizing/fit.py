@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .engine_config import GIB, Engine, graph_bytes, reserve_bytes
-from .kv_cache import Plan, element_bytes, plan
+from .engine_config import GIB, EngineConfig, graph_bytes, reserve_bytes
+from .kv_cache import CachePlan, element_bytes, plan
 from .layers import Layer
 from .shape import ModelShape
 from .vllm_limits import refusals
 from .weights import cdiv, matrix_bytes, padded_vocabulary
 
-__all__ = ["Engine", "Fit", "fit", "refusals", "remedies", "smallest_tp"]
+__all__ = ["EngineConfig", "Fit", "fit", "refusals", "remedies", "smallest_tp"]
 
 EXACT, ESTIMATED = "exact", "estimated"
 HUB, GIVEN = "the repository's config.json", "model_config"
@@ -76,7 +76,7 @@ def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
     return [layers[start : start + size] for start, size in zip(starts, sizes)]
 
 
-def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
+def stage_weights(model: ModelShape, engine: EngineConfig) -> tuple[int, ...]:
     """Return the bytes of weights on a rank of each pipeline stage, as loaded, including those of a draft model."""
     if model.missing:
         size = model.checkpoint.bytes if model.checkpoint else 0
@@ -106,7 +106,7 @@ def stage_weights(model: ModelShape, engine: Engine) -> tuple[int, ...]:
     return tuple(result)
 
 
-def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
+def fit(model: ModelShape, engine: EngineConfig, origin: str = "") -> Fit:
     """Return whether the model fits, and what the KV cache then holds.
 
     origin: the source of the model's shape, for the notes.
@@ -148,14 +148,14 @@ def fit(model: ModelShape, engine: Engine, origin: str = "") -> Fit:
     )
 
 
-def _available(engine: Engine, weights: Sequence[int], reserve: int) -> list[int]:
+def _available(engine: EngineConfig, weights: Sequence[int], reserve: int) -> list[int]:
     """Return the bytes for the KV cache on each stage; negative where weights and reserve exceed the memory."""
     if engine.kv_cache_memory_bytes is not None:
         return [engine.kv_cache_memory_bytes] * len(weights)
     return [engine.requested_bytes - size - reserve for size in weights]
 
 
-def _overdrawn(engine: Engine, weights: Sequence[int], reserve: int) -> int:
+def _overdrawn(engine: EngineConfig, weights: Sequence[int], reserve: int) -> int:
     """Return by how many bytes a cache of configured size exceeds the memory, as a negative number; else 0.
 
     vLLM does not check this.
@@ -165,7 +165,7 @@ def _overdrawn(engine: Engine, weights: Sequence[int], reserve: int) -> int:
     return min(0, engine.memory_bytes - max(weights) - reserve - engine.kv_cache_memory_bytes)
 
 
-def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:
+def _rooms(cache: CachePlan, engine: EngineConfig, available: Sequence[int]) -> list[int]:
     """Return the bytes of the pool on each stage, or what an override of the number of blocks makes of it."""
     if engine.num_gpu_blocks_override is None:
         return list(available)
@@ -174,14 +174,14 @@ def _rooms(cache: Plan, engine: Engine, available: Sequence[int]) -> list[int]:
     ]
 
 
-def _blocks(cache: Plan, engine: Engine, available: Sequence[int]) -> int:
+def _blocks(cache: CachePlan, engine: EngineConfig, available: Sequence[int]) -> int:
     """Return the number of blocks in the pool: the smallest of all stages."""
     if engine.num_gpu_blocks_override is not None:
         return engine.num_gpu_blocks_override
     return max(0, min((room // size for room, size in zip(available, cache.stage_bytes) if size), default=0))
 
 
-def _tokens(cache: Plan, engine: Engine, blocks: int, concurrency: float, length: int) -> int:
+def _tokens(cache: CachePlan, engine: EngineConfig, blocks: int, concurrency: float, length: int) -> int:
     """Return the number of tokens that this release prints in its log."""
     rules = engine.rules
     if rules.by_concurrency:
@@ -190,7 +190,7 @@ def _tokens(cache: Plan, engine: Engine, blocks: int, concurrency: float, length
     return blocks // max(1, groups) * cache.layout.block_size * engine.dcp
 
 
-def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
+def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
     notes = list(model.notes)
     if model.kv_heads and engine.tp > model.kv_heads and not model.latent and model.layers:
         notes.append(
@@ -215,7 +215,7 @@ def _notes(model: ModelShape, engine: Engine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
+def _estimates(engine: EngineConfig, reserve: int) -> tuple[str, ...]:
     """Return the notes on values that are estimated."""
     if not reserve or engine.kv_cache_memory_bytes is not None:
         return ()
@@ -225,7 +225,7 @@ def _estimates(engine: Engine, reserve: int) -> tuple[str, ...]:
     )
 
 
-def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 2, 4, 8)) -> int | None:
+def smallest_tp(model: ModelShape, engine: EngineConfig, choices: Sequence[int] = (1, 2, 4, 8)) -> int | None:
     """Return the smallest tensor parallel size that fits and breaks no rule of vLLM, or None."""
     for tp in sorted(choices):
         tried = replace(engine, tp=tp)
@@ -234,7 +234,7 @@ def smallest_tp(model: ModelShape, engine: Engine, choices: Sequence[int] = (1, 
     return None
 
 
-def longest(model: ModelShape, engine: Engine) -> int:
+def longest(model: ModelShape, engine: EngineConfig) -> int:
     """Return the largest max_model_len with which one request fits; 0 if there is none or the cache is unknown."""
     if model.missing:
         return 0
@@ -248,7 +248,7 @@ def longest(model: ModelShape, engine: Engine) -> int:
     return low
 
 
-def remedies(model: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
+def remedies(model: ModelShape, engine: EngineConfig, found: Fit) -> tuple[str, ...]:
     """Return what to change if the model does not fit, the most helpful first; empty if it fits.
 
     Each remedy with a number is sufficient by itself, except the last, which states the memory that would be needed.
@@ -286,7 +286,7 @@ _SHORTEST = 512
 _SIZES = (1, 2, 4, 8)
 
 
-def _quantized(model: ModelShape, engine: Engine) -> list[str]:
+def _quantized(model: ModelShape, engine: EngineConfig) -> list[str]:
     """Return the advice to quantize the weights to FP8, if the model then fits."""
     eight = replace(engine, quantization="fp8")
     if not fit(model, eight).fits:

@@ -18,18 +18,18 @@ FULL, SLIDING, CHUNKED, STATE = "full", "sliding", "chunked", "state"
 
 
 @dataclass(frozen=True)
-class Copies:
+class StateCopies:
     """The number of states that a request keeps in each layer: the running one, and those that prefix caching adds."""
 
     plain: int
     checkpointed: int
 
 
-NO_COPIES = Copies(1, 1)
+NO_COPIES = StateCopies(1, 1)
 
 
 @dataclass(frozen=True)
-class Rules:
+class CacheRules:
     """The rules that differ between vLLM releases; catalog/vllm/rules.yml has the values and explains them."""
 
     hybrid: bool
@@ -41,16 +41,16 @@ class Rules:
     graphs_counted: bool
     chunks_long: bool
     latent_fp8: bool
-    states: Copies
+    states: StateCopies
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Rules:
+    def of(cls, values: Mapping[str, Any]) -> CacheRules:
         """Build the rules of a release from the catalogue's values."""
-        return cls(**{**values, "states": Copies(**values["states"])})
+        return cls(**{**values, "states": StateCopies(**values["states"])})
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """The parameters of the layout: parallel sizes, block size in tokens, type and element size in bytes.
 
     element: of the model's own type. in_flight: tokens that are scheduled and not yet settled.
@@ -64,11 +64,11 @@ class Layout:
     in_flight: int
     hybrid: bool
     uneven: float
-    states: Copies
+    states: StateCopies
 
 
 @dataclass(frozen=True)
-class Spec:
+class CacheSpec:
     """The cache of one layer: bytes of a block (page) of `block` tokens.
 
     window: tokens of sliding attention or of a chunk of chunked attention, or the number of states that a request
@@ -82,24 +82,24 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CachePlan:
     """The cache of a model: groups that take blocks of one pool each, and the cost of a block on each stage.
 
     bytes_per_token: of the attention layers of the largest stage, before rounding to blocks. stage_bytes: of a block,
     per stage.
     """
 
-    groups: tuple[Spec, ...]
+    groups: tuple[CacheSpec, ...]
     stage_bytes: tuple[int, ...]
     bytes_per_token: int
-    layout: Layout = field(repr=False)
+    layout: CacheLayout = field(repr=False)
 
     def request_blocks(self, length: int) -> int:
         """Return the number of blocks that a request of `length` tokens uses, over all groups."""
         return sum(_request_blocks(spec, length, self.layout) for spec in self.groups)
 
 
-def _request_blocks(spec: Spec, length: int, how: Layout) -> int:
+def _request_blocks(spec: CacheSpec, length: int, how: CacheLayout) -> int:
     if spec.kind == STATE:
         return spec.window
     if spec.kind == SLIDING:
@@ -117,7 +117,7 @@ def element_bytes(kv_dtype: str) -> int | None:
     return next((size for prefix, size in _ELEMENTS if kv_dtype.startswith(prefix)), None)
 
 
-def token_bytes(cache: Cache, how: Layout) -> int:
+def token_bytes(cache: Cache, how: CacheLayout) -> int:
     """Return the bytes that one layer keeps per token on one rank."""
     if cache.raw:
         return cache.raw
@@ -129,7 +129,7 @@ def token_bytes(cache: Cache, how: Layout) -> int:
     return heads * ((cache.key + cache.value) * size + scales)
 
 
-def state_bytes(state: State, how: Layout) -> int:
+def state_bytes(state: State, how: CacheLayout) -> int:
     """Return the bytes that one layer keeps per request on one rank: convolution window and recurrent state."""
     groups = state.groups if state.groups % how.tp == 0 else how.tp
     channels = (state.channels + 2 * groups * state.group_channels) // how.tp
@@ -137,7 +137,7 @@ def state_bytes(state: State, how: Layout) -> int:
     return channels * (state.kernel - 1) * how.element + recurrent
 
 
-def plan(stages: Sequence[Sequence[Layer]], how: Layout) -> Plan:
+def plan(stages: Sequence[Sequence[Layer]], how: CacheLayout) -> CachePlan:
     """Lay out the cache for the layers of each pipeline stage."""
     caches = [
         (stage, cache) for stage, layers in enumerate(stages) for layer in layers for cache in layer.caches
@@ -149,19 +149,19 @@ def plan(stages: Sequence[Sequence[Layer]], how: Layout) -> Plan:
     how = _aligned(caches, how)
     specs = [(stage, _spec(cache, how)) for stage, cache in caches]
     if not specs:
-        return Plan((), (0,) * len(stages), 0, how)
+        return CachePlan((), (0,) * len(stages), 0, how)
     groups = _groups(specs, how)
     stage_bytes = tuple(
         max(sum(spec.page for at, spec in members if at == stage) for members in groups)
         for stage in range(len(stages))
     )
-    return Plan(tuple(members[0][1] for members in groups), stage_bytes, max(per_token), how)
+    return CachePlan(tuple(members[0][1] for members in groups), stage_bytes, max(per_token), how)
 
 
 Placed = tuple[int, Union[Cache, State]]
 
 
-def _aligned(caches: Sequence[Placed], how: Layout) -> Layout:
+def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
     """Return the layout with blocks enlarged so that an attention page holds a state, if there are states."""
     states = [state_bytes(cache, how) for _, cache in caches if isinstance(cache, State)]
     tokens = [token_bytes(cache, how) for _, cache in caches if isinstance(cache, Cache)]
@@ -171,22 +171,22 @@ def _aligned(caches: Sequence[Placed], how: Layout) -> Layout:
     return replace(how, block_size=max(how.block_size, block))
 
 
-def _spec(cache: Cache | State, how: Layout) -> Spec:
+def _spec(cache: Cache | State, how: CacheLayout) -> CacheSpec:
     if isinstance(cache, State):
         copies = how.states.checkpointed if cache.checkpointed else how.states.plain
-        return Spec(STATE, state_bytes(cache, how), how.block_size, copies)
+        return CacheSpec(STATE, state_bytes(cache, how), how.block_size, copies)
     page = how.block_size * token_bytes(cache, how)
     if cache.window:
-        return Spec(SLIDING, page, how.block_size, cache.window)
+        return CacheSpec(SLIDING, page, how.block_size, cache.window)
     if cache.chunk:
-        return Spec(CHUNKED, page, how.block_size, cache.chunk)
-    return Spec(FULL, page, how.block_size)
+        return CacheSpec(CHUNKED, page, how.block_size, cache.chunk)
+    return CacheSpec(FULL, page, how.block_size)
 
 
-PlacedSpec = tuple[int, Spec]
+PlacedSpec = tuple[int, CacheSpec]
 
 
-def _groups(specs: Sequence[PlacedSpec], how: Layout) -> list[list[PlacedSpec]]:
+def _groups(specs: Sequence[PlacedSpec], how: CacheLayout) -> list[list[PlacedSpec]]:
     """Return the groups of layers that share block tables.
 
     Layers of one kind are one group; with several kinds, each group has equally many layers of one kind.
@@ -200,7 +200,7 @@ def _groups(specs: Sequence[PlacedSpec], how: Layout) -> list[list[PlacedSpec]]:
         kinds = {(spec.kind, spec.window) for _, spec in specs}
     if len(kinds) == 1:
         return [list(specs)]
-    by_spec: dict[Spec, list[PlacedSpec]] = {}
+    by_spec: dict[CacheSpec, list[PlacedSpec]] = {}
     for stage, spec in _one_page_size(specs):
         by_spec.setdefault(spec, []).append((stage, spec))
     counts = [len(members) for members in by_spec.values()]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .families import Family
-from .layers import Numbers
+from .layers import ConfigNumbers
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Kind:
     cached: bool = True
 
 
-def layer_kinds(n: Numbers, family: Family, model_type: str) -> tuple[Kind, ...]:
+def layer_kinds(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Kind, ...]:
     """Return the kinds of all layers, in order."""
     pattern = n.config.get("hybrid_override_pattern") if model_type.startswith("nemotron_h") else None
     if isinstance(pattern, str) and pattern:
@@ -50,7 +50,7 @@ def layer_kinds(n: Numbers, family: Family, model_type: str) -> tuple[Kind, ...]
     )
 
 
-def _pattern(letter: str, n: Numbers) -> Kind:
+def _pattern(letter: str, n: ConfigNumbers) -> Kind:
     """Return the kind of a letter in Nemotron-H's pattern, which has one letter and one block per layer."""
     if letter == "M":
         return Kind(state="mamba2")
@@ -59,7 +59,7 @@ def _pattern(letter: str, n: Numbers) -> Kind:
     return Kind(block="experts") if letter == "E" else Kind(block="mlp", inner=n.intermediate)
 
 
-def _mixer(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
+def _mixer(n: ConfigNumbers, family: Family, model_type: str, index: int) -> Kind:
     if n.get("kv_lora_rank"):
         return Kind("latent")
     types = n.items("layer_types") or n.items("layers_block_type")
@@ -77,7 +77,7 @@ def _mixer(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
     return _mixer_by_rule(n, family, model_type, index)
 
 
-def _mixer_by_rule(n: Numbers, family: Family, model_type: str, index: int) -> Kind:
+def _mixer_by_rule(n: ConfigNumbers, family: Family, model_type: str, index: int) -> Kind:
     """Return the attention of a layer for configs that do not list layer types."""
     if model_type == "falcon_h1":
         return Kind("full", state="mamba2")
@@ -105,7 +105,7 @@ def _mixer_by_rule(n: Numbers, family: Family, model_type: str, index: int) -> K
     return Kind("sliding", window=window)
 
 
-def _has_experts(n: Numbers, model_type: str, index: int) -> bool:
+def _has_experts(n: ConfigNumbers, model_type: str, index: int) -> bool:
     if n.experts < 2:
         return False
     if model_type == "jamba":
@@ -120,7 +120,7 @@ def _has_experts(n: Numbers, model_type: str, index: int) -> bool:
     return (index + 1) % max(1, n.get("interleave_moe_layer_step", "decoder_sparse_step", default=1)) == 0
 
 
-def _inner(n: Numbers, model_type: str, index: int) -> int:
+def _inner(n: ConfigNumbers, model_type: str, index: int) -> int:
     """Return the width of a dense block, or of the one that GraniteMoeHybrid has next to its experts."""
     if model_type in ("granitemoehybrid", "granitemoeshared"):
         return n.get("shared_intermediate_size")

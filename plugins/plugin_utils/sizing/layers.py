@@ -62,7 +62,7 @@ class Layer:
     caches: tuple[Cache | State, ...] = ()
 
 
-class Numbers:
+class ConfigNumbers:
     """The numbers of a config.json, under the different names that models use for them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def vector(name: str, size: int, split: str = WHOLE, kv_heads: int = 0, experts:
     return Matrix(name, size, 1, split, experts, kv_heads)
 
 
-def attention(n: Numbers, family: Family, kv_heads: int = 0, gated: bool = False) -> Matrices:
+def attention(n: ConfigNumbers, family: Family, kv_heads: int = 0, gated: bool = False) -> Matrices:
     """Return the matrices of multi-head or grouped-query attention.
 
     kv_heads: of this layer, for models whose layers differ.
@@ -177,7 +177,7 @@ def attention(n: Numbers, family: Family, kv_heads: int = 0, gated: bool = False
     return result
 
 
-def latent_attention(n: Numbers) -> tuple[Matrices, tuple[Cache, ...]]:
+def latent_attention(n: ConfigNumbers) -> tuple[Matrices, tuple[Cache, ...]]:
     """Return the matrices and caches of DeepSeek's multi-head latent attention.
 
     vLLM keeps kv_b_proj and two copies of its halves in 16 bit.
@@ -225,7 +225,7 @@ def mlp(name: str, hidden: int, inner: int, gated: bool = True, bias: bool = Fal
     ]
 
 
-def mixture(n: Numbers, family: Family) -> Matrices:
+def mixture(n: ConfigNumbers, family: Family) -> Matrices:
     """Return the matrices of routed experts, their router, and the model's shared experts, if any."""
     hidden, experts, inner = n.hidden, n.experts, n.expert_intermediate
     bias = family.expert_bias
@@ -251,7 +251,7 @@ def mixture(n: Numbers, family: Family) -> Matrices:
     return result
 
 
-def mamba1(n: Numbers) -> tuple[Matrices, State]:
+def mamba1(n: ConfigNumbers) -> tuple[Matrices, State]:
     """Return the matrices and the state of a selective state space, as in Jamba and the first Mamba."""
     hidden = n.hidden
     inner = n.get("mamba_expand", "expand", default=2) * hidden
@@ -277,7 +277,7 @@ def mamba1(n: Numbers) -> tuple[Matrices, State]:
     return result, State(inner, kernel, inner, states)
 
 
-def mamba2(n: Numbers) -> tuple[Matrices, State]:
+def mamba2(n: ConfigNumbers) -> tuple[Matrices, State]:
     """Return the matrices and the state of a state space with heads: Bamba, Granite 4, Nemotron-H, Falcon-H1."""
     hidden = n.hidden
     heads = n.get("mamba_n_heads", "mamba_num_heads", "num_heads")
@@ -308,7 +308,7 @@ def mamba2(n: Numbers) -> tuple[Matrices, State]:
     return result, State(inner, kernel, heads, size * states, groups, states, wide, True)
 
 
-def delta_net(n: Numbers) -> tuple[Matrices, State]:
+def delta_net(n: ConfigNumbers) -> tuple[Matrices, State]:
     """Return the matrices and the state of gated delta rule linear attention, as in Qwen3-Next."""
     hidden = n.hidden
     key_heads, value_heads = n.get("linear_num_key_heads"), n.get("linear_num_value_heads")

@@ -13,9 +13,9 @@ from .families import FAMILIES, Family
 from .layer_kinds import Kind, layer_kinds
 from .layers import (
     Cache,
+    ConfigNumbers,
     Layer,
     Matrices,
-    Numbers,
     attention,
     delta_net,
     latent_attention,
@@ -124,7 +124,7 @@ def model_shape(
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     family = FAMILIES.get(model_type)
     given = {name: value for name, value in text.items() if value is not None}
-    numbers = Numbers({**(family.defaults if family else {}), **given})
+    numbers = ConfigNumbers({**(family.defaults if family else {}), **given})
     size = checkpoint_size(files, index_total)
     missing = tuple(
         name
@@ -153,7 +153,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _build(
-    config: Mapping[str, Any], text: Mapping[str, Any], n: Numbers, family: Family, model_type: str
+    config: Mapping[str, Any], text: Mapping[str, Any], n: ConfigNumbers, family: Family, model_type: str
 ) -> ModelShape:
     quantized = quantization(config)
     kinds = layer_kinds(n, family, model_type)
@@ -227,7 +227,7 @@ def _mtp_layer(last: Layer, hidden: int, vocab: int) -> Layer:
     ))  # fmt: skip
 
 
-def _layer(n: Numbers, family: Family, kind: Kind) -> Layer:
+def _layer(n: ConfigNumbers, family: Family, kind: Kind) -> Layer:
     matrices: Matrices = []
     caches: list[Any] = []
     hidden = n.hidden
@@ -264,7 +264,7 @@ def _with_schemes(matrices: Sequence[Matrix], quantized: Quantization, index: in
     )
 
 
-def _context(n: Numbers, text: Mapping[str, Any], model_type: str) -> int:
+def _context(n: ConfigNumbers, text: Mapping[str, Any], model_type: str) -> int:
     """Return the longest sequence, by vLLM's rules (vllm/config/model.py, _get_and_verify_max_len)."""
     if n.get("model_max_length"):
         return n.get("model_max_length")
@@ -294,7 +294,7 @@ def _vision_bytes(config: Mapping[str, Any], hidden: int) -> int:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return 0
-    n = Numbers(vision)
+    n = ConfigNumbers(vision)
     width = n.get("hidden_size", "embed_dim", "width")
     depth = n.get("num_hidden_layers", "depth", "layers")
     inner = n.get("intermediate_size", default=4 * width)

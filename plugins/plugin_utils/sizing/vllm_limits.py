@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .engine_config import Engine
+from .engine_config import EngineConfig
 from .shape import ModelShape
 from .weights import IN, OUT, Matrix, Share
 
@@ -11,7 +11,7 @@ Refusal = tuple[str, str]
 """Id of the statement, and a text with the numbers."""
 
 
-def refusals(model: ModelShape, engine: Engine) -> tuple[Refusal, ...]:
+def refusals(model: ModelShape, engine: EngineConfig) -> tuple[Refusal, ...]:
     """Return every limit that this model violates on this engine; empty if the model's numbers are unknown."""
     if model.missing:
         return ()
@@ -23,7 +23,7 @@ def refusals(model: ModelShape, engine: Engine) -> tuple[Refusal, ...]:
     )
 
 
-def _heads(model: ModelShape, engine: Engine) -> list[Refusal]:
+def _heads(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
     tp, found = engine.tp, []
     if model.heads and model.heads % tp:
         divisors = [size for size in (1, 2, 4, 8, 16) if model.heads % size == 0]
@@ -51,7 +51,7 @@ def _heads(model: ModelShape, engine: Engine) -> list[Refusal]:
     return found
 
 
-def _slices(model: ModelShape, engine: Engine) -> list[Refusal]:
+def _slices(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
     """Return the refusals of quantized weights that tensor parallelism would divide within a block.
 
     Weights must be divided at the edges of the blocks that share a scale, unless vLLM pads them.
@@ -84,7 +84,7 @@ def _broken_slice(matrix: Matrix, part: Share) -> Refusal | None:
     return "block-fp8-slices", text
 
 
-def _pipeline(model: ModelShape, engine: Engine) -> list[Refusal]:
+def _pipeline(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
     if engine.pp <= len(model.layers):
         return []
     return [
@@ -92,7 +92,7 @@ def _pipeline(model: ModelShape, engine: Engine) -> list[Refusal]:
     ]
 
 
-def _context(model: ModelShape, engine: Engine) -> list[Refusal]:
+def _context(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
     length = engine.max_model_len
     if not length or not model.context or length <= model.context:
         return []

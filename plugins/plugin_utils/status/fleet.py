@@ -10,11 +10,11 @@ from typing import Any
 
 from ...module_utils.common.errors import host_names, natural
 from ...module_utils.common.generations import History
-from .rows import IN, NEXT, NONE, NOT_REACHED, SERVING, STATES, Row, place, row_of
+from .rows import IN, NEXT, NONE, NOT_REACHED, SERVING, STATES, StatusRow, balancer_state, row_of
 
 
 @dataclass(frozen=True)
-class Sums:
+class DeploymentSummary:
     """The sums of a deployment.
 
     They count instances that accept requests from clients (`total`), those that serve, those in service, and their
@@ -49,11 +49,11 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Status:
+class FleetStatus:
     """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves."""
 
-    rows: tuple[Row, ...]
-    deployments: tuple[Sums, ...] = ()
+    rows: tuple[StatusRow, ...]
+    deployments: tuple[DeploymentSummary, ...] = ()
     hosts: tuple[str, ...] = ()
     unreached: Mapping[str, str] = field(default_factory=dict)
     balancers: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
 # ---- the fleet ---------------------------------------------------------------------------------------
 
 
-def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> Status:
+def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> FleetStatus:
     """Return the status from what instance_status found on each host, and why hosts were not reached."""
     servers = servers_by_instance(seen)
     rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
@@ -115,25 +115,34 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
             state = {"instance": instance, "host": host}
             next_step = NEXT[NOT_REACHED].format(**state)
             rows.append(
-                Row(items[0]["deployment"], host, instance, NOT_REACHED, "", next_step, balancer=place(items))
+                StatusRow(
+                    items[0]["deployment"],
+                    host,
+                    instance,
+                    NOT_REACHED,
+                    "",
+                    next_step,
+                    balancer=balancer_state(items),
+                )
             )
     rows.sort(key=order)
     names = sorted({row.deployment for row in rows}, key=natural)
     notes = bindings(seen)
-    told = {host: problems_of(state) for host, state in seen.items()}
-    return Status(
+    listed = {host: problems_of(state) for host, state in seen.items()}
+    return FleetStatus(
         rows=tuple(rows),
         deployments=tuple(
-            sums(name, [row for row in rows if row.deployment == name], notes.get(name, ())) for name in names
+            summarize_deployment(name, [row for row in rows if row.deployment == name], notes.get(name, ()))
+            for name in names
         ),
         hosts=tuple(sorted(seen, key=natural)),
         unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
         balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
-        problems={host: texts for host, texts in told.items() if texts},
+        problems={host: texts for host, texts in listed.items() if texts},
     )
 
 
-def order(row: Row) -> tuple[Any, ...]:
+def order(row: StatusRow) -> tuple[Any, ...]:
     """Return the sort key of a row: by deployment, the worst first."""
     return natural(row.deployment), STATES.index(row.state), natural(row.host), natural(row.instance)
 
@@ -159,7 +168,7 @@ def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[Row]:
+def host_rows(host: str, state: Mapping[str, Any], servers: Servers) -> list[StatusRow]:
     """Return the rows of one host: its containers, and recorded instances without one."""
     known = histories(state)
     found = []
@@ -195,27 +204,29 @@ ABSENT: Mapping[str, Any] = {
 
 def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Return holds and open rollouts as sentences with their hosts, by deployment."""
-    told: dict[tuple[str, str, str], dict[str, str]] = {}
+    listed: dict[tuple[str, str, str], dict[str, str]] = {}
     for host, state in seen.items():
         for name, history in histories(state).items():
             for bound in (history.held, history.trial):
                 if bound:
                     what = "held at" if bound is history.held else "rollout in progress, or interrupted, to"
                     key = (name, f"{what} generation {bound.generation}", bound.why)
-                    told.setdefault(key, {})[host] = bound.since
+                    listed.setdefault(key, {})[host] = bound.since
     found: dict[str, tuple[str, ...]] = {}
-    for (name, what, why), hosts in told.items():
+    for (name, what, why), hosts in listed.items():
         names = host_names(sorted(hosts, key=natural))
         text = f"{what} since {min(hosts.values())}: {why} ({names})"
         found[name] = (*found.get(name, ()), text)
     return found
 
 
-def sums(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Sums:
+def summarize_deployment(
+    name: str, rows: Sequence[StatusRow], notes: Sequence[str] = ()
+) -> DeploymentSummary:
     """Return a deployment's sums, without ranks that work for another host's server."""
     asked = [row for row in rows if not row.rank]
     kv = [row.kv for row in asked if row.kv is not None]
-    return Sums(
+    return DeploymentSummary(
         name=name,
         total=len(asked),
         serving=sum(row.state == SERVING for row in asked),

@@ -37,7 +37,7 @@ IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 
 @dataclass(frozen=True)
-class Row:
+class StatusRow:
     """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
     balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
@@ -106,18 +106,18 @@ def state_of(seen: Mapping[str, Any], now: float) -> str:
     """
     if seen["status"] != "running":
         return _not_running(seen)
-    says = seen.get("supervisor") or {}
-    told = says.get("state")
-    if told in ("gave_up", "stopping"):
-        return GAVE_UP if told == "gave_up" else STOPPING
+    supervisor = seen.get("supervisor") or {}
+    reported = supervisor.get("state")
+    if reported in ("gave_up", "stopping"):
+        return GAVE_UP if reported == "gave_up" else STOPPING
     if not seen["endpoint"]:
-        return _begins(seen, now) if told in ("waiting", "starting") else WORKING
+        return _starting_or_failing(seen, now) if reported in ("waiting", "starting") else WORKING
     if seen["health"] == 200:
         generated = (seen["metrics"] or {}).get("generated")
         return SERVING if seen["ready"] or generated else UNPROVEN
     if seen["health"]:
         return DEAD
-    return SILENT if told == "running" else _begins(seen, now)
+    return SILENT if reported == "running" else _starting_or_failing(seen, now)
 
 
 def _not_running(seen: Mapping[str, Any]) -> str:
@@ -131,32 +131,32 @@ def _not_running(seen: Mapping[str, Any]) -> str:
     )
 
 
-def _begins(seen: Mapping[str, Any], now: float) -> str:
-    says = seen.get("supervisor") or {}
-    if says.get("state") == "waiting":
+def _starting_or_failing(seen: Mapping[str, Any], now: float) -> str:
+    supervisor = seen.get("supervisor") or {}
+    if supervisor.get("state") == "waiting":
         return WAITING
-    if says:
-        failed = any(now - failure["at"] <= WINDOW for failure in says.get("failures") or ())
+    if supervisor:
+        failed = any(now - failure["at"] <= WINDOW for failure in supervisor.get("failures") or ())
     else:
         failed = bool(seen["restarts"])
     return FAILING if failed else STARTING
 
 
-def why_of(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
+def reason_and_next_step(seen: Mapping[str, Any], state: str, host: str) -> tuple[str, str]:
     """Return (why an instance does not serve, what to do next); empty texts for one that does."""
     if state in WELL:
         return "", ""
-    says = seen.get("supervisor") or {}
-    failures = says.get("failures") or ()
+    supervisor = seen.get("supervisor") or {}
+    failures = supervisor.get("failures") or ()
     first = failures[0] if failures else seen.get("failure")
     if state in (GAVE_UP, FAILING, CRASHED, DEAD) and first:
         count = f"{len(failures)} failures, the first: " if len(failures) > 1 else ""
         return f"{count}{first['kind']}: {first['line']}", str(first["next_step"])
-    why = str(says.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
+    why = str(supervisor.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
     return why, NEXT.get(state, "").format(instance=seen["name"], host=host)
 
 
-def place(servers: Sequence[Mapping[str, Any]]) -> str:
+def balancer_state(servers: Sequence[Mapping[str, Any]]) -> str:
     """Return whether the instance is in service, drained or down in all load balancers that have it."""
     words = [OUT if item["state"] != "ready" else IN if item["up"] else DOWN for item in servers]
     if len(set(words)) == 1:
@@ -164,7 +164,7 @@ def place(servers: Sequence[Mapping[str, Any]]) -> str:
     return f"{words.count(IN)} of {len(words)}" if words else NONE
 
 
-def who_took_out(servers: Iterable[Mapping[str, Any]]) -> str:
+def drain_note(servers: Iterable[Mapping[str, Any]]) -> str:
     """Return what drained it, and since when."""
     for item in servers:
         out = item.get("out") or {}
@@ -184,22 +184,22 @@ def other_backend(seen: Mapping[str, Any]) -> str:
     return f"runs attention backend {', '.join(running)}, not the planned {planned}"
 
 
-def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> Row:
+def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> StatusRow:
     """Return one instance as a row."""
-    state, where = state_of(seen, now), place(servers)
+    state, where = state_of(seen, now), balancer_state(servers)
     if state == SERVING and where == DOWN:
         state = NO_TRAFFIC
-    why, next_step = why_of(seen, state, host)
+    why, next_step = reason_and_next_step(seen, state, host)
     if state == NO_TRAFFIC:
         why = f"it serves, but the load balancer's check reports {servers[0]['check']}"
     elif where == OUT and not why:
-        why = who_took_out(servers)
+        why = drain_note(servers)
     if state in WELL:
         why = "; ".join(filter(None, (why, other_backend(seen))))
-    says, load = seen.get("supervisor") or {}, seen["metrics"] or {}
-    since = says.get("since") if state not in (STOPPED, CRASHED) else None
+    supervisor, load = seen.get("supervisor") or {}, seen["metrics"] or {}
+    since = supervisor.get("since") if state not in (STOPPED, CRASHED) else None
     since = since or (seen["finished"] if state in (STOPPED, CRASHED) else None) or seen["started"]
-    return Row(
+    return StatusRow(
         deployment=seen["deployment"],
         host=host,
         instance=seen["name"],
@@ -214,7 +214,7 @@ def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Map
         waiting=load.get("waiting"),
         tokens=load.get("tokens_per_second"),
         restarts=seen["restarts"],
-        failures=len(says.get("failures") or ()),
+        failures=len(supervisor.get("failures") or ()),
         balancer=where,
         rank=not seen["endpoint"] and state == WORKING,
         backend=", ".join((seen.get("attention") or {}).get("running", ())),

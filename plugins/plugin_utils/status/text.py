@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ...module_utils.common.errors import natural
 from ..text import plural, wrap
-from .fleet import Status, Sums
-from .rows import DOWN, IN, NONE, NOT_REACHED, OUT, Row
+from .fleet import DeploymentSummary, FleetStatus
+from .rows import DOWN, IN, NONE, NOT_REACHED, OUT, StatusRow
 
 WIDTH = 100
 MANY = 4
@@ -33,20 +33,20 @@ HOST_WIDTH = 24
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of the table, and the notes below it."""
 
     cells: tuple[str, ...]
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def text(status: Status, full: bool = False) -> str:
+def text(status: FleetStatus, full: bool = False) -> str:
     """Return the table; `full` gives every instance its own line."""
     lines = [_summary(status)]
     for host, why in status.unreached.items():
         lines += _paragraph(f"{host}: not reached: {why}", "  ", "    ")
     for host, texts in status.problems.items():
-        lines += [line for told in texts for line in _paragraph(f"{host}: {told}", "  ", "    ")]
+        lines += [line for message in texts for line in _paragraph(f"{host}: {message}", "  ", "    ")]
     groups = {item.name: _lines(status, item, full) for item in status.deployments}
     widths = _widths([line.cells for found in groups.values() for line in found])
     for item in status.deployments:
@@ -55,8 +55,8 @@ def text(status: Status, full: bool = False) -> str:
         lines.append(_row(COLUMNS, widths))
         for found in groups[item.name]:
             lines.append(_row(found.cells, widths))
-            for told in found.told:
-                lines += _paragraph(told, " " * 6, " " * 8)
+            for message in found.notes:
+                lines += _paragraph(message, " " * 6, " " * 8)
     balancers = [
         line
         for host, error in status.balancers.items()
@@ -70,22 +70,22 @@ def _trouble(host: str, error: str) -> str:
     return f"Load balancer {host}: {error}"
 
 
-def _summary(status: Status) -> str:
+def _summary(status: FleetStatus) -> str:
     rows = status.rows
     well = sum(row.well for row in rows)
     hosts = len({row.host for row in rows} | set(status.unreached))
-    told = f"Status: {plural(len(rows), 'instance')} of {plural(len(status.deployments), 'deployment')}"
-    told += f" on {plural(hosts, 'host')}: "
+    message = f"Status: {plural(len(rows), 'instance')} of {plural(len(status.deployments), 'deployment')}"
+    message += f" on {plural(hosts, 'host')}: "
     counts = [f"{well} serve" if well == len(rows) - 1 or well != 1 else "1 serves"]
     for state in dict.fromkeys(row.state for row in sorted(rows, key=lambda row: row.trouble, reverse=True)):
         count = sum(row.state == state for row in rows if not row.well)
         counts += [f"{count} {state}"] if count else []
     if status.unreached:
         counts.append(f"{plural(len(status.unreached), 'host')} not reached")
-    return told + ", ".join(counts) + "." if rows or status.unreached else "Status: nothing runs."
+    return message + ", ".join(counts) + "." if rows or status.unreached else "Status: nothing runs."
 
 
-def _head(item: Sums) -> str:
+def _head(item: DeploymentSummary) -> str:
     parts = [f"{item.serving} of {item.total} serve"]
     if item.balanced:
         parts.append(f"{item.inside} of {item.balanced} in the balancer")
@@ -96,15 +96,15 @@ def _head(item: Sums) -> str:
 # ---- lines -------------------------------------------------------------------------------------------
 
 
-def _lines(status: Status, item: Sums, full: bool) -> list[Line]:
+def _lines(status: FleetStatus, item: DeploymentSummary, full: bool) -> list[TableLine]:
     rows = [row for row in status.rows if row.deployment == item.name]
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[StatusRow]] = {}
     for row in rows:
         groups.setdefault(_key(row, full), []).append(row)
     return [_line(group) for group in groups.values()]
 
 
-def _key(row: Row, full: bool) -> tuple[object, ...]:
+def _key(row: StatusRow, full: bool) -> tuple[object, ...]:
     """Return the key that is equal for rows that share a line.
 
     Instances in trouble get a line each, except those of an unreachable host.
@@ -115,7 +115,7 @@ def _key(row: Row, full: bool) -> tuple[object, ...]:
     return (row.state, row.why, row.version, row.generation, row.balancer, row.rank, where)
 
 
-def _line(rows: Sequence[Row]) -> Line:
+def _line(rows: Sequence[StatusRow]) -> TableLine:
     first = rows[0]
     hosts = sorted({row.host for row in rows}, key=natural)
     kv = [row.kv for row in rows if row.kv is not None]
@@ -133,8 +133,8 @@ def _line(rows: Sequence[Row]) -> Line:
         str(sum(row.restarts for row in rows)),
         {NONE: "-", IN: "in", OUT: "out", DOWN: "down"}.get(first.balancer, first.balancer),
     )
-    told = [first.why] if first.why else []
-    return Line(cells, tuple([*told, f"→ {first.next_step}"] if first.next_step else told))
+    lines = [first.why] if first.why else []
+    return TableLine(cells, tuple([*lines, f"→ {first.next_step}"] if first.next_step else lines))
 
 
 def _count(instances: int, hosts: int) -> str:

@@ -11,15 +11,19 @@ from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
 from ..sizing.facts import ModelFacts
-from ..sizing.fit import Engine
-from .tune import Tuned
+from ..sizing.fit import EngineConfig
+from .tune import TunedSettings
 
 ROCM = "rocm"
 """The platform of images for Instinct GPUs, where it is known."""
 
 
 def refused(
-    deployment: Deployment, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+    deployment: Deployment,
+    tuned: TunedSettings,
+    model: ModelFacts,
+    engine: EngineConfig,
+    knowledge: Knowledge,
 ) -> tuple[Problem, ...]:
     """An attention backend that the operator named, or latent attention's, that cannot run this model."""
     name = tuned.known.get("attention_backend")
@@ -34,12 +38,12 @@ def refused(
     )
 
 
-def _latent(tuned: Tuned, model: ModelFacts) -> bool:
+def _latent(tuned: TunedSettings, model: ModelFacts) -> bool:
     """Whether vLLM runs the model's attention as latent attention."""
     return model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
 
 
-def _shape_facts(tuned: Tuned, model: ModelFacts, engine: Engine) -> dict[str, Any]:
+def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) -> dict[str, Any]:
     """What an attention backend may refuse, as far as it is known."""
     facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
     facts |= {"heads": model.heads, "tp": engine.tp}
@@ -51,7 +55,7 @@ def _shape_facts(tuned: Tuned, model: ModelFacts, engine: Engine) -> dict[str, A
 
 
 def claim(
-    software: ImageFacts, tuned: Tuned, model: ModelFacts, engine: Engine, knowledge: Knowledge
+    software: ImageFacts, tuned: TunedSettings, model: ModelFacts, engine: EngineConfig, knowledge: Knowledge
 ) -> Claim | None:
     """The attention backend that the server's log is to prove.
 

@@ -11,16 +11,18 @@ from ...module_utils.common.paths import snapshot_dir
 from ..catalog.flag_values import Value, token
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason
-from .companion_models import ADAPTER, DRAFT, TOKENIZER, Repository, adapter_of, companions, mapping
-from .tune import Tuned
+from .companion_models import ADAPTER, DRAFT, TOKENIZER, ModelRepository, adapter_of, companions, mapping
+from .tune import TunedSettings
 
 CONFIG_FLAG, DRAFT_FLAG, LORA_FLAG = "--speculative-config", "--speculative-model", "--lora-modules"
 TOKENIZER_FLAG = "--tokenizer-revision"
-Pin = tuple[Repository, str]
+Pin = tuple[ModelRepository, str]
 """A repository and its commit."""
 
 
-def with_pins(tuned: Tuned, deployment: Deployment, commit_of: Callable[[Repository], str]) -> Tuned:
+def with_pins(
+    tuned: TunedSettings, deployment: Deployment, commit_of: Callable[[ModelRepository], str]
+) -> TunedSettings:
     """Return the flags with the commits of the model's companions; those without a pin ("") stay as written.
 
     --speculative-config has a key for the commit and --tokenizer a flag. A repository with neither is replaced by the

@@ -35,7 +35,7 @@ WEIGHTS = tuple(
 
 
 @dataclass(frozen=True)
-class Repository:
+class ModelRepository:
     """A repository of the hub, or those of its files that match the patterns.
 
     use: its role in the deployment. path: the key that names it.
@@ -49,7 +49,7 @@ class Repository:
     include: tuple[str, ...] = ()
 
 
-def repositories(deployment: Deployment) -> tuple[Repository, ...]:
+def repositories(deployment: Deployment) -> tuple[ModelRepository, ...]:
     """Return all repositories of the deployment: the model, unless that is a path, and its companions."""
     if deployment.local_model:
         return companions(deployment)
@@ -57,13 +57,13 @@ def repositories(deployment: Deployment) -> tuple[Repository, ...]:
     return (_of_model(deployment, MODEL, deployment.revision, path), *companions(deployment))
 
 
-def companions(deployment: Deployment) -> tuple[Repository, ...]:
+def companions(deployment: Deployment) -> tuple[ModelRepository, ...]:
     """Return the repositories that the deployment needs besides its model."""
     named = (name for name in _named(deployment) if re.fullmatch(REPO, name.value))
     return tuple(_repository(deployment, name) for name in named)
 
 
-def unmounted(deployment: Deployment) -> tuple[str, ...]:
+def unmounted_paths(deployment: Deployment) -> tuple[str, ...]:
     """Return warnings about paths that no mount puts into the container, so the image would have to contain them."""
     places = [mount.split(":")[1] for mount in deployment.runtime.extra_mounts]
     places.append(deployment.model if deployment.local_model else HF_MOUNT)
@@ -82,7 +82,7 @@ def unmounted(deployment: Deployment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def speculates_with(deployment: Deployment) -> tuple[Repository, int | None] | None:
+def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | None:
     """Return the draft with weights of its own, and its number of GPUs (None: as the model); None without a draft."""
     draft = next((item for item in companions(deployment) if item.use == DRAFT), None)
     if draft is None or draft.repo == deployment.model:
@@ -92,7 +92,7 @@ def speculates_with(deployment: Deployment) -> tuple[Repository, int | None] | N
 
 
 @dataclass(frozen=True)
-class _Name:
+class _ModelName:
     """What a key names: a repository or a path. same: it is the deployment's own model."""
 
     use: str
@@ -102,35 +102,35 @@ class _Name:
     same: bool = False
 
 
-def _repository(deployment: Deployment, name: _Name) -> Repository:
+def _repository(deployment: Deployment, name: _ModelName) -> ModelRepository:
     if name.same:
         return _of_model(deployment, name.use, name.revision or deployment.revision, name.path)
     exclude = WEIGHTS if name.use == TOKENIZER else ()
-    return Repository(name.use, name.value, name.revision or MAIN, name.path, exclude)
+    return ModelRepository(name.use, name.value, name.revision or MAIN, name.path, exclude)
 
 
-def _of_model(deployment: Deployment, use: str, revision: str, path: Path) -> Repository:
-    return Repository(use, deployment.model, revision, path, deployment.exclude, deployment.include)
+def _of_model(deployment: Deployment, use: str, revision: str, path: Path) -> ModelRepository:
+    return ModelRepository(use, deployment.model, revision, path, deployment.exclude, deployment.include)
 
 
-def _named(deployment: Deployment) -> Iterator[_Name]:
+def _named(deployment: Deployment) -> Iterator[_ModelName]:
     """Yield what the deployment's flags and settings name."""
     flags, path = dict(deployment.engine_args), (*deployment.path, "engine_args")
     model, revision = _speculative_model(deployment)
     if model:
-        yield _Name(DRAFT, model, revision, _place_of_draft(deployment), model == deployment.model)
+        yield _ModelName(DRAFT, model, revision, _place_of_draft(deployment), model == deployment.model)
     modules = flags.get("lora_modules")
     many = isinstance(modules, (list, tuple))
     for index, item in enumerate(modules if isinstance(modules, (list, tuple)) else (modules,)):
         adapter = adapter_of(item)
         if adapter:
             place: Path = (*path, "lora_modules", index) if many else (*path, "lora_modules")
-            yield _Name(ADAPTER, adapter, "", place)
+            yield _ModelName(ADAPTER, adapter, "", place)
     own = "" if deployment.local_model else deployment.model
     tokenizer, given = str(flags.get("tokenizer") or own), str(flags.get("tokenizer_revision") or "")
     if tokenizer and (tokenizer != deployment.model or given):
         key = "tokenizer" if flags.get("tokenizer") else "tokenizer_revision"
-        yield _Name(TOKENIZER, tokenizer, given, (*path, key), tokenizer == deployment.model)
+        yield _ModelName(TOKENIZER, tokenizer, given, (*path, key), tokenizer == deployment.model)
 
 
 def _speculation(deployment: Deployment) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..desired.reasons import Reason
 
 
 @dataclass(frozen=True)
-class Clash:
+class SettingConflict:
     """A flag or variable that is already decided differently."""
 
     subject: str
@@ -19,7 +19,7 @@ class Clash:
     held: Value
 
 
-class Ledger:
+class Decisions:
     """The decisions so far. Maps of one flag are merged; a decided value never changes."""
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class Ledger:
         self.env: dict[str, str] = {}
         self.reasons: list[Reason] = []
 
-    def clash(self, args: Mapping[str, Value], env: Mapping[str, str]) -> Clash | None:
+    def conflict(self, args: Mapping[str, Value], env: Mapping[str, str]) -> SettingConflict | None:
         """Return the first of these that contradicts an earlier decision, or None."""
         for name, value in args.items():
             if name in self.args and not _agree(self.args[name], value):
-                return Clash(name, value, self.args[name])
+                return SettingConflict(name, value, self.args[name])
         for name, text in env.items():
             if self.env.get(name, text) != text:
-                return Clash(name, text, self.env[name])
+                return SettingConflict(name, text, self.env[name])
         return None
 
     def add(self, args: Mapping[str, Value], env: Mapping[str, str], reason: str, source: str) -> None:

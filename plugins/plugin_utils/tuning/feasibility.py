@@ -16,12 +16,12 @@ from ..catalog.recipes import Advice, Recipe, statement
 from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.facts import ModelFacts
-from ..sizing.fit import Engine, Fit, fit, refusals, remedies
-from ..sizing.kv_cache import Rules
+from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
+from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
-from .statements import Decided, quotes
-from .tune import OTHER_PLATFORMS, Machine, Tuned
+from .statements import StatementContext, quote_statements
+from .tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
 GIB = 1 << 30
 FEW_REQUESTS = 4.0
@@ -32,7 +32,7 @@ CPU_BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Feasibility:
     """What is to be said before anything is pulled. fit None: the model's config.json is not known.
 
     quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
@@ -72,22 +72,22 @@ class KnownModel:
     draft: Draft | None = None
 
 
-def judge(
+def check_feasibility(
     deployment: Deployment,
-    machine: Machine,
+    machine: TargetGpu,
     software: ImageFacts,
-    tuned: Tuned,
+    tuned: TunedSettings,
     model: KnownModel,
     knowledge: Knowledge,
-) -> Verdict:
+) -> Feasibility:
     """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
     if tuned.problems:
-        return Verdict(None, problems, warnings)  # arithmetic with refused values tells nothing
+        return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
     if model.config is None:
         what = f"could not check whether {deployment.model} fits: its config.json is unknown"
         fix = "point model_config at a copy of it on the control node"
-        return Verdict(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
+        return Feasibility(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
     shape = model_shape(model.config, model.files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
     if model.draft:
@@ -99,17 +99,25 @@ def judge(
         problems += (Problem(deployment.path, f"{text}.", f"{why.text} Source: {why.source}."),)
     problems += attention.refused(deployment, tuned, model.facts, engine, knowledge)
     if problems:
-        return Verdict(None, problems, warnings)
+        return Feasibility(None, problems, warnings)
     claim = attention.claim(software, tuned, model.facts, engine, knowledge)
     found = fit(shape, engine, model.origin)
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
-        return Verdict(found, more, (*warnings, *doubts), attention=claim)
+        return Feasibility(found, more, (*warnings, *doubts), attention=claim)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(model.draft))
-    said = quotes(knowledge.recipes, Decided(deployment, machine, tuned, model.facts, shape, engine, found))
-    return Verdict(
-        found, (), (*warnings, *_starved(machine, shape, engine, found)), advice, notes, said, claim
+    said = quote_statements(
+        knowledge.recipes, StatementContext(deployment, machine, tuned, model.facts, shape, engine, found)
+    )
+    return Feasibility(
+        found,
+        (),
+        (*warnings, *_partition_too_small(machine, shape, engine, found)),
+        advice,
+        notes,
+        said,
+        claim,
     )
 
 
@@ -124,8 +132,12 @@ def _drafting(draft: Draft | None) -> tuple[str, ...]:
 
 
 def engine_of(
-    deployment: Deployment, machine: Machine, software: ImageFacts, tuned: Tuned, knowledge: Knowledge
-) -> Engine:
+    deployment: Deployment,
+    machine: TargetGpu,
+    software: ImageFacts,
+    tuned: TunedSettings,
+    knowledge: Knowledge,
+) -> EngineConfig:
     """How vLLM is told to run it: the decided flags, and for the rest what the release does by itself."""
 
     def value(name: str) -> Value:
@@ -153,8 +165,8 @@ def engine_of(
     quantization = tuned.args.get("--quantization")
     chunked = tuned.args.get("--enable-chunked-prefill")
     blocks = tuned.args.get("--num-gpu-blocks-override")
-    return Engine(
-        rules=Rules.of(knowledge.rules("kv_cache", tuned.release)),
+    return EngineConfig(
+        rules=CacheRules.of(knowledge.rules("kv_cache", tuned.release)),
         memory_bytes=machine.memory_bytes,
         gpu_memory_utilization=float(value("gpu_memory_utilization") or 0.9),
         tp=deployment.tensor_parallel_size,
@@ -189,7 +201,7 @@ def _number(value: Value, default: int) -> int:
 
 
 def _image(
-    deployment: Deployment, machine: Machine, software: ImageFacts, knowledge: Knowledge
+    deployment: Deployment, machine: TargetGpu, software: ImageFacts, knowledge: Knowledge
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     path = (*deployment.path, "build" if deployment.build else "image")
     if software.platform in OTHER_PLATFORMS:
@@ -209,7 +221,7 @@ def _image(
 
 
 def _too_large(
-    deployment: Deployment, shape: ModelShape, engine: Engine, found: Fit
+    deployment: Deployment, shape: ModelShape, engine: EngineConfig, found: Fit
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     """A problem where it is certain, a warning where the reserve or the shape is a guess."""
     what = (
@@ -226,12 +238,14 @@ def _too_large(
     return (), (f"{what.replace(' does not fit:', ' may not fit:')}. {fix}",)
 
 
-def budget(engine: Engine) -> int:
+def budget(engine: EngineConfig) -> int:
     """What vLLM may take of a GPU, in bytes."""
     return int(engine.memory_bytes * engine.gpu_memory_utilization)
 
 
-def _starved(machine: Machine, shape: ModelShape, engine: Engine, found: Fit) -> tuple[str, ...]:
+def _partition_too_small(
+    machine: TargetGpu, shape: ModelShape, engine: EngineConfig, found: Fit
+) -> tuple[str, ...]:
     """A partition whose KV cache is too small to keep it busy, with what the whole GPU would have."""
     if machine.gpu_bytes <= machine.memory_bytes or found.max_concurrency >= FEW_REQUESTS:
         return ()
@@ -245,9 +259,9 @@ def _starved(machine: Machine, shape: ModelShape, engine: Engine, found: Fit) ->
 
 def _advice(
     deployment: Deployment,
-    machine: Machine,
+    machine: TargetGpu,
     shape: ModelShape,
-    engine: Engine,
+    engine: EngineConfig,
     found: Fit,
     recipes: Sequence[Recipe],
 ) -> tuple[Advice, ...]:

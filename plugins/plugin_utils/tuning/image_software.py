@@ -29,7 +29,7 @@ def software_of(
     are not trusted. vllm is None if the probe found no vLLM in the image.
     """
     pin = lock.image(deployment.image) if deployment.image else None
-    asked = _asked(deployment, host, pin)
+    asked = _probed(deployment, host, pin)
     facts = look_up(images_data, _exact(deployment, pin))
     known = not facts.serves or facts.platform == CUDA or (facts.vllm is not None and not facts.floating)
     if not known:
@@ -49,7 +49,7 @@ def _exact(deployment: Deployment, pin: ImagePin | None) -> str:
     return f"{ref}@{pin.digest}" if pin and "@" not in ref else ref
 
 
-def _asked(deployment: Deployment, host: Host, pin: ImagePin | None) -> ImageSoftware | None:
+def _probed(deployment: Deployment, host: Host, pin: ImagePin | None) -> ImageSoftware | None:
     if pin and pin.software:
         return pin.software
     name = deployment.build.tag if deployment.build else deployment.image
@@ -84,7 +84,7 @@ def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | Non
     return replace(facts, notes=(*facts.notes, note))
 
 
-def learned(fleet: Fleet, lock: Lock) -> Lock:
+def merge_probed(fleet: Fleet, lock: Lock) -> Lock:
     """Return the lock with the results of probing its images on any host; the same object if there are no new ones.
 
     So an image is probed once for all hosts, and plans without hosts use the result too.

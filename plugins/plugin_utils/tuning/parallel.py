@@ -16,7 +16,7 @@ from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
 from ..placement.layout import Slot
 from ..placement.ranks import Rank, external
-from .tune import Tuned
+from .tune import TunedSettings
 
 LAUNCH = "vllm-source"
 RAY = "vllm-issue-5567"
@@ -95,7 +95,7 @@ def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, 
     ):
         asked = dict(values).get(key)
         if asked not in (None, "ray"):
-            what = f"{asked} cannot span hosts in vLLM {table.release.asked}; it can from 0.11.1 on."
+            what = f"{asked} cannot span hosts in vLLM {table.release.requested}; it can from 0.11.1 on."
             fix = "Use a newer vLLM, or leave it out: older releases join hosts with Ray."
             return (Problem((*deployment.path, where, key), what, fix),)
     return ()
@@ -114,7 +114,7 @@ def ray_env(slot: Slot, table: FlagTable) -> tuple[Reason, ...]:
     )
 
 
-def group_args(slot: Slot, tuned: Tuned, image: str, commit: str) -> tuple[tuple[str, ...], ...]:
+def group_args(slot: Slot, tuned: TunedSettings, image: str, commit: str) -> tuple[tuple[str, ...], ...]:
     """Return the options by which the supervisors of an engine's servers find each other, one line each.
 
     There are none for a single server. Servers with another image, model, configuration or group of hosts do not belong

@@ -11,11 +11,11 @@ from ..catalog.recipes import Advice, Recipe, statement
 from ..desired.actions import size
 from ..desired.deployment import Deployment
 from ..sizing.amd_formula import simple_formula
-from ..sizing.engine_config import Engine
+from ..sizing.engine_config import EngineConfig
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import Fit
 from ..sizing.shape import ModelShape
-from .tune import Machine, Tuned
+from .tune import TargetGpu, TunedSettings
 
 MANY_SEQUENCES, MUCH_MEMORY = 256, 0.95
 """The largest values that the statements on sequences and on graphs recommend."""
@@ -29,15 +29,15 @@ _OFF = ("0", "false")
 
 
 @dataclass(frozen=True)
-class Decided:
+class StatementContext:
     """A deployment on one kind of GPU, as it will run."""
 
     deployment: Deployment
-    machine: Machine
-    tuned: Tuned
+    machine: TargetGpu
+    tuned: TunedSettings
     model: ModelFacts
     shape: ModelShape
-    engine: Engine
+    engine: EngineConfig
     fit: Fit
 
     def number(self, flag: str) -> float:
@@ -46,7 +46,7 @@ class Decided:
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
 
-def quotes(recipes: Sequence[Recipe], decided: Decided) -> tuple[Advice, ...]:
+def quote_statements(recipes: Sequence[Recipe], decided: StatementContext) -> tuple[Advice, ...]:
     """Return the statements that apply."""
     found = []
     for name, applies in _APPLIES.items():
@@ -57,21 +57,21 @@ def quotes(recipes: Sequence[Recipe], decided: Decided) -> tuple[Advice, ...]:
     return tuple(found)
 
 
-def _method(decided: Decided) -> bool:
+def _method(decided: StatementContext) -> bool:
     given, own = decided.tuned.args.get("--quantization"), decided.model.quantization
     return given is not None and own not in ("none", given)
 
 
-def _dtype(decided: Decided) -> bool:
+def _dtype(decided: StatementContext) -> bool:
     speculative: Any = decided.tuned.known.get("speculative")
     return isinstance(speculative, Mapping) and "dtype" in speculative
 
 
-def _kernels(decided: Decided) -> bool:
+def _kernels(decided: StatementContext) -> bool:
     return any(name.startswith(_KERNELS) and text.lower() in _OFF for name, text in decided.deployment.env)
 
 
-def _formula(decided: Decided) -> str:
+def _formula(decided: StatementContext) -> str:
     """Return the result of AMD's formula for one request of full length, on a partition as in the guide."""
     if decided.machine.compute != "CPX":
         return ""
@@ -84,7 +84,7 @@ def _formula(decided: Decided) -> str:
     )
 
 
-_APPLIES: Mapping[str, Callable[[Decided], bool | str]] = {
+_APPLIES: Mapping[str, Callable[[StatementContext], bool | str]] = {
     "context-length": lambda decided: "--max-model-len" not in decided.tuned.args,
     "sequences-and-preemption": lambda decided: decided.number("--max-num-seqs") > MANY_SEQUENCES,
     "graphs-memory": lambda decided: (

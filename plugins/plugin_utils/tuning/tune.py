@@ -20,14 +20,21 @@ from ..catalog.flag_values import Value, token
 from ..catalog.flags import FlagTable, check
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
-from ..catalog.recipes import Advice, Choice, Context, Selection, select, speculative_pairs
-from ..catalog.recognize import recognise
+from ..catalog.recipes import (
+    Advice,
+    Context,
+    RecipeChoice,
+    RecipeSelection,
+    select_recipes,
+    speculative_pairs,
+)
+from ..catalog.recognize import recognize_settings
 from ..catalog.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
 from ..desired.reserved_flags import ENGINE_OWNED
 from ..sizing.facts import ModelFacts
-from .decisions import Ledger
+from .decisions import Decisions
 
 SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -46,7 +53,7 @@ OTHER_PLATFORMS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Machine:
+class TargetGpu:
     """The GPU, or partition, of an instance; memory in bytes, as the driver reports it.
 
     Attributes:
@@ -67,7 +74,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedSettings:
     """The decided flags ("--name" → value) and variables, with a reason for each.
 
     known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. recommended:
@@ -89,56 +96,56 @@ class Tuned:
 
 
 def tune(
-    deployment: Deployment, machine: Machine, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
-) -> Tuned:
+    deployment: Deployment, machine: TargetGpu, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
+) -> TunedSettings:
     """Decide flags and variables. Raise ValueError if the vLLM version is malformed, or older than the catalogue."""
     book = knowledge.book(software.vllm or "")
     backends = None
     if software.platform not in OTHER_PLATFORMS:
         backends = Backends(book.release, book.line, knowledge.backends)
-    desk = _Desk(deployment, book, backends)
-    desk.take_engine_args()
-    desk.take_env()
-    desk.take_settings()
+    resolver = SettingsResolver(deployment, book, backends)
+    resolver.take_engine_args()
+    resolver.take_env()
+    resolver.take_settings()
     given = {
-        **recognise(book, desk.ledger.args, desk.ledger.env),
+        **recognize_settings(book, resolver.decisions.args, resolver.decisions.env),
         **dict(deployment.settings),
         **{name: getattr(deployment, name) for name in SIZES},
     }
     context = _context(deployment, machine, software, book, given, knowledge)
     selection = _select(deployment, knowledge, model, context, given)
-    desk.take_choices((*_split(deployment, given), *selection.choices))
-    desk.take_rules(selection.advice)
-    desk.check_sequences(knowledge)
-    desk.check_share(knowledge)
+    resolver.take_choices((*_shared_gpu_choice(deployment, given), *selection.choices))
+    resolver.take_rules(selection.advice)
+    resolver.check_sequences(knowledge)
+    resolver.check_share(knowledge)
     if book.release.note:
-        desk.warnings.insert(0, book.release.note)
-    offer = _drafts(deployment, knowledge, model, context)
+        resolver.warnings.insert(0, book.release.note)
+    offer = _draft_advice(deployment, knowledge, model, context)
     known = {**{choice.setting: choice.value for choice in selection.choices}, **given}
-    return Tuned(
+    return TunedSettings(
         book.release,
         book.flags,
         context,
-        desk.ledger.args,
-        desk.ledger.env,
+        resolver.decisions.args,
+        resolver.decisions.env,
         known,
-        tuple(desk.ledger.reasons),
-        desk.chosen,
-        tuple(dict.fromkeys(desk.warnings)),
+        tuple(resolver.decisions.reasons),
+        resolver.chosen,
+        tuple(dict.fromkeys(resolver.warnings)),
         (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
-        tuple(desk.problems),
+        tuple(resolver.problems),
     )
 
 
-class _Desk:
+class SettingsResolver:
     """Applies decisions in order of precedence, and collects their problems."""
 
     def __init__(self, deployment: Deployment, book: SettingsBook, backends: Backends | None) -> None:
         self.deployment = deployment
         self.book = book
         self.backends = backends
-        self.ledger = Ledger()
+        self.decisions = Decisions()
         self.chosen: tuple[str, ...] = ()
         self.warnings: list[str] = []
         self.problems: list[Problem] = []
@@ -159,7 +166,9 @@ class _Desk:
             self.check_backend((*path, key), name, value)
             if value is not None:
                 source = deployment_key(self.deployment, "engine_args", key)
-                self.ledger.add({name: not value if negated else value}, {}, "set by the deployment", source)
+                self.decisions.add(
+                    {name: not value if negated else value}, {}, "set by the deployment", source
+                )
 
     def take_env(self) -> None:
         """Apply the operator's variables."""
@@ -168,7 +177,7 @@ class _Desk:
             self.judge(path, check_env(self.book.env, key, text))
             self.check_backend(path, key, text)
             source = deployment_key(self.deployment, "env", key)
-            self.ledger.add({}, {key: text}, "set by the deployment", source)
+            self.decisions.add({}, {key: text}, "set by the deployment", source)
 
     def take_settings(self) -> None:
         """Apply the operator's neutral settings."""
@@ -183,30 +192,30 @@ class _Desk:
                 self.judge(path, finding)
             for name, part in found.args.items():
                 self.check_range(path, name, part)
-            clash = self.ledger.clash(found.args, found.env)
+            clash = self.decisions.conflict(found.args, found.env)
             if clash:
                 what = f"needs {clash.subject} to be {token(clash.wanted)}, but it is set to {token(clash.held)}."
                 self.problems.append(Problem(path, what, "Keep one of the two."))
                 continue
             source = deployment_key(self.deployment, "settings", key)
-            reason = f"the setting {key} in vLLM {self.book.release.asked}"
-            self.ledger.add(found.args, found.env, reason, source)
+            reason = f"the setting {key} in vLLM {self.book.release.requested}"
+            self.decisions.add(found.args, found.env, reason, source)
 
-    def take_choices(self, choices: Iterable[Choice]) -> None:
+    def take_choices(self, choices: Iterable[RecipeChoice]) -> None:
         """Apply recommendations of recipes, unless the operator has decided otherwise."""
-        before = len(self.ledger.reasons)
+        before = len(self.decisions.reasons)
         for choice in choices:
             found = render_setting(self.book, choice.setting, choice.value)
             if any(finding.is_error for finding in found.findings):
                 continue
-            if self.ledger.clash(found.args, found.env):
+            if self.decisions.conflict(found.args, found.env):
                 continue
             reason = choice.reason
             if choice.overridden:
                 others = ", ".join(f"{item.recipe} says {token(item.value)}" for item in choice.overridden)
                 reason += f" ({others})"
-            self.ledger.add(found.args, found.env, reason, choice.source)
-        self.chosen = tuple(dict.fromkeys(item.setting for item in self.ledger.reasons[before:]))
+            self.decisions.add(found.args, found.env, reason, choice.source)
+        self.chosen = tuple(dict.fromkeys(item.setting for item in self.decisions.reasons[before:]))
 
     def take_rules(self, rules: Iterable[Advice]) -> None:
         """Report what documents refuse or warn about."""
@@ -218,7 +227,7 @@ class _Desk:
 
     def check_sequences(self, knowledge: Knowledge) -> None:
         """Report a step with fewer tokens than sequences, with which vLLM stops."""
-        args = self.ledger.args
+        args = self.decisions.args
         tokens, seqs = (
             args.get(f"--{name.replace('_', '-')}", knowledge.default(name, self.book.release))
             for name in ("max_num_batched_tokens", "max_num_seqs")
@@ -226,7 +235,7 @@ class _Desk:
         if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
             if "max_num_seqs" not in dict(self.deployment.engine_args):
                 reason = "no more sequences than tokens in a step, or vLLM stops"
-                self.ledger.put("--max-num-seqs", tokens, reason, "vllm-source")
+                self.decisions.put("--max-num-seqs", tokens, reason, "vllm-source")
                 return
             what = f"max_num_batched_tokens is {tokens}, and max_num_seqs {seqs}; vLLM stops."
             path = (*self.deployment.path, "engine_args")
@@ -252,7 +261,7 @@ class _Desk:
         """Report instances on one GPU that together request more than its memory."""
         count = self.deployment.instances_per_gpu
         name = "gpu_memory_utilization"
-        part = self.ledger.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
+        part = self.decisions.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
         if count > 1 and isinstance(part, (int, float)) and part * count > 1:
             what = (
                 f"{count} instances per GPU with {name} {part:g} each want {part * count:.0%} of its memory."
@@ -276,11 +285,11 @@ def _select(
     model: ModelFacts,
     context: Context,
     given: Mapping[str, Value],
-) -> Selection:
+) -> RecipeSelection:
     recipes = knowledge.recipes
     if not deployment.recipes:  # what cannot work is refused nevertheless
         recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
-    return select(recipes, model, context, given)
+    return select_recipes(recipes, model, context, given)
 
 
 def _recommended(
@@ -294,7 +303,7 @@ def _recommended(
     if not deployment.recipes:
         return ()
     open_sizes = {name: value for name, value in given.items() if name not in SIZES}
-    found = select(knowledge.recipes, model, context, open_sizes)
+    found = select_recipes(knowledge.recipes, model, context, open_sizes)
     return tuple(
         Advice(choice.setting, "advise", f"{choice.setting} {choice.value} is recommended: {choice.reason}.",
                choice.source, choice.recipe)
@@ -303,7 +312,7 @@ def _recommended(
     )  # fmt: skip
 
 
-def _drafts(
+def _draft_advice(
     deployment: Deployment, knowledge: Knowledge, model: ModelFacts, context: Context
 ) -> tuple[Advice, ...]:
     """Return drafts that documents name for the model; they speed up few requests, and slow down many."""
@@ -321,19 +330,19 @@ def _drafts(
     return tuple(found)
 
 
-def _split(deployment: Deployment, given: Mapping[str, Value]) -> tuple[Choice, ...]:
+def _shared_gpu_choice(deployment: Deployment, given: Mapping[str, Value]) -> tuple[RecipeChoice, ...]:
     """Return the share of a GPU's memory for each of several instances on it."""
     count = deployment.instances_per_gpu
     if count < 2 or "gpu_memory_utilization" in given:
         return ()
     value = int(SHARED_PART * 100 / count) / 100
     reason = f"{count} instances share the GPU"
-    return (Choice("gpu_memory_utilization", value, reason, SPLIT, "general"),)
+    return (RecipeChoice("gpu_memory_utilization", value, reason, SPLIT, "general"),)
 
 
 def _context(
     deployment: Deployment,
-    machine: Machine,
+    machine: TargetGpu,
     software: ImageFacts,
     book: SettingsBook,
     given: Mapping[str, Value],
@@ -344,7 +353,7 @@ def _context(
         engine = knowledge.default("engine", book.release)
         if software.v1:
             engine = "V1"
-        if knowledge.rules("engine", book.release)["falls_back"] and _beyond_v1(given):
+        if knowledge.rules("engine", book.release)["falls_back"] and _needs_v0_engine(given):
             engine = "V0"
     gpu = software.platform not in OTHER_PLATFORMS
     return Context(
@@ -363,19 +372,19 @@ def _context(
         kv_cache=str(given.get("kv_cache_dtype", "auto")),
         engine=str(engine),
         speculative="speculative" in given,
-        speculative_tokens=_drafted(given.get("speculative")),
+        speculative_tokens=_draft_tokens(given.get("speculative")),
         workload=deployment.workload,
         balancing=deployment.data_parallel_balancing,
     )
 
 
-def _drafted(speculative: Any) -> int:
+def _draft_tokens(speculative: Any) -> int:
     """Return the number of draft tokens per step; 0 if it is not configured."""
     count = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else 0
     return count if isinstance(count, int) else 0
 
 
-def _beyond_v1(given: Mapping[str, Value]) -> bool:
+def _needs_v0_engine(given: Mapping[str, Value]) -> bool:
     """Return whether vLLM falls back to the V0 engine because V1 lacks a configured feature.
 
     If VLLM_USE_V1 is set, vLLM stops instead.

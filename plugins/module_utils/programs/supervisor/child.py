@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that the supervisor runs: its output passed through, its end noticed, its orphans ended."""
+"""A program that the supervisor runs: pass its output through, detect its end, end its orphans."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from dataclasses import dataclass
 from typing import Any
 
 LINES = 2000
-"""Lines of output that are kept in memory."""
+"""Number of output lines kept in memory."""
 LINE_BYTES = 4096
-"""Bytes that are kept of one line."""
+"""Bytes kept of one line."""
 SERVING = b"Application startup complete"
-"""What uvicorn says when vLLM's server answers requests."""
+"""uvicorn's message that vLLM's server answers requests."""
 SLICE_SECONDS = 1.0
-"""The longest that a signal which another thread got waits for its handler."""
+"""The longest time for which the handler of a signal that another thread received is delayed."""
 _SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: signal (its number), child, serving, or what a group says (group.py)."""
+    """Something that happened: signal (its number), child, serving, or an event of the rank group (group.py)."""
 
     kind: str
     value: Any = None
 
 
 class Events:
-    """What the supervisor waits for. SimpleQueue may be used in signal handlers."""
+    """The queue on which the supervisor waits. SimpleQueue is safe in signal handlers."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(self, kind: str, value: Any = None) -> None:
-        """Let it be known."""
+        """Add an event."""
         self._queue.put(Event(kind, value))
 
     def get(self, seconds: float | None = None) -> Event | None:
-        """The next event; None when nothing happened in time.
+        """Return the next event, or None after the timeout in seconds.
 
-        Never waits long at once: the kernel may give a signal to another thread, and Python runs its handler only when
-        the main thread, which waits here, goes on.
+        Wait in short slices: the kernel may deliver a signal to another thread, and Python runs its handler only when
+        the main thread, which waits here, continues.
         """
         end = None if seconds is None else time.monotonic() + max(0.0, seconds)
         while True:
@@ -61,14 +61,14 @@ class Events:
                     return None
 
     def take_signals(self) -> None:
-        """Signals become events from now on."""
+        """Turn signals into events from now on."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda got, _frame: self.put("signal", got))
         signal.signal(signal.SIGCHLD, lambda _got, _frame: self.put("child"))
 
 
-class Output:
-    """Standard output: what the program says, byte for byte, and lines of our own; the last lines are kept."""
+class LogTee:
+    """Standard output: the program's output, byte for byte, and the supervisor's own lines. Keep the last lines."""
 
     def __init__(self, redact: Callable[[str], str], descriptor: int = 1) -> None:
         self._redact = redact
@@ -79,7 +79,7 @@ class Output:
         self._last: collections.deque[bytes] = collections.deque(maxlen=LINES)
 
     def write(self, data: bytes) -> None:
-        """Pass on what the program said."""
+        """Pass on output of the program."""
         with self._lock:
             self._out(data)
             self._fresh = data.endswith(b"\n")
@@ -88,20 +88,20 @@ class Output:
             self._part = part[-LINE_BYTES:]
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own; it is not kept, as it is nothing that the program said."""
+        """Print a line of the supervisor's own. It is not kept, since it is no output of the program."""
         with self._lock:
             line = f"supervise: {self._redact(text)}\n".encode(errors="backslashreplace")
             self._out(line if self._fresh else b"\n" + line)
             self._fresh = True
 
     def kept(self) -> str:
-        """The last lines of the program, without secrets."""
+        """Return the last lines of the program, with secrets masked."""
         with self._lock:
             text = b"\n".join([*self._last, self._part])
         return self._redact(text.decode(errors="replace"))
 
     def forget(self) -> None:
-        """Another program begins."""
+        """Discard the kept lines, before another program starts."""
         with self._lock:
             self._last.clear()
             self._part = b""
@@ -111,23 +111,26 @@ class Output:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except OSError:
-                return  # nobody reads: the program must go on all the same
+                return  # nobody reads; the program must continue all the same
 
 
-class Child:
-    """A running program, in a session of its own; our descendants are its, as we run one at a time."""
+class ChildProcess:
+    """A running program in its own session. One runs at a time, so all our descendants are its own."""
 
     def __init__(
-        self, argv: Sequence[str], output: Output, events: Events, env: Mapping[str, str] | None = None
+        self, argv: Sequence[str], output: LogTee, events: Events, env: Mapping[str, str] | None = None
     ) -> None:
-        """Raises OSError when it cannot be started."""
+        """Start the program.
+
+        Raise OSError if it cannot be started.
+        """
         self._events = events
         self._output = output
         self.code: int | None = None
         self.begun = time.monotonic()
         reading, writing = os.pipe()
         try:
-            # close_fds: what Docker's runtime left open for the program stays open; ours are never inherited.
+            # close_fds: keep descriptors that Docker's runtime opened for the program; ours are never inheritable.
             self._process = subprocess.Popen(
                 list(argv), stdout=writing, stderr=writing, env=env, start_new_session=True, close_fds=False
             )
@@ -159,11 +162,11 @@ class Child:
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """Return the seconds since the start."""
         return time.monotonic() - self.begun
 
     def ended(self) -> bool:
-        """Reap whoever ended; whether the program itself did."""
+        """Reap ended children. Return whether the program itself ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -177,28 +180,28 @@ class Child:
         return self.code is not None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program itself, which passes on what it wants to."""
+        """Send a signal to the program itself, which forwards it as it sees fit."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended in time; events but its end are left out."""
+        """Wait up to `seconds` for the end. Return whether it ended. Other events stay in the queue."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.code is not None
 
     def settle(self) -> None:
-        """Wait a moment for the rest of what it said; what it left may hold its output open."""
+        """Wait briefly for the rest of the output. Processes that it left may hold its output open."""
         self._pump.join(0.5)
 
     def end_all(self, grace: float) -> None:
-        """End the program and all that it left: SIGTERM, and SIGKILL after `grace` seconds.
+        """End the program and all processes that it left: SIGTERM, then SIGKILL after `grace` seconds.
 
-        A killed HIP process may leave GPU memory occupied, so that comes last.
+        A killed HIP process may leave GPU memory occupied, so SIGKILL comes last.
         """
-        told: set[int] = set()
+        signalled: set[int] = set()
         deadline = time.monotonic() + grace
         while True:
             self.ended()
@@ -207,8 +210,8 @@ class Child:
                 break
             late = time.monotonic() >= deadline
             for pid in left:
-                if late or pid not in told:
-                    told.add(pid)
+                if late or pid not in signalled:
+                    signalled.add(pid)
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
             if late and time.monotonic() > deadline + grace:
@@ -219,20 +222,20 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parent ended become our children, as far as the kernel lets us."""
+    """Make processes whose parent ended our children, if the kernel supports it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> list[int]:
-    """Processes below this one that have not ended."""
+    """Return the process ids of this process's descendants that have not ended."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as stream:
-                # The name, in brackets, may hold anything; after it come state and parent.
+                # The name, in parentheses, may contain anything; state and parent follow it.
                 state, parent = stream.read().rpartition(b")")[2].split()[:2]
         except (OSError, ValueError):
             continue
@@ -248,5 +251,5 @@ def descendants() -> list[int]:
 
 
 def _code(status: int) -> int:
-    """The exit code as a shell has it: 128 + n for a signal."""
+    """Return the exit code as a shell reports it: 128 + n for signal n."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

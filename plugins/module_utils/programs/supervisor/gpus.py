@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether GPUs are clean: memory that is in use before vLLM starts would be missing to it, or is another's."""
+"""Check that GPUs are clean: memory in use before vLLM starts belongs to another process, or is stranded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 CLEAN_BYTES = 2 << 30
-"""What a GPU on which nothing runs may have in use; partition_checks.IDLE_VRAM says why."""
+"""Bytes that may be in use on an idle GPU; IDLE_VRAM in partition/checks.py explains the number."""
 NEXT_STEP = (
     "amd-smi process names who holds it: stop that. With no process there, a killed one has left it stranded: "
     "ansible-playbook playbooks/partition.yml -e gpu_clean=true --limit HOST reloads the driver."
@@ -15,7 +15,7 @@ NEXT_STEP = (
 
 
 def vram_used(node: str, sysfs: str = "/sys") -> int | None:
-    """Bytes in use on the GPU of a render node (renderD128); None where the driver does not tell."""
+    """Return the bytes in use on the GPU of a render node (renderD128), or None if the driver does not report them."""
     try:
         with open(
             os.path.join(sysfs, "class/drm", node, "device/mem_info_vram_used"), encoding="ascii"
@@ -26,7 +26,7 @@ def vram_used(node: str, sysfs: str = "/sys") -> int | None:
 
 
 def unclean(nodes: Sequence[str], sysfs: str = "/sys") -> str:
-    """What is wrong with GPUs that are to be used; "" when they are clean."""
+    """Describe memory in use on the GPUs of these render nodes; "" if they are clean."""
     used = {node: vram_used(node, sysfs) or 0 for node in nodes}
-    told = [f"{node} ({size / (1 << 30):.1f} GiB)" for node, size in used.items() if size > CLEAN_BYTES]
-    return f"GPU memory is in use before vLLM was started: {', '.join(told)}" if told else ""
+    dirty = [f"{node} ({size / (1 << 30):.1f} GiB)" for node, size in used.items() if size > CLEAN_BYTES]
+    return f"GPU memory is in use before vLLM was started: {', '.join(dirty)}" if dirty else ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervisors of an engine that runs over several hosts: they start together, and end together.
+"""Keep the supervisors of an engine that spans hosts together: they start together and end together.
 
-The first rank listens, the others connect; JSON, a line per message. When all are there and ready, all go on.
-From then on the end, or the silence, of any rank is told to all. A run has one connection per rank; the next
-run makes new ones. What does not speak this is cut off, and changes nothing.
+Rank 0 listens and the others connect; each message is one line of JSON. Once all ranks are connected and ready, all
+start. From then on, all ranks learn of the end or the silence of any rank. A run has one connection per rank; the
+next run opens new ones. A peer that does not speak this protocol is disconnected and has no effect.
 """
 
 from __future__ import annotations
@@ -19,17 +19,26 @@ from collections.abc import Callable
 from typing import Any
 
 from .child import Events
-from .link import LINE_LIMIT, VERSION, Json, Link, Membership, Pulse, parse_message, resolve
+from .link import (
+    LINE_LIMIT,
+    VERSION,
+    HeartbeatTimes,
+    Json,
+    Membership,
+    PeerConnection,
+    parse_message,
+    resolve,
+)
 
-STRANGERS = 32
-"""Connections that have not said who they are, at most."""
-_LINGER = 1.0  # seconds, for the last message to arrive
+MAX_UNIDENTIFIED = 32
+"""The most connections that have not identified themselves."""
+_LINGER = 1.0  # seconds for the last message to arrive
 
 
-class Group(threading.Thread):
-    """Speaks with the other ranks, and tells the supervisor by events.
+class RankGroup(threading.Thread):
+    """Communicate with the other ranks, and report to the supervisor by events.
 
-    waits (why), go, serving, step (its name), lost (who, and why: a map with rank, host, kind, line, next_step).
+    Events: waits (reason), go, serving, step (name), lost (a map with rank, host, kind, line, next_step).
     """
 
     def __init__(
@@ -37,10 +46,10 @@ class Group(threading.Thread):
         member: Membership,
         events: Events,
         say: Callable[[str], None],
-        pulse: Pulse,
+        pulse: HeartbeatTimes,
         gave_up: str = "",
     ) -> None:
-        """gave_up: why this rank will not start, "" when it is ready to."""
+        """Prepare the thread. gave_up: why this rank will not start; "" if it is ready to start."""
         super().__init__(daemon=True)
         self._member, self._events, self._say, self._pulse = member, events, say, pulse
         self._gave_up = gave_up
@@ -48,20 +57,20 @@ class Group(threading.Thread):
         self._waking, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._links: dict[socket.socket, Link] = {}
+        self._links: dict[socket.socket, PeerConnection] = {}
         self._begun = self._closing = False
-        self._waits = self._refused = ""
-        self._beaten = self._tried = 0.0
-        self._strangers = 0
+        self._waiting_for = self._refused = ""
+        self._last_beat = self._last_attempt = 0.0
+        self._unidentified = 0
 
-    # For the supervisor.
+    # Called by the supervisor.
 
     def tell(self, what: str, **data: Any) -> None:
-        """Let the other ranks know: serving, step (name), end (kind, line, next_step)."""
+        """Send to the other ranks: serving, step (name) or end (kind, line, next_step)."""
         self._command({"t": what, "rank": self._member.rank, **data})
 
     def close(self) -> None:
-        """Leave; what was told before still arrives."""
+        """Leave the group. Messages sent before still arrive."""
         self._command({"t": "close"})
         if self.is_alive():
             self.join(3 * _LINGER)
@@ -74,7 +83,7 @@ class Group(threading.Thread):
     # The thread.
 
     def run(self) -> None:
-        """Until it is closed."""
+        """Handle messages until the group is closed."""
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         try:
@@ -92,13 +101,13 @@ class Group(threading.Thread):
             with contextlib.suppress(OSError):
                 sock.recv(4096)
             while not self._commands.empty():
-                self._obey(self._commands.get())
+                self._execute(self._commands.get())
         elif sock is self._listener:
             self._accept()
         elif sock in self._links:
             self._receive(self._links[sock])
 
-    def _obey(self, message: Json) -> None:
+    def _execute(self, message: Json) -> None:
         if message["t"] == "close":
             self._closing = True
         else:
@@ -106,9 +115,9 @@ class Group(threading.Thread):
 
     def _connect_or_listen(self) -> None:
         now = time.monotonic()
-        if self._begun or self._listener or self._links or now - self._tried < self._pulse.retry:
+        if self._begun or self._listener or self._links or now - self._last_attempt < self._pulse.retry:
             return
-        self._tried = now
+        self._last_attempt = now
         if self._member.rank == 0:
             self._listen()
         else:
@@ -119,12 +128,15 @@ class Group(threading.Thread):
         try:
             family, _, _, _, address = resolve(host, port)
             if str(address[0]).startswith("127.") and not host.startswith(("127.", "localhost")):
-                address = ("0.0.0.0", port)  # Debian's /etc/hosts: the host's own name is a loopback address
+                address = (
+                    "0.0.0.0",
+                    port,
+                )  # Debian's /etc/hosts maps the host's own name to a loopback address
             listener = socket.socket(family, socket.SOCK_STREAM)
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
-                listener.listen(STRANGERS)
+                listener.listen(MAX_UNIDENTIFIED)
             except BaseException:
                 listener.close()
                 raise
@@ -162,19 +174,19 @@ class Group(threading.Thread):
             sock, address = self._listener.accept()
         except OSError:
             return
-        if sum(link.rank is None for link in self._links.values()) >= STRANGERS:
+        if sum(link.rank is None for link in self._links.values()) >= MAX_UNIDENTIFIED:
             sock.close()
             return
         self._add(sock, f"{address[0]}:{address[1]}")
 
-    def _add(self, sock: socket.socket, peer: str) -> Link:
+    def _add(self, sock: socket.socket, peer: str) -> PeerConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = self._links[sock] = Link(sock, peer)
+        link = self._links[sock] = PeerConnection(sock, peer)
         self._selector.register(sock, selectors.EVENT_READ)
         return link
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, link: PeerConnection) -> None:
         try:
             data = link.sock.recv(65536)
         except BlockingIOError:
@@ -189,14 +201,14 @@ class Group(threading.Thread):
             message = parse_message(line)
             if message is None:
                 return self._drop(link, "nonsense")
-            self._heard(link, message)
+            self._handle(link, message)
             if link.sock not in self._links:
                 return None
         if len(link.buffer) > LINE_LIMIT:
             self._drop(link, "nonsense")
         return None
 
-    def _heard(self, link: Link, message: Json) -> None:
+    def _handle(self, link: PeerConnection, message: Json) -> None:
         link.heard = time.monotonic()
         kind = message["t"]
         if link.rank is None:
@@ -218,8 +230,8 @@ class Group(threading.Thread):
             self._begun = True
             self._events.put("go")
 
-    def _hello(self, link: Link, message: Json) -> None:
-        wrong = self._turned_away(message)
+    def _hello(self, link: PeerConnection, message: Json) -> None:
+        wrong = self._refusal(message)
         if wrong:
             self._send(link, {"t": "no", "why": wrong})
             return self._drop(link, wrong)
@@ -227,9 +239,9 @@ class Group(threading.Thread):
         for other in [item for item in self._links.values() if item.rank == rank]:
             self._drop(other, "it was started again")
         link.rank, link.gave_up = rank, str(message.get("gave_up") or "")
-        return self._look()
+        return self._start_or_wait()
 
-    def _turned_away(self, message: Json) -> str:
+    def _refusal(self, message: Json) -> str:
         mine = (VERSION, self._member.engine, list(self._member.hosts))
         theirs = (message.get("v"), message.get("engine"), message.get("hosts"))
         for what, ours, other in zip(("version of the supervisor", "engine", "hosts"), mine, theirs):
@@ -240,10 +252,10 @@ class Group(threading.Thread):
             return f"there is no rank {rank!r}"[:300]
         return ""
 
-    # What follows from it.
+    # Effects of messages.
 
-    def _look(self) -> None:
-        """Begin when all are there, else say for whom it waits."""
+    def _start_or_wait(self) -> None:
+        """Start the run if all ranks are connected and ready; otherwise report which ones are missing."""
         if self._begun or self._member.rank != 0 or not self._listener:
             return
         links = {link.rank: link for link in self._links.values() if link.rank is not None}
@@ -263,7 +275,7 @@ class Group(threading.Thread):
         self._send_all({"t": "waits", "why": why})
 
     def _begin(self) -> None:
-        """Nobody else is let in: one that comes again is refused, and waits."""
+        """Start the run and admit nobody else: a rank that reconnects is refused, and waits."""
         assert self._listener is not None
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -274,12 +286,12 @@ class Group(threading.Thread):
         self._events.put("go")
 
     def _wait(self, why: str) -> None:
-        if why != self._waits:
-            self._waits = why
+        if why != self._waiting_for:
+            self._waiting_for = why
             self._events.put("waits", why)
 
-    def _relay(self, link: Link, message: Json) -> None:
-        """The first rank passes on to the others what one says."""
+    def _relay(self, link: PeerConnection, message: Json) -> None:
+        """Forward a message to the other ranks, as rank 0."""
         if self._member.rank == 0:
             for other in list(self._links.values()):
                 if other is not link and other.rank is not None:
@@ -294,25 +306,25 @@ class Group(threading.Thread):
             self._events.put("lost", {"rank": rank if known else -1, "host": host, **data})
 
     def _watch(self) -> None:
-        """Signs of life, given and missed."""
+        """Send heartbeats, and drop connections whose heartbeats are missing."""
         now = time.monotonic()
-        if now - self._beaten >= self._pulse.beat:
-            self._beaten = now
-            self._look()
+        if now - self._last_beat >= self._pulse.beat:
+            self._last_beat = now
+            self._start_or_wait()
             self._send_all({"t": "beat"})
         for link in list(self._links.values()):
             limit = self._pulse.hello if link.rank is None else self._pulse.silent
             if now - link.heard > limit:
                 self._drop(link, f"silent for {limit:.0f} s")
 
-    def _drop(self, link: Link, why: str) -> None:
+    def _drop(self, link: PeerConnection, why: str) -> None:
         if self._links.pop(link.sock, None) is None:
             return
         self._selector.unregister(link.sock)
         link.sock.close()
         if link.rank is None:
-            self._strangers += 1
-            if self._strangers <= 5:
+            self._unidentified += 1
+            if self._unidentified <= 5:
                 self._say(f"{link.peer} was cut off: {why}")
             return
         if self._begun:
@@ -326,14 +338,14 @@ class Group(threading.Thread):
             self._wait(self._refused or f"waits for {self._member.named(0)}: {why}")
             self._refused = ""
         else:
-            self._look()
+            self._start_or_wait()
 
     def _send_all(self, message: Json) -> None:
         for link in list(self._links.values()):
             if link.rank is not None:
                 self._send(link, message)
 
-    def _send(self, link: Link, message: Json) -> None:
+    def _send(self, link: PeerConnection, message: Json) -> None:
         data = json.dumps(message).encode() + b"\n"
         try:
             if link.sock.send(data) == len(data):
@@ -351,7 +363,7 @@ class Group(threading.Thread):
                 link.sock.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _LINGER
         for link in self._links.values():
-            # Closing with something unread would take back what was sent.
+            # Closing a socket with unread data would reset the connection and lose what was sent.
             with contextlib.suppress(OSError):
                 link.sock.settimeout(max(0.01, deadline - time.monotonic()))
                 while time.monotonic() < deadline and link.sock.recv(65536):

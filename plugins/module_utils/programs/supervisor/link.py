@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What supervisors of one engine know of one another: their places, a connection, the form of a message.
+"""What the supervisors of one engine share: group membership, connections and the message format.
 
-Messages are JSON objects, a line each; `t` says what one is.
+A message is a JSON object on one line; its key `t` is the message type.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 VERSION = 1
 LINE_LIMIT = 16384
-"""Bytes of a message."""
+"""The longest message, in bytes."""
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """Seconds. beat: between two signs of life; silent: without one, until a rank counts as lost; hello: to say
-    who one is; retry: between two attempts to connect.
+class HeartbeatTimes:
+    """Seconds. beat: between two heartbeats; silent: without a heartbeat until a rank counts as lost; hello: for a
+    new connection to identify itself; retry: between two attempts to connect.
     """
 
     beat: float = 3.0
@@ -33,7 +33,7 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Membership:
-    """This rank's place: where rank 0 listens, the hosts by rank, and the engine's name, which all share."""
+    """This rank's membership. address: where rank 0 listens; hosts: by rank; engine: the name that all ranks share."""
 
     address: tuple[str, int]
     rank: int
@@ -41,13 +41,13 @@ class Membership:
     engine: str
 
     def named(self, rank: int) -> str:
-        """A rank for people."""
+        """Return the host and number of a rank, for messages."""
         return f"{self.hosts[rank]} (rank {rank})"
 
 
 @dataclass
-class Link:
-    """A connection. rank: None until it said who it is."""
+class PeerConnection:
+    """A connection. rank: None until the peer has identified itself."""
 
     sock: socket.socket
     peer: str
@@ -58,7 +58,10 @@ class Link:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, [v6]:PORT. Raises ValueError."""
+    """Parse HOST:PORT or [v6]:PORT.
+
+    Raise ValueError for anything else.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{text!r} is not ADDRESS:PORT")
@@ -66,12 +69,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def resolve(host: str, port: int) -> Sequence[Any]:
-    """The first of a name's addresses, as getaddrinfo has it. Raises OSError."""
+    """Return the first address of a name, in the form of getaddrinfo.
+
+    Raise OSError if the name has none.
+    """
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
 
 
 def parse_message(line: bytes) -> Json | None:
-    """A message; None for anything else."""
+    """Parse a message; None if it is malformed."""
     if len(line) > LINE_LIMIT:
         return None
     try:

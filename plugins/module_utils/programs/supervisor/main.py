@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in an instance's container, around `vllm serve`: restarts with a bound, clean GPUs, no orphans.
+"""Run `vllm serve` in an instance's container: wait for clean GPUs, limit restarts, leave no orphans.
 
     supervise.py [options] -- vllm serve …
 
-vLLM's own end, whatever its code (it is 0 when its engine dies), is a failure: it is classified, noted in
-state.json, and the exit code is 1, so that Docker starts the container again. After three in a row it says
-so and stays, with no vLLM. A stop that was asked for ends with 0. Standard library of Python 3.9 only.
+Every exit of vLLM that nobody requested is a failure, whatever its exit code (vLLM exits with 0 when its engine dies).
+The supervisor classifies the failure, records it in state.json and exits with 1, so that Docker restarts the
+container. After three failures in a row it gives up: it says so and keeps running without vLLM. A requested stop
+exits with 0. It uses the standard library of Python 3.9 only.
 
-An engine over several hosts has a supervisor per rank. They start vLLM together; when one of them ends, all do,
-and a peer's end is no failure of one's own. The options are in options.py.
+An engine that spans hosts has one supervisor per rank. The ranks start vLLM together and stop together; a peer's
+failure does not count as this rank's own. options.py describes the options.
 """
 
 from __future__ import annotations
@@ -20,35 +21,37 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...common.failures import UNSPECIFIC, Finding, Signature, classify, from_text
+from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify, from_text
 from ...common.redact import Redactor, is_secret_name
-from .child import Child, Event, Events, Output, adopt_orphans
+from .child import ChildProcess, Event, Events, LogTee, adopt_orphans
 from .gpus import NEXT_STEP, unclean
-from .group import Group
+from .group import RankGroup
 from .options import Options, parse
-from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, Failure, Memory
+from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, FailureHistory, RunFailure
 
 _NO_COMMAND = 127
 _OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _STOPPED = ("stopped", "it was stopped", "Start it: playbooks/site.yml.")
 SECONDARY = (*UNSPECIFIC, "collective_failed", "peer_lost")
-"""Kinds of failure that may follow from another rank's, and then that one's counts."""
+"""Kinds of failure that another rank's failure may have caused; the other rank's failure then counts."""
 
 
-class Asked(Exception):
-    """A signal asked us to stop."""
+class StopRequested(Exception):
+    """A signal requested a stop."""
 
 
 class Failed(Exception):
-    """It cannot go on. code: the exit code of what ended; served: seconds for which it served."""
+    """The run failed. code: exit code of the process that ended; served: seconds during which it served."""
 
-    def __init__(self, finding: Finding, code: int = 1, seconds: float = 0.0, served: float = 0.0) -> None:
-        super().__init__(finding.line)
-        self.finding, self.code, self.seconds, self.served = finding, code, seconds, served
+    def __init__(
+        self, diagnosis: Diagnosis, code: int = 1, seconds: float = 0.0, served: float = 0.0
+    ) -> None:
+        super().__init__(diagnosis.line)
+        self.diagnosis, self.code, self.seconds, self.served = diagnosis, code, seconds, served
 
 
 class PeerLost(Exception):
-    """Another rank ended the run; what the group said of it."""
+    """Another rank ended the run. peer: what that rank reported."""
 
     def __init__(self, peer: Mapping[str, Any]) -> None:
         super().__init__(str(peer["line"]))
@@ -56,29 +59,29 @@ class PeerLost(Exception):
 
 
 class Supervisor:
-    """One run: from the start of the container until vLLM ends."""
+    """One run, from the start of the container until vLLM ends."""
 
-    def __init__(self, options: Options, memory: Memory, output: Output, events: Events) -> None:
+    def __init__(self, options: Options, memory: FailureHistory, output: LogTee, events: Events) -> None:
         self._options = options
         self._memory = memory
         self._output = output
         self._events = events
         self._begun = time.monotonic()
-        self._group: Group | None = None
-        self._child: Child | None = None
+        self._group: RankGroup | None = None
+        self._child: ChildProcess | None = None
 
     def run(self) -> int:
-        """The exit code."""
+        """Run vLLM and return the exit code."""
         try:
             self._wait_for_gpus()
             self._join()
             self._start_ray()
             self._serve()
-        except Asked:
+        except StopRequested:
             self._memory.asked()
             self._tell_end(*_STOPPED)
         except PeerLost as error:
-            return self._left_alone(error.peer)
+            return self._end_after_peer(error.peer)
         except Failed as error:
             return self._fail(error)
         finally:
@@ -89,25 +92,25 @@ class Supervisor:
 
     def _wait_for_gpus(self) -> None:
         times, nodes = self._options.times, self._options.gpus
-        deadline, told = time.monotonic() + times.gpu, 0.0
+        deadline, next_message = time.monotonic() + times.gpu, 0.0
         while nodes:
             wrong = unclean(nodes, self._options.sysfs)
             if not wrong:
                 return
             if time.monotonic() >= deadline:
-                raise Failed(Finding("gpu_not_clean", f"{wrong}, for {times.gpu:.0f} s", NEXT_STEP))
-            if time.monotonic() >= told:
-                told = time.monotonic() + times.tell
+                raise Failed(Diagnosis("gpu_not_clean", f"{wrong}, for {times.gpu:.0f} s", NEXT_STEP))
+            if time.monotonic() >= next_message:
+                next_message = time.monotonic() + times.tell
                 self._output.say(f"{wrong}; waits until it is free")
             self._note(WAITING, wrong)
             self._next(times.poll)
 
     def _join(self, gave_up: str = "") -> None:
-        """Meet the other ranks, and wait until all are ready. One that gave up waits for a signal here."""
+        """Connect to the other ranks and wait until all are ready. A rank that gave up waits for a signal here."""
         member = self._options.member
         if member is None:
             return
-        self._group = Group(member, self._events, self._output.say, self._options.pulse, gave_up)
+        self._group = RankGroup(member, self._events, self._output.say, self._options.pulse, gave_up)
         self._group.start()
         while True:
             event = self._next(None)
@@ -135,36 +138,42 @@ class Supervisor:
         self._command(ray.wait(nodes, seconds), seconds + 30, f"waiting for {nodes} Ray nodes")
 
     def _command(self, argv: Sequence[str], seconds: float, what: str) -> None:
-        """Run a program that ends soon. Raises Failed, Asked, PeerLost."""
+        """Run a short-lived program.
+
+        Raise Failed, StopRequested or PeerLost.
+        """
         child = self._run(argv)
         deadline = time.monotonic() + seconds
         while not child.ended():
             if time.monotonic() >= deadline:
                 child.end_all(self._options.times.grace)
                 line = f"{what} did not end within {seconds:.0f} s"
-                raise Failed(Finding("ray_failed", line, "The log of the instance says more."))
+                raise Failed(Diagnosis("ray_failed", line, "The log of the instance says more."))
             self._next(min(1.0, deadline - time.monotonic()))
         if child.code:
             child.settle()
-            finding = self._classify(self._output.kept(), child.code)
-            line = f"{what} ended with exit code {child.code}: {finding.line}"
-            raise Failed(Finding("ray_failed", line, finding.next_step), child.code)
+            diagnosis = self._classify(self._output.kept(), child.code)
+            line = f"{what} ended with exit code {child.code}: {diagnosis.line}"
+            raise Failed(Diagnosis("ray_failed", line, diagnosis.next_step), child.code)
 
     def _next(self, seconds: float | None) -> Event | None:
-        """The next event. Raises Asked, PeerLost."""
+        """Return the next event, or None after the timeout.
+
+        Raise StopRequested or PeerLost.
+        """
         event = self._events.get(seconds)
         if event and event.kind == "signal":
-            raise Asked
+            raise StopRequested
         if event and event.kind == "lost":
             raise PeerLost(event.value)
         return event
 
     # vLLM.
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+    def _run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> ChildProcess:
         self._output.forget()
         try:
-            self._child = Child(argv, self._output, self._events, env)
+            self._child = ChildProcess(argv, self._output, self._events, env)
         except OSError as error:
             line = f"exec: {argv[0]}: not found ({error.strerror})"
             self._output.say(line)
@@ -172,7 +181,7 @@ class Supervisor:
         return self._child
 
     def _what(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """What is run, with which environment."""
+        """Return the command line of the main process, and its environment."""
         options, env = self._options, dict(os.environ)
         if options.ray is None:
             return options.argv, env
@@ -182,15 +191,18 @@ class Supervisor:
         return options.argv, env
 
     def _serve(self) -> None:
-        """Run vLLM. Comes back by an exception only: Asked, Failed, PeerLost."""
+        """Run vLLM until it ends.
+
+        Always raise: StopRequested, Failed or PeerLost.
+        """
         options = self._options
-        # A headless server never says that it answers; one in a group hears it from the first rank.
-        silent = "--headless" in options.argv and options.member is None
+        # A headless server never reports readiness; in a group, rank 0 reports it.
+        headless = "--headless" in options.argv and options.member is None
         kills = oom_kills()
-        self._note(RUNNING if silent else STARTING)
+        self._note(RUNNING if headless else STARTING)
         argv, env = self._what()
         child = self._run(argv, env)
-        serving = time.monotonic() if silent else None
+        serving = time.monotonic() if headless else None
         asked = False
         while not child.ended():
             event = self._events.get()
@@ -203,7 +215,7 @@ class Supervisor:
                     self._tell_end(*_STOPPED)  # without this rank the others cannot go on
                 child.signal(signal.SIGINT if event.value == signal.SIGINT else signal.SIGTERM)
             elif event.kind == "lost" and not asked:
-                self._stop_alone(child, event.value)
+                self._stop_after_peer(child, event.value)
                 raise PeerLost(event.value)
             elif event.kind == "serving" and not asked and serving is None:
                 serving = time.monotonic()
@@ -212,19 +224,22 @@ class Supervisor:
                 if self._group and options.member and options.member.rank == 0:
                     self._group.tell("serving")
         if asked:
-            raise Asked
+            raise StopRequested
         seconds = child.seconds
         served = time.monotonic() - serving if serving is not None else 0.0
         self._note(STOPPING, "vLLM ended")
         child.settle()
-        finding = self._classify(self._output.kept(), child.code, oom_kills() > kills)
-        self._tell_end(finding.kind, finding.line, finding.next_step)
-        if self._group and finding.kind in SECONDARY:
-            self._another_cause(2 * self._options.times.settle)
-        raise Failed(finding, child.code or 0, seconds, served)
+        diagnosis = self._classify(self._output.kept(), child.code, oom_kills() > kills)
+        self._tell_end(diagnosis.kind, diagnosis.line, diagnosis.next_step)
+        if self._group and diagnosis.kind in SECONDARY:
+            self._await_cause_elsewhere(2 * self._options.times.settle)
+        raise Failed(diagnosis, child.code or 0, seconds, served)
 
-    def _another_cause(self, seconds: float) -> None:
-        """Wait whether another rank names the cause of an end that may be a consequence. Raises PeerLost, Asked."""
+    def _await_cause_elsewhere(self, seconds: float) -> None:
+        """Wait for another rank to report the cause of a failure that may be a consequence.
+
+        Raise PeerLost with that cause, or StopRequested.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -233,28 +248,31 @@ class Supervisor:
                 if error.peer["kind"] not in SECONDARY:
                     raise
 
-    def _stop_alone(self, child: Child, peer: Mapping[str, Any]) -> None:
-        """Another rank is gone: end vLLM, which cannot go on. Raises Failed if the cause turns out to be here."""
+    def _stop_after_peer(self, child: ChildProcess, peer: Mapping[str, Any]) -> None:
+        """Stop vLLM, which cannot continue without the lost rank.
+
+        Raise Failed if the cause turns out to be on this host.
+        """
         times = self._options.times
         self._note(STOPPING, _of_peer(peer))
         self._output.say(f"{_of_peer(peer)}; stops vLLM")
         if peer["kind"] in SECONDARY:
             if child.wait(times.settle):
                 child.settle()
-            finding = self._classify(self._output.kept(), child.code)
-            if finding.kind not in SECONDARY:
-                self._tell_end(finding.kind, finding.line, finding.next_step)
-                raise Failed(finding, child.code or 0, child.seconds)
+            diagnosis = self._classify(self._output.kept(), child.code)
+            if diagnosis.kind not in SECONDARY:
+                self._tell_end(diagnosis.kind, diagnosis.line, diagnosis.next_step)
+                raise Failed(diagnosis, child.code or 0, child.seconds)
         child.signal(signal.SIGTERM)
         child.wait(times.stop)
 
     # After.
 
-    def _classify(self, text: str, code: int | None = None, oom_killed: bool = False) -> Finding:
+    def _classify(self, text: str, code: int | None = None, oom_killed: bool = False) -> Diagnosis:
         return classify(self._signatures(), text, code, oom_killed)
 
     def _signatures(self) -> tuple[Signature, ...]:
-        """As they are now: a deploy may have written them anew since the container was started."""
+        """Read the signatures now: a deploy may have replaced them since the container was started."""
         path = self._options.signatures
         try:
             with open(path, encoding="utf-8") as stream:
@@ -271,10 +289,10 @@ class Supervisor:
             self._group.tell("end", kind=kind, line=line, next_step=next_step)
 
     def _clean_up(self) -> None:
-        """End what vLLM and Ray left, and leave the group."""
+        """End the processes that vLLM and Ray left behind, and leave the group."""
         if self._child and self._options.ray:
             try:
-                self._child = Child(self._options.ray.stop, self._output, self._events)
+                self._child = ChildProcess(self._options.ray.stop, self._output, self._events)
                 self._child.wait(self._options.times.grace)
             except OSError as error:
                 self._output.say(f"ray stop: {error.strerror}")
@@ -285,29 +303,32 @@ class Supervisor:
             self._group.close()
             self._group = None
 
-    def _left_alone(self, peer: Mapping[str, Any]) -> int:
+    def _end_after_peer(self, peer: Mapping[str, Any]) -> int:
         self._memory.lost({**peer, "at": round(time.time(), 1)})
         self._note(STOPPING, _of_peer(peer))
         self._clean_up()
-        if self._was_asked():
+        if self._stop_was_requested():
             self._memory.asked()
             return 0
         return 1
 
     def _fail(self, error: Failed) -> int:
-        """Remember a failure, and say it. The exit code: 1 for another try; 0 once it gave up and was stopped."""
+        """Record and report a failure.
+
+        Return the exit code: 1 for a restart; 0 after giving up and being stopped.
+        """
         ran = error.seconds or time.monotonic() - self._begun
         kept = self._output.kept()
         if self._group:
-            self._tell_end(error.finding.kind, error.finding.line, error.finding.next_step)
+            self._tell_end(error.diagnosis.kind, error.diagnosis.line, error.diagnosis.next_step)
         self._clean_up()
-        if self._was_asked():
+        if self._stop_was_requested():
             self._memory.asked()
             return 0
         failure = self._memory.failed(
-            Failure(
+            RunFailure(
                 round(time.time(), 1), round(ran, 1), round(error.served, 1), error.code,
-                error.finding.kind, error.finding.line, error.finding.next_step,
+                error.diagnosis.kind, error.diagnosis.line, error.diagnosis.next_step,
             ),
             kept,
         )  # fmt: skip
@@ -327,11 +348,11 @@ class Supervisor:
             self._join(gave_up=failures[0].text)
             while True:
                 self._next(3600)
-        except Asked:
+        except StopRequested:
             self._memory.asked()
             return 0
 
-    def _was_asked(self) -> bool:
+    def _stop_was_requested(self) -> bool:
         while event := self._events.get(0):
             if event.kind == "signal":
                 return True
@@ -348,7 +369,7 @@ def _of_peer(peer: Mapping[str, Any]) -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed as the container used more memory than it may."""
+    """Count the processes that the kernel killed because the container exceeded its memory limit."""
     for path in _OOM_COUNTERS:
         try:
             with open(path, encoding="ascii") as stream:
@@ -362,10 +383,10 @@ def oom_kills() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it. Returns the exit code."""
+    """Parse the command line, run the supervisor and return its exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     redact = Redactor(value for name, value in os.environ.items() if is_secret_name(name) and len(value) > 7)
     events = Events()
     events.take_signals()
     adopt_orphans()
-    return Supervisor(options, Memory(options.state), Output(redact), events).run()
+    return Supervisor(options, FailureHistory(options.state), LogTee(redact), events).run()

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of the supervisor.
 
---state DIR             where state.json and failure-N.log are kept (/cache/supervise)
+--state DIR             directory of state.json and failure-N.log (default: /cache/supervise)
 --gpu renderDNNN        wait until this GPU's memory is free before vLLM starts; repeatable
 
---group ADDRESS:PORT    where rank 0 of an engine over several hosts listens, and the others connect
---rank K                this one's rank, from 0
---hosts NAME,NAME,…     the hosts by rank, as people know them; alike for all ranks
---engine NAME           what the ranks of one engine share; others are turned away
+--group ADDRESS:PORT    where rank 0 of an engine that spans hosts listens, and the other ranks connect
+--rank K                rank of this host, from 0
+--hosts NAME,NAME,…     inventory names of the hosts by rank; the same on all ranks
+--engine NAME           name that the ranks of one engine share; a rank with another name is refused
 
---ray-head PORT         start Ray's head here, wait for all its nodes, and then run vLLM (rank 0)
---ray-worker ADDRESS:PORT   join Ray there, and run no vLLM (all other ranks)
---ray-ip ADDRESS        this host's own address for Ray
---ray-gpus N            GPUs, and CPUs (else Ray counts), that it offers there
---ray-cpus N
---ray-arg=WORD          one more word for `ray start`; repeatable
+--ray-head PORT         start Ray's head here, wait for all its nodes, then run vLLM (rank 0)
+--ray-worker ADDRESS:PORT   join the Ray cluster of that head and run no vLLM (all other ranks)
+--ray-ip ADDRESS        this host's address in the Ray cluster
+--ray-gpus N            GPUs that this host offers to Ray
+--ray-cpus N            CPUs that this host offers to Ray (default: Ray counts them)
+--ray-arg=WORD          an additional argument of `ray start`; repeatable
 
---signatures FILE       what tells one failure from another (failure_signatures.json beside the program)
+--signatures FILE       failure signatures (default: failure_signatures.json beside the program)
 
---time NAME=SECONDS     another time than that of Times or Pulse, for tests; repeatable
---sysfs DIR             in place of /sys, for tests
+--time NAME=SECONDS     change a value of Times or HeartbeatTimes, for tests; repeatable
+--sysfs DIR             use another directory than /sys, for tests
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ...common.failures import SIGNATURES_FILE
-from .link import Membership, Pulse, parse_address
+from .link import HeartbeatTimes, Membership, parse_address
 from .ray import Ray
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. gpu: until GPUs that are not clean are a failure; poll, tell: how often they are looked at, and
-    told of; stop: for vLLM to end after another rank did; grace: between SIGTERM and SIGKILL for what is left;
-    settle: to name the cause of an end that another rank may only have felt, and twice that to hear of it;
-    ray: for its cluster to form.
+    """Seconds. gpu: until GPUs that are not clean are a failure; poll: between two checks of the GPUs; tell: between
+    two messages about them; stop: for vLLM to end after another rank ended; grace: between SIGTERM and SIGKILL for
+    remaining processes; settle: to find the cause of an end here, and twice that to learn it from another rank; ray:
+    for the Ray cluster to form.
     """
 
     gpu: float = 600.0
@@ -54,7 +54,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line."""
+    """The parsed command line."""
 
     argv: tuple[str, ...]
     state: str
@@ -62,13 +62,13 @@ class Options:
     gpus: tuple[str, ...]
     sysfs: str
     times: Times
-    pulse: Pulse
+    pulse: HeartbeatTimes
     member: Membership | None
     ray: Ray | None
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """The options; exits with code 2 for wrong ones."""
+    """Parse the command line; exit with code 2 if it is wrong."""
     parser = _parser()
     if "--" not in argv:
         parser.error("-- and the command to run are missing")
@@ -83,7 +83,7 @@ def parse(argv: Sequence[str]) -> Options:
         ray = _ray(known, member)
     except ValueError as error:
         parser.error(str(error))
-    pulse = {item.name for item in fields(Pulse)}
+    pulse = {item.name for item in fields(HeartbeatTimes)}
     return Options(
         command,
         known.state,
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> Options:
         tuple(known.gpu),
         known.sysfs,
         Times(**{name: value for name, value in times.items() if name not in pulse}),
-        Pulse(**{name: value for name, value in times.items() if name in pulse}),
+        HeartbeatTimes(**{name: value for name, value in times.items() if name in pulse}),
         member,
         ray,
     )
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _times(given: Sequence[str]) -> dict[str, float]:
-    names = [item.name for kind in (Times, Pulse) for item in fields(kind)]
+    names = [item.name for kind in (Times, HeartbeatTimes) for item in fields(kind)]
     found = {}
     for text in given:
         name, _, value = text.partition("=")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray cluster of an engine that runs over hosts by Ray: its command lines, and the wait for its nodes."""
+"""The Ray cluster of an engine that spans hosts by Ray: its command lines, and the wait for its nodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ for node in alive:
     print("ray:", node.get("NodeManagerAddress"), {key: resources.get(key) for key in ("GPU", "CPU")}, flush=True)
 sys.exit(0 if len(alive) >= wanted else 3)
 """
-"""Asks Ray itself: the text of `ray status` differs between releases. Arguments: address, nodes, seconds."""
+"""A program that asks Ray itself, since the text of `ray status` differs between releases.
+
+Arguments: address, nodes, seconds.
+"""
 
 
 @dataclass(frozen=True)
 class Ray:
-    """head: it is the first node. address: the head's, HOST:PORT. ip: this host's own. more: words for `ray start`."""
+    """A node of the cluster. head: whether it is the head; address: HOST:PORT of the head; ip: this host's address;
+    more: additional arguments of `ray start`.
+    """
 
     head: bool
     address: str
@@ -38,7 +43,10 @@ class Ray:
 
     @property
     def start(self) -> tuple[str, ...]:
-        """The head's comes back once its daemons run; a worker's stays, and ends when its daemons do."""
+        """Return the `ray start` command.
+
+        On the head it returns once the daemons run; on a worker it blocks until they end.
+        """
         words = ["ray", "start"]
         if self.head:
             words += ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
@@ -54,10 +62,10 @@ class Ray:
         return (*words, *self.more)
 
     def wait(self, nodes: int, seconds: float) -> tuple[str, ...]:
-        """Ends with 0 once so many nodes are alive, with 3 when they are not in time."""
+        """Return the command that exits with 0 once `nodes` nodes are alive, and with 3 after `seconds`."""
         return (sys.executable, "-c", ALIVE, self.address, str(nodes), str(seconds))
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Ends what Ray runs in this container."""
+        """Return the command that ends Ray's processes in this container."""
         return ("ray", "stop")

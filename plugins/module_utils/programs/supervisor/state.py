@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor remembers over restarts of its container: its state, and the failures of a series.
+"""The supervisor's state across restarts of its container: what it does, and consecutive failures.
 
-Kept in state.json of a directory that outlives the container; the node's root reads it from there.
+The state is kept in state.json in a directory that outlives the container; root of the node reads it there.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 SCHEMA = 1
 STATE_FILE = "state.json"
 LIMIT = 3
-"""Failures of a series, until it gives up."""
+"""Consecutive failures after which the supervisor gives up."""
 WINDOW = 1800.0
-"""Seconds: failures of an engine that serves in between are a series when they come within this time."""
+"""Seconds: failures of an engine that served in between count as consecutive within this time."""
 STABLE = 600.0
-"""Seconds of serving that end a series."""
+"""Seconds of serving after which earlier failures no longer count."""
 WAITING, STARTING, RUNNING, STOPPING, GAVE_UP = "waiting", "starting", "running", "stopping", "gave_up"
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An end that nobody asked for. at: when, seconds since 1970; seconds: how long it ran, of which `served`
-    after it said that it was ready; code: the exit code, 128 + n for a signal; log: a file's name, or "".
+class RunFailure:
+    """An end that nobody requested. at: seconds since 1970; seconds: duration of the run; served: seconds of it after
+    vLLM reported that it was ready; code: the exit code, 128 + n for signal n; log: a file name, or "".
     """
 
     at: float
@@ -42,21 +42,24 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Return kind and line, for messages."""
         return f"{self.kind}: {self.line}"
 
     @classmethod
-    def from_json(cls, item: Any) -> Failure:
-        """Raises KeyError, TypeError, ValueError."""
+    def from_json(cls, item: Any) -> RunFailure:
+        """Parse an entry of state.json.
+
+        Raise KeyError, TypeError or ValueError if it is malformed.
+        """
         numbers = (float(item["at"]), float(item["seconds"]), float(item["served"]), int(item["code"]))
         return cls(*numbers, *(str(item[key]) for key in ("kind", "line", "next_step", "log")))
 
 
-def series(earlier: Sequence[Failure], new: Failure) -> tuple[Failure, ...]:
-    """The failures that count together with a new one, which is the last of them.
+def extend_series(earlier: Sequence[RunFailure], new: RunFailure) -> tuple[RunFailure, ...]:
+    """Return the failures that count together with a new one, which is last.
 
-    A run that served long enough ends a series, and so does a pause: the node was off, or the container was
-    stopped. A start that fails counts however long it took; one that served for a while only within WINDOW.
+    A run that served for STABLE seconds ends a series, and so does a pause, in which the node was off or the container
+    was stopped. A failed start counts however long it took; a failure after serving counts only within WINDOW.
     """
     began = new.at - new.seconds
     if not earlier or new.served >= STABLE or began - earlier[-1].at > WINDOW:
@@ -65,8 +68,8 @@ def series(earlier: Sequence[Failure], new: Failure) -> tuple[Failure, ...]:
     return (*kept, new)
 
 
-class Memory:
-    """state.json. A disk that cannot be written must not keep vLLM from running: `trouble` says it then."""
+class FailureHistory:
+    """The file state.json. A disk that cannot be written must not stop vLLM: `trouble` then describes the error."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -76,13 +79,13 @@ class Memory:
         self._asked = False
         self.trouble = ""
         before = self._load()
-        # After a stop that was asked for, and after giving up, it begins anew.
+        # After a requested stop, and after giving up, start without earlier failures.
         over = before.get("asked") or before.get("state") == GAVE_UP
-        self.failures: tuple[Failure, ...] = () if over else _failures(before.get("failures"))
+        self.failures: tuple[RunFailure, ...] = () if over else _failures(before.get("failures"))
         self.peer: dict[str, Any] | None = None if over else before.get("peer")
 
     def note(self, state: str, why: str = "") -> None:
-        """What it does now, and why; `since` is kept while only the reason changes."""
+        """Record the present state and its reason. `since` is kept while only the reason changes."""
         if (state, why, self._asked) == self._noted:
             return
         if state != self._state[0]:
@@ -92,28 +95,28 @@ class Memory:
         self._save()
 
     def asked(self) -> None:
-        """Somebody asked it to stop. That it had given up stays to be read."""
+        """Record that a stop was requested. An earlier gave_up stays visible."""
         self._asked = True
         self.note(self._state[0] if self._state[0] == GAVE_UP else STOPPING, self._state[1] or "asked to")
 
-    def failed(self, failure: Failure, log: str) -> Failure:
-        """Remember a failure, and its log in a file. Returns it with the file's name."""
-        number = len(series(self.failures, failure))
+    def failed(self, failure: RunFailure, log: str) -> RunFailure:
+        """Record a failure and write its log to a file. Return the failure with the file name."""
+        number = len(extend_series(self.failures, failure))
         name = f"failure-{number}.log"
-        kept = Failure(**{**vars(failure), "log": name if self._write(name, log) else ""})
-        self.failures = series(self.failures, kept)
+        kept = RunFailure(**{**vars(failure), "log": name if self._write(name, log) else ""})
+        self.failures = extend_series(self.failures, kept)
         self._save()
         return kept
 
     def lost(self, peer: dict[str, Any] | None) -> None:
-        """Remember that another rank ended the run; None: they run together again."""
+        """Record that another rank ended the run; None: all ranks run again."""
         if peer != self.peer:
             self.peer = peer
             self._save()
 
     @property
     def gave_up(self) -> bool:
-        """Whether the series is over."""
+        """Return whether LIMIT consecutive failures are reached."""
         return len(self.failures) >= LIMIT
 
     def _load(self) -> dict[str, Any]:
@@ -138,7 +141,7 @@ class Memory:
         self._write(STATE_FILE, json.dumps(data, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> bool:
-        """Replace a file at once; whether it worked."""
+        """Replace a file atomically. Return whether that succeeded."""
         path = os.path.join(self._directory, name)
         temporary = f"{path}.new"
         try:
@@ -156,8 +159,8 @@ class Memory:
         return True
 
 
-def _failures(items: Any) -> tuple[Failure, ...]:
+def _failures(items: Any) -> tuple[RunFailure, ...]:
     try:
-        return tuple(Failure.from_json(item) for item in items)
+        return tuple(RunFailure.from_json(item) for item in items)
     except (KeyError, TypeError, ValueError):
         return ()

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.gpu_memory import IDLE_VRAM
-from .node_state import Gpu, NodeState
+from .node_state import NodeState, ObservedGpu
 
 CLEAN = "Run again with -e gpu_clean=true: that reloads the driver, and stops what runs on the host for it"
 
 
 @dataclass(frozen=True)
-class Trouble:
+class GpuFault:
     """A fault of a host's GPUs. `reload`: reloading the driver repairs it."""
 
     what: str
@@ -29,36 +29,36 @@ class Trouble:
         return f"{self.what}. {self.fix}."
 
 
-def troubles(state: NodeState) -> tuple[Trouble, ...]:
+def gpu_faults(state: NodeState) -> tuple[GpuFault, ...]:
     """Return the faults; empty if the GPUs are clean."""
-    found: list[Trouble] = []
+    found: list[GpuFault] = []
     held = [gpu for gpu in state.gpus if not gpu.users and gpu.vram_used > IDLE_VRAM]
     if held:
         most = max(gpu.vram_used for gpu in held)
         what = f"{_named(held)}: VRAM in use that no process holds, up to {most / (1 << 30):.0f} GiB"
-        found.append(Trouble(what, CLEAN, reload=True))
+        found.append(GpuFault(what, CLEAN, reload=True))
     if state.kfd_zombies:
         pids = ", ".join(str(pid) for pid in state.kfd_zombies)
         fix = "Stop its parent (ps -o ppid= -p PID); a container that leaves zombies needs --init"
-        found.append(Trouble(f"zombie processes hold the GPUs (pid {pids})", fix))
+        found.append(GpuFault(f"zombie processes hold the GPUs (pid {pids})", fix))
     resetting = [gpu for gpu in state.gpus if gpu.in_reset]
     if resetting:
         fix = "Wait until it ends (dmesg | grep 'GPU reset'); if it does not, reboot the host"
-        found.append(Trouble(f"{_named(resetting)}: a reset of the GPU is in progress", fix))
+        found.append(GpuFault(f"{_named(resetting)}: a reset of the GPU is in progress", fix))
     broken = [gpu for gpu in state.gpus if gpu.ecc_uncorrectable]
     if broken:
         count = sum(gpu.ecc_uncorrectable for gpu in broken)
         fix = "Check amd-smi metric --ecc, reboot the host, and replace the GPU if the errors return"
-        found.append(Trouble(f"{_named(broken)}: {count} uncorrectable memory errors", fix))
+        found.append(GpuFault(f"{_named(broken)}: {count} uncorrectable memory errors", fix))
     return tuple(found)
 
 
-def aside(state: NodeState, clean: bool) -> str:
+def quarantine_reason(state: NodeState, clean: bool) -> str:
     """Return why a host is quarantined, or "".
 
     clean: this run reloads the driver, so faults that a reload repairs do not count.
     """
-    found = troubles(state)
+    found = gpu_faults(state)
     if clean and all(trouble.reload for trouble in found):
         return ""
     return " ".join(trouble.text for trouble in found)
@@ -66,9 +66,9 @@ def aside(state: NodeState, clean: bool) -> str:
 
 def needs_reload(state: NodeState | None) -> bool:
     """Return whether the host has a fault that a driver reload repairs."""
-    return state is not None and any(trouble.reload for trouble in troubles(state))
+    return state is not None and any(trouble.reload for trouble in gpu_faults(state))
 
 
-def _named(gpus: Sequence[Gpu]) -> str:
+def _named(gpus: Sequence[ObservedGpu]) -> str:
     numbers = ", ".join(str(gpu.index) for gpu in gpus)
     return f"GPU{'s' if len(gpus) > 1 else ''} {numbers}"

@@ -8,7 +8,7 @@ from ..desired.deployment import Deployment
 from .host_gpus import HostGpus
 
 
-def impossible(deployment: Deployment) -> list[Problem]:
+def size_problems(deployment: Deployment) -> list[Problem]:
     """Return a problem for sizes that no host can serve."""
     path, nodes, size = deployment.path, deployment.nodes, deployment.gpus_per_node
     tensor, data = deployment.tensor_parallel_size, deployment.data_parallel_size
@@ -23,7 +23,7 @@ def impossible(deployment: Deployment) -> list[Problem]:
     return []
 
 
-def too_many(deployment: Deployment, there: HostGpus) -> Problem:
+def too_many_gpus(deployment: Deployment, there: HostGpus) -> Problem:
     """Return the problem of a deployment that needs more GPUs than the host has, or than XGMI connects.
 
     The problem suggests what would fit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...module_utils.common.generations import Offered
+from ...module_utils.common.generations import BackendInstance
 from .compose import Instance
 
 # Requests sent to an instance at once if its max_num_seqs is unknown: vLLM's default with 70 GiB and more. Source:
@@ -13,16 +13,16 @@ from .compose import Instance
 REQUESTS = 1024
 
 
-def offered(instance: Instance) -> Offered:
+def backend_instance(instance: Instance) -> BackendInstance:
     """Return the description of an instance for load balancers."""
-    return Offered(
+    return BackendInstance(
         name=instance.name,
         deployment=instance.deployment.name,
         models=models_of(instance),
         listen=instance.listen,
         port=instance.slot.port,
         ports=instance.slot.ports,
-        limit=limit_of(instance),
+        limit=request_limit(instance),
         headless=instance.headless,
         endpoint=instance.deployment.endpoint,
         path=instance.deployment.path,
@@ -40,7 +40,7 @@ def models_of(instance: Instance) -> tuple[str, ...]:
     return tuple(names)
 
 
-def limit_of(item: Instance) -> int:
+def request_limit(item: Instance) -> int:
     """Return how many requests an instance processes at once; others wait in the balancer for a free instance."""
     value = item.tuned.args.get("max_num_seqs")
     ranks = item.deployment.data_parallel_size if item.deployment.data_parallel_balancing == "internal" else 1

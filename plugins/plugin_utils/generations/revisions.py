@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.generations import UPGRADE, Generation, History, Hold, Wishes
+from ...module_utils.common.generations import UPGRADE, Generation, History, Hold, OperationRequest
 from ..desired.actions import Action
 from ..desired.fleet import Host
-from ..instances.planned import Planned, generation_of
-from .diff import difference
-from .sources import HELD, INVENTORY, ROLLED_BACK, TRIAL, Choice, Selection, histories_of, running_numbers
+from ..instances.planned import Planned, compose_generation
+from .diff import describe_changes
+from .sources import (
+    HELD,
+    INVENTORY,
+    ROLLED_BACK,
+    TRIAL,
+    DeploymentSource,
+    SourceSelection,
+    histories_of,
+    running_numbers,
+)
 
 FIRST = "first deployment"
 GONE = "no deployment defines it here any longer"
@@ -23,20 +32,20 @@ SOURCE = "the node's record of generations"
 
 
 @dataclass(frozen=True)
-class Made:
+class ComposedHost:
     """A host with its desired instances of the deployments composed from the inventory.
 
-    open_ones: deployments whose desired instances are not known yet; None if that applies to all.
+    undetermined: deployments whose desired instances are not known yet; None if that applies to all.
     """
 
     host: Host
     modes: str
     instances: Mapping[str, Sequence[Planned]] = field(default_factory=dict)
-    open_ones: frozenset[str] | None = frozenset()
+    undetermined: frozenset[str] | None = frozenset()
 
 
 @dataclass(frozen=True)
-class Step:
+class HostRevision:
     """A deployment on one host.
 
     runs: the lowest generation of its running containers. wanted: the generation that they will have.
@@ -48,32 +57,32 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RevisionChange:
     """The change of a deployment's generation.
 
-    before: the newest generation that runs on any host. new: the number is not in use yet. known: the desired
-    generation is the newest record of every host.
+    before: the newest generation that runs on any host. new: the number is not in use yet. already_recorded: the
+    desired generation is the newest record of every host.
     """
 
     deployment: str
-    choice: Choice
+    source: DeploymentSource
     generation: int | None
     before: int | None
     new: bool
-    known: bool
+    already_recorded: bool
     why: str
-    hosts: Mapping[str, Step] = field(default_factory=dict)
+    hosts: Mapping[str, HostRevision] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the change's entry in plan.json."""
-        held, trial = self.choice.held, self.choice.trial
+        held, trial = self.source.held, self.source.trial
         return {
             "deployment": self.deployment,
-            "choice": self.choice.kind,
+            "choice": self.source.kind,
             "generation": self.generation,
             "before": self.before,
             "new": self.new,
-            "known": self.known,
+            "known": self.already_recorded,
             "why": self.why,
             "held": held.to_json() if held else None,
             "trial": trial.to_json() if trial else None,
@@ -84,30 +93,37 @@ class Turn:
         }
 
 
-def turns_of(selection: Selection, made: Sequence[Made]) -> tuple[Turn, ...]:
-    """Return the change of every deployment; hosts of `made` are in the order of the fleet."""
+def revision_changes(
+    selection: SourceSelection, composed_hosts: Sequence[ComposedHost]
+) -> tuple[RevisionChange, ...]:
+    """Return the change of every deployment; hosts of `composed_hosts` are in the order of the fleet."""
     histories = histories_of(selection.fleet)
     found = []
-    for name, choice in selection.choices.items():
+    for name, source in selection.sources.items():
         mine = histories.get(name, {})
-        if choice.kind == INVENTORY:
-            found.append(_composed(name, choice, mine, made))
+        if source.kind == INVENTORY:
+            found.append(_composed(name, source, mine, composed_hosts))
         else:
-            found.append(_stored(name, choice, mine, made))
+            found.append(_stored(name, source, mine, composed_hosts))
     return tuple(found)
 
 
-def _composed(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
+def _composed(
+    name: str,
+    source: DeploymentSource,
+    histories: Mapping[str, History],
+    composed_hosts: Sequence[ComposedHost],
+) -> RevisionChange:
     """Return the change of a deployment that is composed from the inventory."""
     newest = {host: history.newest for host, history in histories.items()}
     drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
     highest = max((item.generation for item in newest.values() if item), default=0)
     wanted: dict[str, Generation | None] = {}  # None: the newest record is the desired one
-    for item in made:
+    for item in composed_hosts:
         host = item.host.name
         instances = item.instances.get(name, ())
         there = newest.get(host)
-        known = item.open_ones is not None and name not in item.open_ones
+        known = item.undetermined is not None and name not in item.undetermined
         if not known or (not instances and (there is None or not there.members)):
             continue
         if there and there.specs == {one.name: one.spec_hash for one in instances}:
@@ -115,7 +131,7 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
             continue
         key = (item.modes, *map(id, instances))
         if key not in drafts:
-            drafts[key] = generation_of(name, instances, item.modes)
+            drafts[key] = compose_generation(name, instances, item.modes)
         wanted[host] = drafts[key]
     lacking = {host for host, item in wanted.items() if item}
     # An interrupted run, or one with --limit, recorded this number on some hosts: the others use it too.
@@ -123,9 +139,9 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
         (there := newest.get(host)) is None or there.generation < highest for host in lacking
     )
     number = highest if joins or not lacking else highest + 1
-    steps: dict[str, Step] = {}
+    steps: dict[str, HostRevision] = {}
     why, before = "", 0
-    for item in made:
+    for item in composed_hosts:
         host = item.host.name
         runs = running_numbers(item.host, name) if host in histories else set()
         before = max(before, *runs) if runs else before
@@ -141,36 +157,41 @@ def _composed(name: str, choice: Choice, histories: Mapping[str, History], made:
             why = why or reason
         there = newest.get(host)
         kept = there.generation if there else None
-        steps[host] = Step(min(runs, default=None), number if record else kept, record)
-    return Turn(
+        steps[host] = HostRevision(min(runs, default=None), number if record else kept, record)
+    return RevisionChange(
         deployment=name,
-        choice=choice,
+        source=source,
         generation=number or None,
         before=before or None,
         new=bool(lacking) and not joins,
-        known=bool(steps) and not lacking,
+        already_recorded=bool(steps) and not lacking,
         why=why,
         hosts=steps,
     )
 
 
-def _stored(name: str, choice: Choice, histories: Mapping[str, History], made: Sequence[Made]) -> Turn:
+def _stored(
+    name: str,
+    source: DeploymentSource,
+    histories: Mapping[str, History],
+    composed_hosts: Sequence[ComposedHost],
+) -> RevisionChange:
     """Return the change of a deployment that uses a stored generation, or stays as it runs."""
-    steps: dict[str, Step] = {}
+    steps: dict[str, HostRevision] = {}
     before = 0
-    for item in made:
+    for item in composed_hosts:
         history = histories.get(item.host.name)
         if history is None:
             continue
         runs = running_numbers(item.host, name)
         before = max(before, *runs) if runs else before
         lowest = min(runs, default=None)
-        record = history.as_of(choice.generation) if choice.generation is not None else None
-        steps[item.host.name] = Step(
-            lowest, record.generation if record else lowest if choice.generation is None else None
+        record = history.as_of(source.generation) if source.generation is not None else None
+        steps[item.host.name] = HostRevision(
+            lowest, record.generation if record else lowest if source.generation is None else None
         )
-    why = choice.held.why if choice.kind == HELD and choice.held else ""
-    return Turn(name, choice, choice.generation, before or None, False, False, why, steps)
+    why = source.held.why if source.kind == HELD and source.held else ""
+    return RevisionChange(name, source, source.generation, before or None, False, False, why, steps)
 
 
 def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
@@ -184,43 +205,44 @@ def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
     again = next((item for item in reversed(history.kept) if item.specs == new.specs), None)
     if again:
         return f"generation {again.generation} again"
-    return difference(old, new) if old.members else "deployed again"
+    return describe_changes(old, new) if old.members else "deployed again"
 
 
-def refused(turns: Iterable[Turn], wishes: Wishes) -> list[Problem]:
+def refused_upgrades(revisions: Iterable[RevisionChange], request: OperationRequest) -> list[Problem]:
     """Return problems of upgrades to a generation that was rolled back."""
     found = []
-    for turn in turns:
-        held = turn.choice.held
-        back = held and turn.known and (turn.generation or 0) > held.generation
+    for revision in revisions:
+        held = revision.source.held
+        back = held and revision.already_recorded and (revision.generation or 0) > held.generation
         if (
-            wishes.operation == UPGRADE
-            and turn.choice.kind == INVENTORY
+            request.operation == UPGRADE
+            and revision.source.kind == INVENTORY
             and held
             and back
-            and not wishes.retry
+            and not request.retry
         ):
             what = (
-                f"{turn.deployment}: the inventory still defines generation {turn.generation}, which was rolled "
+                f"{revision.deployment}: the inventory still defines generation "
+                f"{revision.generation}, which was rolled "
                 f"back to {held.generation} at {held.since} ({held.why})."
             )
             found.append(Problem((), what, "Change the deployment, or retry it with -e again=true."))
     return found
 
 
-def bound(turns: Iterable[Turn]) -> list[str]:
+def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
     """Return warnings about deployments that do not follow the inventory."""
     found = []
-    for turn in turns:
-        held, trial = turn.choice.held, turn.choice.trial
-        if turn.choice.kind == HELD and held:
+    for revision in revisions:
+        held, trial = revision.source.held, revision.source.trial
+        if revision.source.kind == HELD and held:
             found.append(
-                f"deployment {turn.deployment} is held at generation {held.generation} since {held.since} "
+                f"deployment {revision.deployment} is held at generation {held.generation} since {held.since} "
                 f"({held.why}); changes in the inventory take effect with upgrade.yml"
             )
-        elif turn.choice.kind == TRIAL and trial:
+        elif revision.source.kind == TRIAL and trial:
             found.append(
-                f"deployment {turn.deployment} has an unfinished upgrade to generation {trial.generation} since "
+                f"deployment {revision.deployment} has an unfinished upgrade to generation {trial.generation} since "
                 f"{trial.since} "
                 f"({trial.why}), so nothing is changed: continue with upgrade.yml, or undo it with rollback.yml"
             )
@@ -230,69 +252,77 @@ def bound(turns: Iterable[Turn]) -> list[str]:
 # ---- actions of a host -------------------------------------------------------------------------------
 
 
-def record_actions(host: str, turns: Iterable[Turn]) -> tuple[Action, ...]:
+def record_actions(host: str, revisions: Iterable[RevisionChange]) -> tuple[Action, ...]:
     """Return the actions that record generations on a host."""
     found = []
-    for turn in turns:
-        step = turn.hosts.get(host)
+    for revision in revisions:
+        step = revision.hosts.get(host)
         if step and step.record:
             before = "none" if step.runs is None else str(step.runs)
             after = str(step.record.generation)
-            found.append(Action("generation", ROLE, turn.deployment, before, after, step.record.why, SOURCE))
+            found.append(
+                Action("generation", ROLE, revision.deployment, before, after, step.record.why, SOURCE)
+            )
     return tuple(found)
 
 
-def records(host: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
+def records(host: str, revisions: Iterable[RevisionChange]) -> list[dict[str, Any]]:
     """Return the generations to record on a host, as arguments of the module serving_generation.
 
     needed: the generations of running containers, which must not be pruned.
     """
     return [
         {**step.record.to_json(), "needed": [step.runs] if step.runs else []}
-        for step in (turn.hosts.get(host) for turn in turns)
+        for step in (revision.hosts.get(host) for revision in revisions)
         if step and step.record
     ]
 
 
-def bindings(host: Host, turns: Iterable[Turn], wishes: Wishes) -> tuple[tuple[dict[str, Any], Action], ...]:
+def bindings(
+    host: Host, revisions: Iterable[RevisionChange], request: OperationRequest
+) -> tuple[tuple[dict[str, Any], Action], ...]:
     """Return the holds that a run sets or lifts on a host, as arguments of the module serving_generation."""
     histories = {item.deployment: item for item in (host.state.generations if host.state else ())}
     found = []
-    for turn in turns:
-        history = histories.get(turn.deployment)
+    for revision in revisions:
+        history = histories.get(revision.deployment)
         if history is None:
             continue
-        choice, there = turn.choice, history.held
+        source, there = revision.source, history.held
         wanted: Hold | None = there
         reason = ""
-        if choice.kind == ROLLED_BACK and choice.generation is not None:
+        if source.kind == ROLLED_BACK and source.generation is not None:
             wanted, reason = (
-                Hold(choice.generation, wishes.why or OPERATOR),
+                Hold(source.generation, request.why or OPERATOR),
                 "site.yml must not undo the rollback",
             )
-        elif choice.kind == HELD:
-            wanted, reason = choice.held, "it is held on the other hosts of the deployment"
-        elif choice.kind == INVENTORY and there:
-            wanted, reason = None, _lifted(turn, wishes)
+        elif source.kind == HELD:
+            wanted, reason = source.held, "it is held on the other hosts of the deployment"
+        elif source.kind == INVENTORY and there:
+            wanted, reason = None, _why_lifted(revision, request)
         if _same(wanted, there):
             continue
-        entry = {"deployment": turn.deployment, "held": wanted.to_json() if wanted else None}
-        action = Action("hold", ROLE, turn.deployment, _held(there), _held(wanted), reason, SOURCE)
+        entry = {"deployment": revision.deployment, "held": wanted.to_json() if wanted else None}
+        action = Action(
+            "hold", ROLE, revision.deployment, _format_hold(there), _format_hold(wanted), reason, SOURCE
+        )
         found.append((entry, action))
     return tuple(found)
 
 
-def _lifted(turn: Turn, wishes: Wishes) -> str:
-    if wishes.operation == UPGRADE:
+def _why_lifted(revision: RevisionChange, request: OperationRequest) -> str:
+    if request.operation == UPGRADE:
         return "upgrade.yml was run"
-    if turn.choice.held is None:
+    if revision.source.held is None:
         return "it was lifted on the other hosts of the deployment"
-    return "the inventory's definition is what runs" if turn.hosts else "the inventory no longer defines it"
+    return (
+        "the inventory's definition is what runs" if revision.hosts else "the inventory no longer defines it"
+    )
 
 
 def _same(one: Hold | None, other: Hold | None) -> bool:
     return (one and (one.generation, one.why)) == (other and (other.generation, other.why))
 
 
-def _held(hold: Hold | None) -> str:
+def _format_hold(hold: Hold | None) -> str:
     return f"at generation {hold.generation}" if hold else "free"

@@ -13,7 +13,7 @@ from typing import Any
 from ...module_utils.common.redact import MASK, is_secret_name, mask_env
 
 
-def mask_argv(argv: Iterable[object]) -> list[str]:
+def redact_argv(argv: Iterable[object]) -> list[str]:
     """Return a command line with the values of secret options redacted: both values of --api-key a b --port 1."""
     masked: list[str] = []
     secret = False
@@ -28,31 +28,31 @@ def mask_argv(argv: Iterable[object]) -> list[str]:
     return masked
 
 
-def mask_command(command: object) -> str | None:
+def redact_command(command: object) -> str | None:
     """Return a command line, a list or one shell line, with secrets redacted; None for None."""
     if isinstance(command, (list, tuple)):
-        return shlex.join(mask_argv(command)) if command else None
+        return shlex.join(redact_argv(command)) if command else None
     if not isinstance(command, str) or not command:
         return None
     try:
         words = shlex.split(command)
     except ValueError:  # not a shell line: only the Redactor's patterns apply
         return command
-    masked = mask_argv(words)
+    masked = redact_argv(words)
     return shlex.join(masked) if masked != words else command
 
 
-def mask_variables(env: Mapping[Any, Any]) -> dict[str, Any]:
+def redact_variables(env: Mapping[Any, Any]) -> dict[str, Any]:
     """Return environment variables with the values of secret ones redacted."""
     return {str(name): MASK if is_secret_name(str(name)) else value for name, value in env.items()}
 
 
-def mask_data(value: Any) -> Any:
+def redact_data(value: Any) -> Any:
     """Return JSON data (a plan) with secret variables redacted in its env maps, env files and command lines."""
     if isinstance(value, Mapping):
         return {str(key): _mask_item(str(key), item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [mask_data(item) for item in value]
+        return [redact_data(item) for item in value]
     return value
 
 
@@ -60,7 +60,7 @@ def _mask_item(key: str, item: Any) -> Any:
     if key == "env" and isinstance(item, Mapping) and "text" in item:
         return {**item, "text": mask_env(str(item["text"]))}
     if key == "env" and isinstance(item, Mapping):
-        return mask_variables(item)
+        return redact_variables(item)
     if key == "argv" and isinstance(item, (list, tuple)):
-        return mask_argv(item)
-    return mask_data(item)
+        return redact_argv(item)
+    return redact_data(item)
