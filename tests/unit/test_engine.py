@@ -23,8 +23,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.client impor
     DockerUnavailable,
     NotFound,
     _negotiate,
-    demultiplex,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.logs import container_log, demultiplex
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
@@ -102,12 +102,12 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: DockerClient) ->
     assert found["State"]["Status"] == "running"
     engine.stop("c", 5)
     assert engine.wait("c", GENEROUS) == 3
-    assert engine.logs("c") == "line\n" * 1000
+    assert container_log(engine, "c") == "line\n" * 1000
     engine.rename("c", "d")
     engine.remove("d")
     engine.remove("d")
     assert engine.container("d") is None
-    assert engine.logs("d") == ""
+    assert container_log(engine, "d") == ""
     assert "POST /containers/c/stop?t=5" in docker.requests
 
 
@@ -236,7 +236,7 @@ BROKEN: dict[str, tuple[type[DockerError], str]] = {
 REQUESTS: dict[str, tuple[str, Callable[[DockerClient], Any]]] = {
     "a read": ("GET /info", DockerClient.info),
     "a list": ("GET /containers/json", lambda docker_client: docker_client.containers_labelled("a")),
-    "a log": ("GET /containers/c/logs", lambda docker_client: docker_client.logs("c")),
+    "a log": ("GET /containers/c/logs", lambda docker_client: container_log(docker_client, "c")),
     "a change": (
         "POST /containers/create",
         lambda docker_client: docker_client.create("d", {"Image": "x:1"}),
@@ -297,10 +297,10 @@ def test_a_log_is_read_up_to_its_limit(
     docker: FakeDocker, engine: DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.docker.client._LOG_LIMIT", 1008
+        "ansible_collections.instinct.fleet.plugins.module_utils.docker.logs._LOG_LIMIT", 1008
     )  # a frame of the fake engine, with its head
     docker.add_container("c", {}, "exited").log = "x" * 999 + "\n" + "rest\n" * 500
-    assert engine.logs("c") == "x" * 999 + "\n"
+    assert container_log(engine, "c") == "x" * 999 + "\n"
     # The rest of that answer is not taken for the next one.
     assert engine.info()["DockerRootDir"] == docker.root_dir
 

@@ -20,7 +20,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failures imp
     from_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient, DockerError
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
     converge,
@@ -1062,7 +1062,7 @@ def test_a_log_that_cannot_be_read_is_no_failure(
     def refuse(*_: object) -> str:
         raise DockerError("configured logging driver does not support reading", 501)
 
-    monkeypatch.setattr(DockerClient, "logs", refuse)
+    monkeypatch.setattr(converge, "container_log", refuse)
     server = spec(attention=EXPECTED)
     docker.programs["instinct-"] = vllm(server["port"])
     result, failed = run_module(vllm_server.main, args(docker, server))

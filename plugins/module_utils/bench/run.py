@@ -21,6 +21,7 @@ from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, leave_if_abandoned, run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
+from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
 from ..serving.store import GenerationStore
 from .containers import BenchmarkTarget, RepeatedRuns, container_body
@@ -156,7 +157,7 @@ def _measure_target(
         client.create(target.container, container_body(target, run, directory, repeat))
         client.start(target.container)
         code = _wait(client, target.container, timeout)
-        log = client.logs(target.container)
+        log = container_log(client, target.container)
         entry["log"] = "\n".join(tail(log, LOG_LINES))
         texts = _read(directory, repeat.runs if repeat else 0)
         for text in texts:
@@ -242,7 +243,7 @@ def cause(client: DockerClient, server: str) -> str:
     """Return why requests failed according to the server container's log, with a leading space."""
     try:
         container = client.container(server)
-        log = client.logs(server, 2000)
+        log = container_log(client, server, 2000)
     except DockerError as error:
         return f" The server cannot be inspected: {error}"
     if container is None:

@@ -25,7 +25,6 @@ ALIVE = ("running", "restarting", "paused")
 """Statuses of a container that has, or may soon have, processes."""
 
 _IDLE_SECONDS = 10.0  # a daemon that restarted may have closed a connection that was unused for longer
-_LOG_LIMIT = 16 * 1024 * 1024  # bytes of a container's log that are read at most
 
 Json = dict[str, Any]
 Query = Mapping[str, Union[str, int, bool]]
@@ -170,7 +169,7 @@ class DockerClient:
         response = self._send(method, target, payload, sent, timeout or self.timeout)
         if response.status < 400:
             return response
-        text = self._read(response).decode("utf-8", "replace")
+        text = self.read(response).decode("utf-8", "replace")
         try:
             message = str(json.loads(text)["message"])
         except (ValueError, KeyError, TypeError):
@@ -178,7 +177,8 @@ class DockerClient:
         kind = {404: NotFound, 409: Conflict}.get(response.status, DockerError)
         raise kind(message, response.status)
 
-    def _read(self, response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
+    def read(self, response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
+        """Read an answer, up to `limit` bytes. Raise DockerTimeout or DockerUnavailable if it breaks off."""
         try:
             data = response.read(limit) if limit else response.read()
         except socket.timeout as error:
@@ -195,7 +195,7 @@ class DockerClient:
 
     def json(self, method: str, path: str, query: Query | None = None, **options: Any) -> Any:
         """Send one request and return its answer as JSON, or None if it has no content."""
-        data = self._read(self.respond(method, path, query, **options))
+        data = self.read(self.respond(method, path, query, **options))
         return json.loads(data) if data.strip() else None
 
     # ---- engine ----------------------------------------------------------------------------------
@@ -260,15 +260,6 @@ class DockerClient:
             return None
         return int(answer["StatusCode"])
 
-    def logs(self, name: str, lines: int = 5000) -> str:
-        """Return the last lines of a container's output (stdout and stderr, in order); "" if it does not exist."""
-        query: Query = {"stdout": True, "stderr": True, "tail": lines}
-        try:
-            response = self.respond("GET", f"/containers/{quote(name)}/logs", query)
-        except NotFound:
-            return ""
-        return demultiplex(self._read(response, _LOG_LIMIT)).decode("utf-8", "replace")
-
 
 def _negotiate(offered: str) -> str:
     """Return the path prefix of the API version to use: the daemon's own, but at most the newest one known here."""
@@ -282,16 +273,3 @@ def _negotiate(offered: str) -> str:
 
 def _text(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def demultiplex(raw: bytes) -> bytes:
-    """Join the frames of a log stream. Return a log without frames (a container with a terminal) unchanged."""
-    parts: list[bytes] = []
-    place = 0
-    while place + 8 <= len(raw):
-        if raw[place] not in (0, 1, 2) or raw[place + 1 : place + 4] != b"\0\0\0":
-            return raw if place == 0 else b"".join(parts)
-        size = int.from_bytes(raw[place + 4 : place + 8], "big")
-        parts.append(raw[place + 8 : place + 8 + size])
-        place += 8 + size
-    return b"".join(parts) if parts else raw

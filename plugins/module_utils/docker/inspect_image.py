@@ -15,6 +15,7 @@ from ..common.image_ref import ImageSoftware
 from ..common.module_main import NodeError
 from ..common.probe_output import MARK, kind
 from .client import DockerClient, DockerError, Json, NotFound
+from .logs import container_log
 
 LABEL = "instinct-fleet.ask"
 TIMEOUT = 300.0
@@ -64,7 +65,7 @@ def inspect_image(client: DockerClient, name: str, image_id: str, program: str) 
         client.create(container, container_body(image_id, program))
         client.start(container)
         code = client.wait(container, TIMEOUT)
-        log = client.logs(container)
+        log = container_log(client, container)
     except NotFound as error:
         raise NodeError(
             f"Image {name}, or the container that probed it, was removed in the meantime. Run again.",

@@ -24,6 +24,7 @@ from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.redact import Redactor, env_secrets
 from ..docker.client import SOCKET, DockerClient, Json, Query
+from ..docker.logs import container_log
 from ..endpoint.drain import Balancer
 from ..observe.generations import read_generations
 from ..observe.source import Source
@@ -135,7 +136,7 @@ def _instance(node: StatusPaths, name: str, container: Json) -> dict[str, Any]:
     if not (supervisor or {}).get("failures") and _failed(found):
         client = DockerClient(node.docker_socket)
         try:
-            text = client.logs(paths.container_name(name), LOG_LINES)
+            text = container_log(client, paths.container_name(name), LOG_LINES)
         except NodeError:
             text = ""
         finally:

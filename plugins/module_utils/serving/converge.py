@@ -19,6 +19,7 @@ from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import ControllerGone, run_lock
 from ..docker.client import DockerClient, DockerError, Json
+from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
 from ..observe import supervisor
 from . import supervisor_versions
@@ -370,7 +371,7 @@ def _note_attention(client: DockerClient, fleet: ConvergeContext, task: ServerTa
     path = os.path.join(server.directory, ATTENTION_FILE)
     proof = Proof.from_text(read_text(path) or "", container)
     if proof is None or not proof.running:
-        proof = proof_of(expected, container, client.logs(server.container))
+        proof = proof_of(expected, container, container_log(client, server.container))
     proof = replace(proof, planned=expected.planned, line=fleet.redact(proof.line))
     task.attention = proof
     task.outcome["attention_backend"] = ", ".join(proof.running) or None
@@ -384,7 +385,7 @@ def _give_up(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> 
     """
     server = task.server
     with contextlib.suppress(NodeError, OSError):
-        text = client.logs(server.container, 20000)
+        text = container_log(client, server.container, 20000)
         path = os.path.join(server.directory, LOG_FILE)
         if os.path.isdir(server.directory):
             write_atomic(path, fleet.redact(text), 0o600)

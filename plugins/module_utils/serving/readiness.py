@@ -10,6 +10,7 @@ from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, Diagnosis, classify
 from ..common.run_lock import leave_if_abandoned
 from ..docker.client import DockerClient
+from ..docker.logs import container_log
 from ..observe import supervisor
 from .health import ProbeAnswer, generate, healthy
 from .instance import ServerSpec, cache_of
@@ -76,7 +77,7 @@ def _wait_steady(client: DockerClient, server: ServerSpec, restarts: int, poll: 
         _check_running(client, server, restarts, False)
         time.sleep(poll)
     _check_running(client, server, restarts, False)
-    finding = classify(SIGNATURES, client.logs(server.container))
+    finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
         raise ServerFailed(finding.kind, finding.line, finding.next_step)
     return Readiness(0, round(time.monotonic() - begun, 1))
@@ -102,7 +103,7 @@ def _check_running(client: DockerClient, server: ServerSpec, restarts: int, aske
     # A container in a restart loop shows the exit code of its last end while it waits for the next start.
     finding = (said.cause if said else None) or classify(
         SIGNATURES,
-        client.logs(server.container),
+        container_log(client, server.container),
         int(state.get("ExitCode") or 0),
         bool(state.get("OOMKilled")),
     )
@@ -131,7 +132,7 @@ def _no_tokens(client: DockerClient, server: ServerSpec, answer: ProbeAnswer) ->
             f"It does not serve {server.endpoint.model!r} for completions, or another server answers at its "
             "port.",
         )
-    finding = classify(SIGNATURES, client.logs(server.container))
+    finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     line = finding.line if finding.kind == "python_exception" else said
@@ -151,7 +152,7 @@ def _not_ready(client: DockerClient, server: ServerSpec, seconds: int, last: Pro
             f"no token after {seconds} s; vLLM was not started: {said.why}",
             "It starts by itself as soon as that is over, unless it is stopped: run again then.",
         )
-    finding = classify(SIGNATURES, client.logs(server.container))
+    finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
         return ServerFailed(finding.kind, finding.line, finding.next_step)
     doing = f"it says: {finding.line}" if finding.line else last.text

@@ -18,6 +18,7 @@ from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
 from ..common.run_lock import leave_if_abandoned, run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
+from ..docker.logs import container_log
 from . import cache
 from .cache import Snapshot
 from .download_errors import DownloadContext, explain, explain_start, parse_report
@@ -270,7 +271,7 @@ def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
                 "again: what is on disk is kept.",
                 changed=True,
             ) from error
-    log = client.logs(fetch.container)
+    log = container_log(client, fetch.container)
     client.remove(fetch.container)
     report = parse_report(log)
     if code != 0 or not (report or {}).get("ok"):
