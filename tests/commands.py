@@ -30,11 +30,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from tests.oracles.vllm_parser import check_argv
 from tests.unit.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop

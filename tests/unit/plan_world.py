@@ -30,11 +30,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory i
     ModelSource,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import FILES, Render, renderer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.lab:5000/lab/vllm:1"

@@ -46,11 +46,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render im
     template_renderer,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
 from .programs import program

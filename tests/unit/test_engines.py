@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 
 from .plan_world import (
     COMMIT,

@@ -21,11 +21,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import choose_sources
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from tests.unit.plan_world import (
     COMMIT,

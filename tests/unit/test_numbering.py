@@ -33,11 +33,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources
     TRIAL,
     DeploymentSource,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from .plan_world import IMAGE, LOCK, actions, apply_to_state, deployment, fleet, state, workshop
 from .test_generations_plan import (

@@ -19,7 +19,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances import compose
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 
 from tests import commands
 

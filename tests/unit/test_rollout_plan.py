@@ -16,11 +16,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
     RolloutRequest,

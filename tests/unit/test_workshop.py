@@ -14,11 +14,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import (
-    FleetPlan,
-    check_fleet,
-    plan_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from .plan_world import (
     COMMIT,

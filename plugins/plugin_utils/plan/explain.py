@@ -11,7 +11,7 @@ from ..endpoint.plan import BalancerPlan
 from ..text import listed, plural
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_generations import kept_lines, stored_lines
-from .plan import FleetPlan, HostPlan
+from .host_plan import FleetPlan, HostPlan
 from .text import gpus_text, numbered, wrapped
 
 TITLES = {

@@ -16,7 +16,7 @@ from ..instances.compose import Instance
 from ..instances.planned import Planned
 from ..sizing.fit import Fit
 from ..text import listed
-from .plan import HostPlan
+from .host_plan import HostPlan
 from .text import COUNTS, gpus_text, numbered, wrapped
 
 ADDRESS = "--host"

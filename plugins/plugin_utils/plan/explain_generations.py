@@ -9,7 +9,7 @@ from ..generations.restore import rollback_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
 from ..text import listed
-from .plan import FleetPlan
+from .host_plan import FleetPlan
 from .text import wrapped
 
 MEANING = {

@@ -3,33 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ...module_utils.common.errors import Problem
 from ..desired.actions import ALIVE, Action
 from ..tuning.parallel import uses_ray
-
-if TYPE_CHECKING:
-    from .plan import HostPlan
+from .stages import HostStages
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class EngineServer:
-    """A server of an engine: the index of its host's plan, and its name."""
+    """A server of an engine: the index of its host, and its name."""
 
-    plan: int
+    host: int
     name: str
 
 
-def engine_servers(plans: Sequence[HostPlan]) -> dict[Key, list[EngineServer]]:
+def engine_servers(hosts: Sequence[HostStages]) -> dict[Key, list[EngineServer]]:
     """Return the servers of each engine that has several, with hosts in the plan's order."""
     found: dict[Key, list[EngineServer]] = {}
-    for number, plan in enumerate(plans):
-        for item in plan.instances:
+    for number, plan in enumerate(hosts):
+        for item in plan.serve.instances:
             key = _engine(plan.host.name, item)
             if key is not None:
                 found.setdefault(key, []).append(EngineServer(number, item.name))
@@ -55,57 +53,55 @@ def _engine(host: str, item: Any) -> Key | None:
     return (instance.deployment.name, rank.hosts or (host,), instance.slot.index - rank.number % per_host)
 
 
-def with_engine_peers(plans: Sequence[HostPlan]) -> list[HostPlan]:
-    """Return the plans with actions for running peers of servers that are started or replaced.
+def peer_starts(hosts: Sequence[HostStages]) -> Mapping[str, list[Action]]:
+    """Return, by host, actions for running peers of servers that are started or replaced.
 
     Peers stop and start together, as their supervisors ensure. With an action they are also drained first, and the run
     waits for them.
     """
-    changed = list(plans)
-    for parts in engine_servers(plans).values():
-        touched = [part for part in parts if part.name in plans[part.plan].start]
+    found: dict[str, list[Action]] = {stages.host.name: [] for stages in hosts}
+    for parts in engine_servers(hosts).values():
+        touched = [part for part in parts if part.name in hosts[part.host].serve.start]
         for part in parts if touched else ():
-            if part in touched or not _alive(plans[part.plan], part.name):
+            if part in touched or not _alive(hosts[part.host], part.name):
                 continue
             first = touched[0]
-            host = plans[first.plan].host.name
-            text = first.name if first.plan == part.plan else f"{first.name} on {host}"
+            host = hosts[first.host].host.name
+            text = first.name if first.host == part.host else f"{first.name} on {host}"
             reason = f"{text} is started, and the servers of an engine start together"
-            action = Action(
-                "server",
-                "vllm_serve",
-                part.name,
-                "running",
-                "running, with its engine",
-                reason,
-                "vllm_deployments",
+            found[hosts[part.host].host.name].append(
+                Action(
+                    "server",
+                    "vllm_serve",
+                    part.name,
+                    "running",
+                    "running, with its engine",
+                    reason,
+                    "vllm_deployments",
+                )
             )
-            plan = changed[part.plan]
-            changed[part.plan] = replace(
-                plan, actions=(*plan.actions, action), start=(*plan.start, part.name)
-            )
-    return changed
+    return found
 
 
-def _alive(plan: HostPlan, name: str) -> bool:
+def _alive(plan: HostStages, name: str) -> bool:
     state = plan.host.state
     return bool(state and any(item.name == name and item.state in ALIVE for item in state.instances))
 
 
-def mismatches(plans: Sequence[HostPlan]) -> Iterable[Problem]:
+def engine_mismatches(hosts: Sequence[HostStages]) -> Iterable[Problem]:
     """Yield problems of servers that cannot work as one engine: other images or vLLMs, or variables that Ray shares."""
-    for parts in engine_servers(plans).values():
+    for parts in engine_servers(hosts).values():
         made = {
             part: instance
             for part in parts
-            for item in plans[part.plan].instances
+            for item in hosts[part.host].serve.instances
             if item.name == part.name and (instance := getattr(item, "instance", None))
         }
         if len(made) < len(parts):
             continue
         first, *others = made.items()
         for part, instance in others:
-            host, head = plans[part.plan].host.name, plans[first[0].plan].host.name
+            host, head = hosts[part.host].host.name, hosts[first[0].host].host.name
             deployment = instance.deployment
             mine, theirs = ((one.image, one.tuned.release.requested) for one in (instance, first[1]))
             if mine != theirs:

@@ -17,7 +17,7 @@ from ..endpoint.plan import BalancerPlan
 from ..generations.revisions import RevisionChange
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
-from ..plan.plan import FleetPlan, HostPlan
+from ..plan.host_plan import FleetPlan, HostPlan
 from .batches import (
     Batch,
     CanaryProgress,

@@ -18,7 +18,7 @@ from ...module_utils.common.generations import (
 )
 from ..desired.public_variables import public_variables
 from ..endpoint.plan import EndpointInputs
-from ..plan.plan import FleetPlan
+from ..plan.host_plan import FleetPlan
 from .batches import parse_policy
 from .plan import RolloutPlan, RolloutRequest, count_replaced, plan_rollout_steps
 from .text import explain_rollout

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..endpoint.plan import BalancerPlan
-from ..plan.plan import FleetPlan
+from ..plan.host_plan import FleetPlan
 from .plan import RolloutPlan
 
 

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A finished plan: what is to be done on each host, and its form in plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.paths import container_name
+from ..desired.actions import ALIVE, Action
+from ..desired.fleet import Host
+from ..endpoint.plan import BalancerPlan
+from ..generations.restore import rollback_resources
+from ..generations.revisions import RevisionChange
+from ..instances.planned import Serving
+from ..placement.layout import Layout
+from . import actions as steps
+from .actions import ImageStep, ModelStep, unique
+
+SCHEMA = 1
+# What can take hours comes before what stops a running instance.
+ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What is to be done on one host, and what it will run.
+
+    untouched: instances that are neither started nor removed. records, bindings: for the node's store of generations.
+    """
+
+    host: Host
+    layout: Layout
+    actions: tuple[Action, ...]
+    packages: tuple[str, ...]
+    images: tuple[ImageStep, ...]
+    models: tuple[ModelStep, ...]
+    instances: tuple[Serving, ...]
+    start: tuple[str, ...]
+    remove: tuple[str, ...]
+    stop: tuple[str, ...]
+    gpu_model: str
+    warnings: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    key_file: str = ""
+    untouched: tuple[str, ...] = ()
+    records: tuple[Mapping[str, Any], ...] = ()
+    bindings: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Images have to be asked what they hold before the rest can be planned."""
+        return bool(self.unknown)
+
+    @property
+    def todo(self) -> tuple[str, ...]:
+        """Roles with something to do, in the order in which they run."""
+        needed = {action.role for action in self.actions}
+        return tuple(role for role in ROLES if role in needed)
+
+    def to_json(self) -> dict[str, Any]:
+        """A host's part of plan.json."""
+        settings, state = self.host.settings, self.host.state
+        servers = {item.name: item.server for item in self.instances}
+        kinds = {action.kind for action in self.actions}
+        spanning = {item.name for item in self.instances if len(item.member.hosts) > 1}
+        partition = bool(kinds & steps.PARTITION_KINDS)
+        there = state.instances if state else ()
+        stopped = {item.name for item in there if item.state not in ALIVE}
+        return {
+            "status": "observed" if state else "declared",
+            "gpus": {
+                "model": self.gpu_model or None,
+                "count": len({gpu.gpu for gpu in self.layout.gpus}),
+                "logical": len(self.layout.gpus),
+                "compute": settings.compute,
+            },
+            "actions": [action.to_json() for action in self.actions],
+            "todo": list(self.todo),
+            "unknown_images": list(self.unknown),
+            "packages": list(self.packages),
+            "numa_balancing": settings.numa_balancing if "numa_balancing" in kinds else None,
+            "instance_key_file": self.key_file or None,
+            "partition": {
+                "compute": settings.compute,
+                "memory": settings.memory,
+                "clean": "gpu_clean" in kinds,
+                "backend": settings.backend,
+                "stop_servers": [_stop_spec(name, servers.get(name)) for name in self.stop],
+                "serve": [name for name in self.start if name not in spanning],
+                "remove": list(self.remove),
+            }
+            if partition
+            else None,
+            "images": [image.to_json() for image in self.images],
+            "models": [model.to_json() for model in self.models],
+            "servers": [servers[name] for name in self.start],
+            "serve": [name for name in self.start if name in spanning or not partition],
+            "spans": [name for name in self.start if name in spanning],
+            "remove": [] if partition else list(self.remove),
+            "resume": [name for name in self.start if name in (spanning if partition else stopped)],
+            "instances": [{"host": self.host.name, **item.described} for item in self.instances],
+            "generations": [dict(item) for item in self.records],
+            "bindings": [dict(item) for item in self.bindings],
+            "kept": rollback_resources(self.host, self.instances),
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """The plan of a whole run; sources: the documents that its reasons name."""
+
+    hosts: tuple[HostPlan, ...]
+    unreachable: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+    sources: Mapping[str, Mapping[str, Any]]
+    balancers: tuple[BalancerPlan, ...] = ()
+    revisions: tuple[RevisionChange, ...] = ()
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Images that have to be asked what they hold before everything can be planned."""
+        return unique(ref for host in self.hosts for ref in host.unknown)
+
+    @property
+    def changes(self) -> int:
+        """The number of actions on all hosts."""
+        actions = [*(host.actions for host in self.hosts), *(item.actions for item in self.balancers)]
+        return sum(map(len, actions))
+
+    def to_json(self) -> dict[str, Any]:
+        """plan.json; its schema is catalog/schemas/plan.schema.json."""
+        return {
+            "schema": SCHEMA,
+            "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
+            "generations": [item.to_json() for item in self.revisions],
+            "hosts": {host.host.name: host.to_json() for host in self.hosts},
+            "balancers": {item.host.name: item.to_json() for item in self.balancers},
+            "partial": list(self.partial),
+            "sources": {name: dict(item) for name, item in sorted(self.sources.items())},
+            "unreachable": dict(self.unreachable),
+            "warnings": list(self.warnings),
+        }
+
+
+def _stop_spec(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is needed to stop an instance; no deployment may describe it any more."""
+    seconds = server["stop_timeout"] if server else 120
+    return {"name": name, "container_name": container_name(name), "stop_timeout": seconds}
