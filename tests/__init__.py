@@ -4,6 +4,8 @@
 import sys
 from pathlib import Path
 
-_COLLECTIONS = str(Path(__file__).resolve().parents[1] / ".collections")
+ROOT = Path(__file__).resolve().parents[1]  # the repository
+
+_COLLECTIONS = str(ROOT / ".collections")
 if _COLLECTIONS not in sys.path:
     sys.path.insert(0, _COLLECTIONS)

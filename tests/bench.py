@@ -31,11 +31,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
+from tests import ROOT
 from tests.integration.conftest import BIN, LAB, copy_inventory
 from tests.integration.helpers import deployment
 from tests.unit import plan_world, test_fit
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 7
 # What each figure may be at most.
 TARGETS = {

@@ -36,7 +36,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import ch
 from tests.oracles.vllm_parser import check_argv
 from tests.unit.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).with_name("data") / "commands"
 Items = dict[str, Any]
 """What a command sets: flags ("--name"), variables, options of docker ("docker --name") by name."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import module
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import ROOT
 
 
 def generated() -> dict[Path, str]:

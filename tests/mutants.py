@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import ROOT
+
 EQUIVALENT = ROOT / "tests/data/mutants_equivalent.txt"
 PRODUCT = ("plugins",)
 COLLECTION = "ansible_collections.instinct.fleet."

@@ -18,7 +18,6 @@ import jinja2
 import yaml
 from jinja2 import meta, nodes
 
-ROOT = Path(__file__).resolve().parents[1]
 EXPRESSIONS = ("when", "that", "until", "failed_when", "changed_when")
 """Keys whose texts are expressions without braces."""
 ANSIBLES = {"groups", "hostvars", "inventory_hostname", "item", "lookup", "omit", "playbook_dir", "role_path"}

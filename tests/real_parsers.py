@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import Flag, FlagTable
 
+from tests import ROOT
 from tests.oracles.vllm_parser import check_argv
 from tests.real_parsers_runner import MARKER
 from tests.rendered import rendered
@@ -33,7 +34,6 @@ from tests.unit.catalogue import knowledge, matrix
 from tests.unit.test_flags_bench import LATENCY, OFFLINE, SERVE, SERVED
 from tests.vllm_wheels import VERSIONS, fetch, libraries
 
-ROOT = Path(__file__).resolve().parents[1]
 PROBE = ROOT / "catalog/tools/probe.py"
 RUNNER = Path(__file__).with_name("real_parsers_runner.py")
 MADE_UP = 3000

@@ -37,9 +37,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, tune
 
+from tests import ROOT
 from tests.commands import entries, instances
 from tests.unit.catalogue import knowledge
-from tests.unit.plan_world import ROOT, fleet, workshop
+from tests.unit.plan_world import fleet, workshop
 from tests.unit.test_flags_settings import values
 from tests.unit.test_recipes import MODELS
 

@@ -12,7 +12,8 @@ from typing import Any
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit import auditor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endpoint_settings, host_settings
 
-from tests.playbook_variables import ROOT, Tree, load
+from tests import ROOT
+from tests.playbook_variables import Tree, load
 
 HEAD = """# Variables
 

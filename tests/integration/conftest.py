@@ -20,12 +20,12 @@ import pytest
 import yaml
 
 from lab.config import Config
+from tests import ROOT
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     first = int(os.environ.get("LAB_NUMBER", "1"))
     os.environ["LAB_NUMBER"] = str(first + int(worker.removeprefix("gw")))
 LAB = Config.of_environment()
-ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from lab.config import VLLM_VERSION
+from tests import ROOT
 from tests.fit_cases import case, planned
 from tests.unit.catalogue import kv_rules
 
-from .conftest import ROOT, Lab
+from .conftest import Lab
 
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 ONE_RANK = (

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, Lab, Run, copy_inventory, reset_lab
+from tests import ROOT
+
+from .conftest import Lab, Run, copy_inventory, reset_lab
 from .helpers import MODEL, completion, deployment, wait_for
 
 HOST = "lab-n1"

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
+from tests import ROOT
 
-from .conftest import ROOT, Lab, container, copy_inventory, lab_command, node_address, reset_lab
+from .conftest import Lab, container, copy_inventory, lab_command, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import HOST, Endpoint
 

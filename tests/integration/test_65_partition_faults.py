@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import ROOT, container, lab_command
+from tests import ROOT
+
+from .conftest import container, lab_command
 from .helpers import STANDIN
 
 HERE = "/opt/partition-test"

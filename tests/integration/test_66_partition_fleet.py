@@ -14,9 +14,10 @@ from typing import TypeVar
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.load import Load, Target
 
-from .conftest import BIN, ROOT, Lab, Run, copy_inventory
+from .conftest import BIN, Lab, Run, copy_inventory
 from .helpers import MODEL, completion, deployment, wait_for
 
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"

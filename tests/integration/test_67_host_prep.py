@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import ROOT, Lab, Run, node_address
+from tests import ROOT
+
+from .conftest import Lab, Run, node_address
 from .helpers import completion, deployment, node_state, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/host.md").read_text(encoding="utf-8")

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, node_address, reset_lab
+from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_on, search_works
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.load import Summary
 
-from .conftest import ROOT, Lab, Run, copy_inventory, reset_lab
+from .conftest import Lab, Run, copy_inventory, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .test_85_balancer import Endpoint
 

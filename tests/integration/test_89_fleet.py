@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.load import Load, Target, first_key
 
-from .conftest import ROOT, Lab, Run, copy_inventory, node_address, reset_lab
+from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_by_nobody, found_on, readable_by_nobody, search_by_nobody_works, search_works
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import Timeline
@@ -21,7 +20,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import CacheRules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 CATALOG = ROOT / "catalog"
 DATA = ROOT / "tests" / "data" / "vllm"
 

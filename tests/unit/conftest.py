@@ -16,7 +16,7 @@ from ansible.module_utils.common import warnings
 from ansible.module_utils.testing import patch_module_args
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
 
 # How long an example takes, or its data takes to be drawn, is the machine's affair. CI draws anew each time as well.
 settings.register_profile(

@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
+from tests import ROOT
+
+SAMPLES = ROOT / "tests/data/rocm_samples"
 BUSES = (0x05, 0x26, 0x46, 0x65, 0x85, 0xA6, 0xC6, 0xE5)
 PARTS = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
 VRAM = 196592 << 20

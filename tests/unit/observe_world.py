@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.gpu_tree import SAMPLES, Tree
 
@@ -42,7 +43,7 @@ class Engine(FakeDocker):
         return self.send(http, 200, entries)
 
 
-SCRIPT = Path(__file__).resolve().parents[2] / "plugins/modules/node_state.py"
+SCRIPT = ROOT / "plugins/modules/node_state.py"
 MARKER = "<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"
 
 

@@ -29,9 +29,9 @@ from lab.gpusim.machine.settings import apply, split
 from lab.gpusim.machine.state import make_node
 from lab.gpusim.node import open_store
 from lab.node.systemctl import Unit
+from tests import ROOT
 from tests.partition_driver import case, serve
 
-ROOT = Path(__file__).resolve().parents[2]
 CGROUP = "instinct-test-"
 # Of this machine: programs and libraries. Everything else of the host is made for it.
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64")

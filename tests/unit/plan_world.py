@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -33,7 +32,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 IMAGE = "registry.lab:5000/lab/vllm:1"
 DIGEST = "sha256:" + "1" * 64
 PULL = f"registry.lab:5000/lab/vllm@{DIGEST}"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-ROOT = TESTS.parent
+from tests import ROOT
+
+TESTS = ROOT / "tests"
 PAGE = (TESTS / "ACCEPTANCE.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -23,11 +23,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.access import 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_images, absent_models
 
 from lab.hub import make, server
-
-from . import fake_registry
-from .eventually import GENEROUS, eventually
-from .fake_registry import IMAGE, digest, running_registry
-from .plan_world import LOCK, PULL, deployment, fleet, state
+from tests.unit import fake_registry
+from tests.unit.eventually import GENEROUS, eventually
+from tests.unit.fake_registry import IMAGE, digest, running_registry
+from tests.unit.plan_world import LOCK, PULL, deployment, fleet, state
 
 GONE = "sha256:" + "9" * 64
 

@@ -49,11 +49,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
-from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
-from .programs import program
-from .test_plan import SCHEMA
+from tests import ROOT
+from tests.unit.plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from tests.unit.programs import program
+from tests.unit.test_plan import SCHEMA
 
-ROOT = Path(__file__).resolve().parents[2]
 DRAW = template_renderer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
 KEYS = keys_map({"default": "sk-" + "k" * 40})
 PEM = self_signed(["192.0.2.1"])

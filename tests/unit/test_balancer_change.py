@@ -29,9 +29,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge i
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
-from .eventually import GENEROUS, patient_socket
-from .ports import free_port
-from .test_haproxy import HEAD, ROW, Socket
+from tests.unit.eventually import GENEROUS, patient_socket
+from tests.unit.ports import free_port
+from tests.unit.test_haproxy import HEAD, ROW, Socket
 
 
 class Node:

@@ -26,7 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets im
     self_signed,
 )
 
-from .defaults import balancer_settings
+from tests.unit.defaults import balancer_settings
 
 
 def made(base: Path, make: bool = True, **settings: Any) -> BalancerSecrets:

@@ -25,7 +25,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
     wanted_files,
 )
 
-from .defaults import balancer_settings
+from tests.unit.defaults import balancer_settings
 
 MATERIAL = BalancerSecrets("keys\n", "pem\n", "keys.yml", "endpoint.pem", ("the certificate ends soon",))
 KEY = InstanceKey("instance-key", "mark", True, "key Bearer x\n")

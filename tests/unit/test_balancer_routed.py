@@ -28,12 +28,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
+from tests import ROOT
 from tests.unit.defaults import balancer_settings
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
 from tests.unit.programs import program
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "templates/haproxy.cfg.j2"
+TEMPLATE = ROOT / "templates/haproxy.cfg.j2"
 KEY = "sk-instances-" + "k" * 30
 
 

@@ -24,9 +24,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 
+from tests import ROOT
 from tests.commands import instances
 from tests.oracles.vllm_parser import check_argv
-from tests.unit.plan_world import ROOT, deployment, knowledge, plan, state
+from tests.unit.plan_world import deployment, knowledge, plan, state
 
 RECORD = ROOT / "tests/data/bench_commands.json"
 RELEASES = knowledge().line.releases

@@ -16,9 +16,9 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import last_plan
 
-from .bench_samples import entry, small_fleet, variables
+from tests import ROOT
+from tests.unit.bench_samples import entry, small_fleet, variables
 
-ROOT = Path(__file__).resolve().parents[2]
 REPORT = "ansible_collections.instinct.fleet.plugins.plugin_utils.report"
 TOKEN = "t0ken-of-the-inventory"
 Run = Callable[..., dict[str, Any]]

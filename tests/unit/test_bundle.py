@@ -20,7 +20,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bundle as bundles
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive, bundle, script
 
-from .plan_world import deployment, plan, state
+from tests.unit.plan_world import deployment, plan, state
 
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
 SCRIPTS = ("bench_repeat", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")

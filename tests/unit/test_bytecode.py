@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 # As ansible-playbook imports an action plugin; prints who loads each module.
 PROGRAM = """
 import importlib

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import ROOT
+from tests.unit.plan_world import deployment
 from tests.unit.some import some
 
-from .plan_world import deployment
-
-ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 OWN = {"MANIFEST.json", "FILES.json"}
 """What ansible-galaxy adds."""

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 
-from tests.commands import ROOT, Entry, compare, documents, entries, instances, own, plan
+from tests import ROOT
+from tests.commands import Entry, compare, documents, entries, instances, own, plan
 from tests.commands_table import page
 from tests.unit.catalogue import knowledge
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,10 +15,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment 
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import Build, Runtime
 
-from .plan_world import IMAGE, REPO, deployment, problems, state
-from .some import some
+from tests import ROOT
+from tests.unit.plan_world import IMAGE, REPO, deployment, problems, state
+from tests.unit.some import some
 
-ROOT = Path(__file__).resolve().parents[2]
 HEX = "0123456789abcdef" * 4
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.text import gpus_text
 
-from .plan_world import DIGEST, LOCK, deployment, plan, state
-from .test_network import ethernet, node
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+from tests.unit.plan_world import DIGEST, LOCK, deployment, plan, state
+from tests.unit.test_network import ethernet, node
 
 
 def block(text: str, name: str) -> str:

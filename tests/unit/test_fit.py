@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.fit_cases import MODELS, case, planned
 from tests.unit.catalogue import knowledge, kv_rules
 from tests.unit.some import some
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "fit"
+DATA = ROOT / "tests/data/fit"
 CONFIGS = {
     item["name"]: item["config"] for item in json.loads((DATA / "published.json").read_text())["models"]
 }

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import EngineConfig, fit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
 
+from tests import ROOT
 from tests.fit_cases import planned
 from tests.unit.catalogue import kv_rules
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "fit"
+DATA = ROOT / "tests/data/fit"
 GIB = 1 << 30
 CPU = json.loads((DATA / "cpu_0.32.0.json").read_text())
 GOLDEN = json.loads((DATA / "golden_0.33.0.json").read_text())["cases"]

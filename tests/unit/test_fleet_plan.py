@@ -20,12 +20,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, check_request
 
 from lab.hub import make, server
+from tests import ROOT
+from tests.unit.fake_registry import IMAGE, digest, running_registry
+from tests.unit.plan_world import DIGEST, LOCK, SOFTWARE, apply_to_state, deployment, plan, state
+from tests.unit.plan_world import IMAGE as IMAGE_REF
 
-from .fake_registry import IMAGE, digest, running_registry
-from .plan_world import DIGEST, LOCK, SOFTWARE, apply_to_state, deployment, plan, state
-from .plan_world import IMAGE as IMAGE_REF
-
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
 
 # As playbooks/plan.yml, with states from files in the place of node_state.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
+from tests import ROOT
 from tests.unit.test_status import host, instance, server
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -24,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
+from tests import ROOT
 from tests.unit.plan_world import (
     COMMIT,
     PULL,
@@ -36,7 +36,6 @@ from tests.unit.plan_world import (
     workshop,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
 )

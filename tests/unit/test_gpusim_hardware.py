@@ -29,8 +29,7 @@ from lab.gpusim.machine.models import MODELS
 from lab.gpusim.machine.processors import EPYC, PROCESSORS, XEON, Layout, cpu_list, cpu_mask
 from lab.gpusim.machine.state import Node, StateError, from_json, make_node, to_json
 from lab.gpusim.node import shown_files
-
-from .host_world import catalogue, items
+from tests.unit.host_world import catalogue, items
 
 MACHINE = Path(__file__).with_name("gpusim_machine.py")
 AMD, INTEL = "AMD EPYC 9654 96-Core Processor", "INTEL(R) XEON(R) PLATINUM 8592+"

@@ -25,9 +25,9 @@ from lab.gpusim.node import sync_tools
 from lab.gpusim.serve import blacklist
 from lab.gpusim.tools import kernel_log
 from lab.gpusim.tools.smi import Terminal
+from tests import ROOT
 from tests.unit.some import some
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU = "devices/pci0000:00/0000:05:00.0"
 THP = "kernel/mm/transparent_hugepage"
 CPU = "devices/system/cpu/cpu0"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,9 @@ from lab.gpusim.machine.state import Gpu, Holder, Node, Sensors, make_node
 from lab.gpusim.machine.store import MemoryStore
 from lab.gpusim.tools import amd_smi, rocm_smi
 from lab.gpusim.tools.smi import Lib, Terminal
+from tests import ROOT
 
-SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
+SAMPLES = ROOT / "tests/data/rocm_samples"
 OTHER_TOOL = "output of a tool that is not simulated"
 NOT_REPRODUCED = {
     "lspci_mi300x_8gpu.txt": OTHER_TOOL,

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.unit.eventually import GENEROUS, eventually
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = 65534
 
 
@@ -52,7 +52,7 @@ class Served:
         self.root = root
         self.sys = root / "sys"
         self.dev = root / "dev"
-        self.environment = {**os.environ, "GPUSIM_ROOT": str(root), "PYTHONPATH": str(REPOSITORY)}
+        self.environment = {**os.environ, "GPUSIM_ROOT": str(root), "PYTHONPATH": str(ROOT)}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

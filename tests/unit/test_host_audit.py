@@ -16,9 +16,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import
     stopped_servers,
 )
 
+from tests import ROOT
 from tests.unit.host_world import facts, spoiled, state
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 RUNNING = {
     "n1": {"wide-0": "wide", "own-0": "own"},

@@ -29,8 +29,7 @@ from huggingface_hub.errors import (
 
 from lab.hub import make, server
 from lab.hub.faults import Fault
-
-from .eventually import GENEROUS, eventually
+from tests.unit.eventually import GENEROUS, eventually
 
 TOKENS: dict[str | None, str | bool] = {None: False, "stranger": make.STRANGER_TOKEN, "nobody": "hf_wrong"}
 SHARD = "model-00001-of-00002.safetensors"

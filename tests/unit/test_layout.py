@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout im
     ranges,
 )
 
-from .plan_world import deployment, fleet, gpus, state
+from tests.unit.plan_world import deployment, fleet, gpus, state
 
 
 def layouts(states: Any, wanted: Any, **keys: Any) -> dict[str, Layout]:

@@ -23,7 +23,7 @@ from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, REPO, deployment, fleet, state
+from tests.unit.plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, REPO, deployment, fleet, state
 
 OTHER = "sha256:" + "2" * 64
 

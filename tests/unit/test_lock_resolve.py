@@ -24,10 +24,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry impor
 
 from lab.hub import make, server
 from lab.hub.faults import Fault
-
-from .eventually import eventually
-from .fake_registry import IMAGE, INDEX, digest, running_registry
-from .ports import free_port
+from tests.unit.eventually import eventually
+from tests.unit.fake_registry import IMAGE, INDEX, digest, running_registry
+from tests.unit.ports import free_port
 
 PATH = ("vllm_deployments", 0, "image")
 MODEL_PATH = ("vllm_deployments", 0, "model")

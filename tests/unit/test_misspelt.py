@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
     unknown_extra_variables,
     unknown_variables,
 )
+
+from tests import ROOT
 
 KNOWN = ("vllm_deployments", "gpu_partition_memory", "gpu_partition_compute", "offline", "hf_model_token")
 
@@ -55,7 +55,5 @@ def test_a_slip_behind_e_is_an_error(name: str, near: str) -> None:
 
 def test_every_playbook_that_takes_them_looks_for_slips() -> None:
     """Taking instances out of the load balancer needs no plan, which looks by the way."""
-    text = (Path(__file__).resolve().parents[2] / "playbooks/parts/set_server_state.yml").read_text(
-        encoding="utf-8"
-    )
+    text = (ROOT / "playbooks/parts/set_server_state.yml").read_text(encoding="utf-8")
     assert text.index("extra_variables:") < text.index("include_role:")

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.unit.module_docs import documented_by
 from tests.unit.some import some
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = "ansible_collections.instinct.fleet.plugins"
 MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py"))
 KEYS = ("type", "elements", "default", "choices", "required")

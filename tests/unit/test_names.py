@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 # Ansible looks for these by their name.
 ANSIBLE = {"ActionModule", "CallbackModule", "ModuleDocFragment"}
 # Joined from files that are read themselves.

@@ -15,8 +15,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.network i
     network_of,
 )
 
-from .catalogue import knowledge
-from .plan_world import deployment, fleet, gpus, state
+from tests.unit.catalogue import knowledge
+from tests.unit.plan_world import deployment, fleet, gpus, state
 
 SPAN = {"nodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 BIN = Path(sys.executable).parent
 (LINE,) = [line for line in (ROOT / ".pre-commit-config.yaml").read_text().splitlines() if "/vermin " in line]
 WORDS = shlex.split(LINE.partition("vermin ")[2])

@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.unit.gpu_tree import Tree, write
 from tests.unit.observe_world import Engine, captured_in_cpx, observed, put
 
-RECORD = Path(__file__).resolve().parents[1] / "data/observed_trees.json"
+RECORD = ROOT / "tests/data/observed_trees.json"
 STATE, DATA = "etc/instinct-fleet", "var/lib/instinct-fleet"
 COMMIT = "a" * 40
 

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.packages import build_packages
 
-from .plan_world import state
+from tests.unit.plan_world import state
 
 GIT = ("ca-certificates", "git")
 

@@ -14,11 +14,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel imp
 )
 
 from tests.oracles.vllm_parser import check_argv
-
-from .catalogue import knowledge
-from .plan_world import deployment, state
-from .some import some
-from .test_layout import layouts
+from tests.unit.catalogue import knowledge
+from tests.unit.plan_world import deployment, state
+from tests.unit.some import some
+from tests.unit.test_layout import layouts
 
 
 def flags(wanted: dict[str, Any], version: str, hosts: int = 1) -> dict[str, list[dict[str, Any]]]:

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from lab.gpusim.machine.settings import SETTINGS
-
-from .partition_host import Host, lacking
+from tests.unit.partition_host import Host, lacking
 
 TOOLS = (
     ("rocm-smi", "6.0.0"), ("rocm-smi", "6.2.4"), ("rocm-smi", "6.4.1"), ("rocm-smi", "7.0.0"),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .partition_host import ROOT, Host, lacking
+from tests import ROOT
+from tests.unit.partition_host import Host, lacking
 
 PROGRAM = """
 import time

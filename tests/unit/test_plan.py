@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,7 +17,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 
-from .plan_world import (
+from tests import ROOT
+from tests.unit.plan_world import (
     COMMIT,
     DIGEST,
     GIB,
@@ -36,7 +36,6 @@ from .plan_world import (
     state,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
 )

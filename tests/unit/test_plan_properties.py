@@ -13,7 +13,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from .plan_world import COUNTS, IMAGE, apply_to_state, deployment, gpus, plan, state
+from tests.unit.plan_world import COUNTS, IMAGE, apply_to_state, deployment, gpus, plan, state
 
 MODES = list(COUNTS)
 # What an instance may be made of, on the two GPUs that each deployment below has for itself.

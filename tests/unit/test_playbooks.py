@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.playbook_variables import ROOT, load, tasks
+from tests import ROOT
+from tests.playbook_variables import load, tasks
 
 LIMIT = 12
 """Files from which upgrade.yml, the longest operation, is understood."""

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances import co
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 
-from tests import commands
+from tests import ROOT, commands
+from tests.unit.plan_world import deployment, gpus, plan, state
 
-from .plan_world import deployment, gpus, plan, state
-
-RECORD = Path(__file__).resolve().parents[1] / "data/recorded_plans.json"
+RECORD = ROOT / "tests/data/recorded_plans.json"
 # The program around vLLM is part of a container's specification, and of no other part of a plan.
 SUPERVISOR = "/etc/instinct-fleet/lib/000000000000:/instinct-lib:ro"
 ADDRESSES = {f"n{number}": {"instinct_address": f"192.0.2.{number}"} for number in range(1, 5)}

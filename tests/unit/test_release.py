@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = "1.2.3"
 FOR_THE_LAB = {"docker", "paramiko"}

@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .plan_world import COMMIT, IMAGE, PULL, REPO, deployment, gpus, plan, state
+from tests.unit.plan_world import COMMIT, IMAGE, PULL, REPO, deployment, gpus, plan, state
 
 SUPERVISOR = bundle("supervisor")
 

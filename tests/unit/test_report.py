@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.hosts import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.tables import rate, signed, table
 
-from .bench_samples import (
+from tests.unit.bench_samples import (
     entry,
     large_fleet,
     mixed_fleet,

@@ -34,7 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry impor
     model_pin,
 )
 
-from .fake_registry import IMAGE, INDEX, Doors, digest, private_registry, running_registry
+from tests.unit.fake_registry import IMAGE, INDEX, Doors, digest, private_registry, running_registry
 
 PATH = ("vllm_deployments", 0, "image")
 MODEL = ("vllm_deployments", 0, "model")

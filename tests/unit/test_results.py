@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metric
     other_scalars,
 )
 
-from .bench_samples import latency_result, throughput_result
+from tests.unit.bench_samples import latency_result, throughput_result
 
 BASE: dict[str, Any] = {
     "date": "20260131-101502",

@@ -21,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
-from .bench_samples import entry, large_fleet, mixed_fleet, small_fleet, summary_of, variables
+from tests.unit.bench_samples import entry, large_fleet, mixed_fleet, small_fleet, summary_of, variables
 
 
 def test_csv_has_all_metrics_and_what_it_takes_to_measure_again() -> None:

@@ -13,7 +13,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.outliers imp
     speeds,
 )
 
-from .bench_samples import large_fleet, mixed_fleet, summary_of
+from tests.unit.bench_samples import large_fleet, mixed_fleet, summary_of
 
 
 def row(host: str, output: float | None = 100.0, **more: Any) -> dict[str, Any]:

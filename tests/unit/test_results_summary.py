@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -24,7 +23,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
     iso,
 )
 
-from .bench_samples import (
+from tests import ROOT
+from tests.unit.bench_samples import (
     GPU_MODELS,
     entry,
     large_fleet,
@@ -40,7 +40,7 @@ MISSING = "not measured: the host failed earlier in this run; its error is in th
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    schema = json.loads((Path(__file__).parents[2] / "catalog/schemas/summary.schema.json").read_text())
+    schema = json.loads((ROOT / "catalog/schemas/summary.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import ROOT
 from tests.playbook_variables import options_of
 from tests.unit.some import some
 
-ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(p.name for p in (ROOT / "roles").iterdir())
 WORKING = sorted(p.parent.name for p in (ROOT / "roles").glob("*/tasks"))
 """Those with tasks. The role fleet has none: the planner reads its variables."""

@@ -31,8 +31,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import Step
 
-from .plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
-from .test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host
+from tests.unit.plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from tests.unit.test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host
 
 States = dict[str, Any]
 SEQS = {"engine_args": {"max_num_seqs": 64}}

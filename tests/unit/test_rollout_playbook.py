@@ -25,13 +25,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
     plan_rollout_steps,
 )
 
+from tests import ROOT
 from tests.playbook_variables import load
+from tests.unit.plan_world import deployment
+from tests.unit.test_rollout_balancer import PAIR, SEQS, planned, served
+from tests.unit.test_rollout_balancer import SPANNING as ENGINE
 
-from .plan_world import deployment
-from .test_rollout_balancer import PAIR, SEQS, planned, served
-from .test_rollout_balancer import SPANNING as ENGINE
-
-ROOT = Path(__file__).resolve().parents[2]
 CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
 NEW = 2  # what comes has no number of its own, and files; what is recorded has a number
 SPAN, SPAN_CHANGED = [ENGINE], [{**ENGINE, **SEQS}]

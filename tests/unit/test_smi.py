@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import smi_output, smi_set_output
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_output import (
@@ -16,7 +14,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_o
 from hypothesis import given
 from hypothesis import strategies as st
 
-SAMPLES = Path(__file__).resolve().parents[1] / "data" / "rocm_samples"
+from tests import ROOT
+
+SAMPLES = ROOT / "tests/data/rocm_samples"
 
 
 def sample(name: str, suffix: str = ".txt") -> str:

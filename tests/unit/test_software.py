@@ -19,8 +19,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_softwa
     software_of,
 )
 
-from .catalogue import knowledge
-from .plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, deployment, fleet, state
+from tests.unit.catalogue import knowledge
+from tests.unit.plan_world import COMMIT, DIGEST, IMAGE, LOCK, PULL, deployment, fleet, state
 
 IMAGES = knowledge().images
 ANSWER = ImageSoftware("0.11.2+rocm700", "rocm", "7.0.0", "2.9.0a0+git1c57644", "3.12.11", ("gfx942",))

@@ -18,11 +18,12 @@ import pytest
 
 from lab.standin.bench import delays
 from lab.standin.report import percentile
+from tests import ROOT
 from tests.unit.eventually import eventually
 from tests.unit.ports import free_port
 
 FAST = {"STANDIN_TOKENS_PER_SECOND": "1000"}
-VLLM = str(Path(__file__).resolve().parents[2] / "lab/standin/vllm")
+VLLM = str(ROOT / "lab/standin/vllm")
 
 # From vllm/benchmarks/serve.py of 0.32, without --save-detailed, with --metadata host=n1.
 KEYS = """

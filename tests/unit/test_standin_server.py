@@ -22,11 +22,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_b
 
 from lab import models
 from lab.standin.knobs import Knobs
+from tests import ROOT
 from tests.unit.catalogue import knowledge
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
 
-VLLM = Path(__file__).resolve().parents[2] / "lab/standin/vllm"
+VLLM = ROOT / "lab/standin/vllm"
 Start = Callable[..., "Standin"]
 
 

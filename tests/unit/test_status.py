@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import 
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import age, hosts_text, text
 
+from tests import ROOT
 from tests.unit.some import some
 
 NOW = 10_000.0
@@ -107,7 +107,7 @@ def test_every_state_but_the_good_ones_says_why_or_what_next() -> None:
 
 
 def test_the_runbook_explains_every_state() -> None:
-    book = (Path(__file__).parents[2] / "docs/runbooks/status.md").read_text(encoding="utf-8")
+    book = (ROOT / "docs/runbooks/status.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(.+?)` \|", book, re.MULTILINE)) == set(s.STATES)
 
 

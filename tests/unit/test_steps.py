@@ -32,7 +32,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import ModelRepository
 
-from .plan_world import (
+from tests.unit.plan_world import (
     COMMIT,
     DIGEST,
     DOCKER,

@@ -18,11 +18,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology im
     observed_gpus,
 )
 
-from .gpu_tree import Tree
-from .plan_world import GIB, VRAM, catalog, gpus, problems, state
-from .some import some
+from tests import ROOT
+from tests.unit.gpu_tree import Tree
+from tests.unit.plan_world import GIB, VRAM, catalog, gpus, problems, state
+from tests.unit.some import some
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = yaml.safe_load((ROOT / "catalog/gpus.yml").read_text(encoding="utf-8"))
 
 

@@ -16,8 +16,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endp
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
 
-from tests import variables_table
-from tests.playbook_variables import ROOT, Tree, load
+from tests import ROOT, variables_table
+from tests.playbook_variables import Tree, load
 
 REPOSITORY = Tree(ROOT)
 

@@ -40,10 +40,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import load_secrets, self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
-from .eventually import GENEROUS
-from .programs import program
+from tests import ROOT
+from tests.unit.eventually import GENEROUS
+from tests.unit.programs import program
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESS, ROUTER = "load_balancer_virtual_address", "load_balancer_virtual_router_id"
 VIRTUAL = "192.0.2.100/24"
 FOUND = {

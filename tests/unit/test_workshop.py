@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
-from .plan_world import (
+from tests.unit.plan_world import (
     COMMIT,
     CONFIG,
     DIGEST,
