@@ -30,11 +30,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
 
 from tests import ROOT
 from tests.integration.conftest import BIN, LAB, copy_inventory
 from tests.integration.helpers import deployment
-from tests.unit import plan_world, test_fit
+from tests.unit import fit_world, plan_world
 
 ROUNDS = 7
 # What each figure may be at most.
@@ -204,8 +205,8 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def fitting(judge: Judge) -> None:
     """Print what it costs to tell whether a model fits: once for each deployment and kind of GPU."""
-    shapes, client = [test_fit.model(name) for name in test_fit.CONFIGS], test_fit.engine(tp=8)
-    each = cpu_seconds(lambda: [test_fit.fit(shape, client) for shape in shapes]) / len(shapes)
+    shapes, client = [fit_world.model(name) for name in fit_world.CONFIGS], fit_world.engine(tp=8)
+    each = cpu_seconds(lambda: [fit(shape, client) for shape in shapes]) / len(shapes)
     state = plan_world.state(hostname="n1")
     ratio = each / cpu_seconds(lambda: json.loads(json.dumps(state)))
     target = judge.holds("fit", ratio)

@@ -30,8 +30,8 @@ from tests import ROOT
 from tests.oracles.vllm_parser import check_argv
 from tests.real_parsers_runner import MARKER
 from tests.rendered import rendered
+from tests.unit.bench_arguments import LATENCY, OFFLINE, SERVE, SERVED
 from tests.unit.catalogue import knowledge, matrix
-from tests.unit.test_flags_bench import LATENCY, OFFLINE, SERVE, SERVED
 from tests.vllm_wheels import VERSIONS, fetch, libraries
 
 PROBE = ROOT / "catalog/tools/probe.py"

@@ -41,8 +41,8 @@ from tests import ROOT
 from tests.commands import entries, instances
 from tests.unit.catalogue import knowledge
 from tests.unit.plan_world import fleet, workshop
-from tests.unit.test_flags_settings import values
-from tests.unit.test_recipes import MODELS
+from tests.unit.recipe_models import MODELS
+from tests.unit.setting_values import values
 
 Line = tuple[str, ...]
 """What stands behind `vllm serve`."""

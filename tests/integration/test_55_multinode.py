@@ -19,8 +19,8 @@ from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
 from tests import ROOT
 
 from .conftest import Lab, container, copy_inventory, lab_command, node_address, reset_lab
+from .endpoint import HOST, Endpoint
 from .helpers import MODEL, deployment, wait_for
-from .test_85_balancer import HOST, Endpoint
 
 REAL = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 HEAD, OTHER = "lab-n1", "lab-n2"

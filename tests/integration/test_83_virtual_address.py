@@ -14,8 +14,8 @@ import pytest
 from tests.load import Load, Target
 
 from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
+from .endpoint import Endpoint
 from .helpers import MODEL, deployment, wait_for
-from .test_85_balancer import Endpoint
 
 pytestmark = pytest.mark.deep
 HOSTS = ("lab-n1", "lab-n2")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from .conftest import Lab, copy_inventory, node_address, reset_lab
+from .endpoint import HOST, Endpoint
 from .helpers import MODEL, deployment, wait_for
-from .test_85_balancer import HOST, Endpoint
 
 pytestmark = pytest.mark.deep
 VERSION = "0.1.17"

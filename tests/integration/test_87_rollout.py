@@ -21,8 +21,8 @@ from tests import ROOT
 from tests.load import Summary
 
 from .conftest import Lab, Run, copy_inventory, reset_lab
+from .endpoint import Endpoint
 from .helpers import MODEL, deployment, wait_for
-from .test_85_balancer import Endpoint
 
 HOST = "lab-n1"  # the balancer's, and a GPU host too
 RATE = 30  # requests per second: two cores run a second lab and the unit tests as well

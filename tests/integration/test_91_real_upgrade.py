@@ -15,8 +15,8 @@ import pytest
 from lab.config import VLLM_VERSION
 
 from .conftest import Lab, copy_inventory, reset_lab
+from .endpoint import HOST, Endpoint
 from .helpers import deployment
-from .test_85_balancer import HOST, Endpoint
 
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 RATE = 3  # requests per second: two cores compute the tokens, start engines and measure the canary

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import jsonschema
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
@@ -278,3 +280,8 @@ def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = "2026-11-21
         else:
             history["held"] = {**item["held"], "since": item["held"]["since"] or now}
     after["generations"] = [kept[name] for name in sorted(kept)]
+
+
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
+)

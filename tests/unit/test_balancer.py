@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
@@ -25,7 +24,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances i
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
-    balancer_host,
     parse_balancer,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
@@ -35,49 +33,23 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
-    BalancerSecrets,
     EndpointAssets,
     EndpointInputs,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
     haproxy_word,
-    template_renderer,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
-from tests import ROOT
-from tests.unit.plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
+from tests.unit.balancer_world import ADDRESSES, DRAW, MATERIAL, NEVER, applied, host
+from tests.unit.plan_world import LOCK, SCHEMA, apply_to_state, deployment, fleet, state, workshop
 from tests.unit.programs import program
-from tests.unit.test_plan import SCHEMA
 
-DRAW = template_renderer((ROOT / "templates/haproxy.cfg.j2").read_text(encoding="utf-8"))
-KEYS = keys_map({"default": "sk-" + "k" * 40})
-PEM = self_signed(["192.0.2.1"])
-MATERIAL = BalancerSecrets(KEYS, PEM, "keys.yml", "endpoint.pem")
-ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0.2.12"}}
 SECRET = "sk-instances-" + "i" * 30
 KEY = InstanceKey("instance-key", mark(SECRET), True, header_map(SECRET))
-NEVER = {
-    "installed": False, "keepalived": False, "running": False,
-    "files": {}, "applied": None, "config": None, "out": None,
-}  # fmt: skip
-
-
-def found(balancer: dict[str, Any] | None) -> dict[str, Any]:
-    return {"os": {"id": "debian"}, "balancer": balancer or NEVER}
-
-
-def host(
-    balancer: dict[str, Any] | None = None, absent: str = "", name: str = "lb", **variables: Any
-) -> BalancerHost:
-    """A balancer's host with what was found on it."""
-    made, problems = balancer_host(name, {"ansible_host": "192.0.2.1", **variables}, found(balancer), absent)
-    assert problems == ()
-    return made
 
 
 def planned(
@@ -99,22 +71,6 @@ def planned(
     plan = plan_fleet(check_fleet(fleet(states, deployments, groups=groups, **keys)), shop, endpoint)
     SCHEMA.validate(json.loads(json.dumps(plan.to_json())))
     return plan
-
-
-def applied(plan: BalancerPlan, **changes: Any) -> dict[str, Any]:
-    """What node_state finds after a run of this plan."""
-    texts = wanted_files(plan.files, plan.host.settings, plan.material, plan.instance_key)
-    assert texts is not None
-    return {
-        "installed": True,
-        "keepalived": False,
-        "running": True,
-        "files": {name: text_hash(text) for name, text in texts.items()},
-        "applied": spec_hash(texts),
-        "config": json.loads(texts["balancer.json"]),
-        "out": None,
-        **changes,
-    }
 
 
 def actions(plan: FleetPlan) -> list[str]:

@@ -30,8 +30,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
 from tests.unit.eventually import GENEROUS, patient_socket
+from tests.unit.fake_haproxy import HEAD, ROW, Socket
 from tests.unit.ports import free_port
-from tests.unit.test_haproxy import HEAD, ROW, Socket
 
 
 class Node:

@@ -27,10 +27,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict impo
     runs_of,
 )
 
+from tests.unit.canary_runs import STEADY, runs
 from tests.unit.defaults import rules
 
 RULES = rules()
-STEADY = (1000.0, 1005.0, 995.0, 1002.0, 998.0)
 
 
 # ---- statistics ------------------------------------------------------------------------------------
@@ -80,16 +80,6 @@ def test_intervals_are_the_same_both_ways(old: int, new: int) -> None:
 
 
 # ---- rules -----------------------------------------------------------------------------------------
-
-
-def runs(
-    speed: float = 1.0, ttft: float = 100.0, tpot: float = 10.0, of: tuple[float, ...] = STEADY
-) -> dict[str, list[float]]:
-    return {
-        "output_throughput": [value * speed for value in of],
-        "median_ttft_ms": [ttft * 1000 / value for value in of],
-        "median_tpot_ms": [tpot * 1000 / value for value in of],
-    }
 
 
 NOISY = (1000.0, 800.0, 1200.0, 900.0, 1100.0)

@@ -19,9 +19,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     judge_canary,
 )
 
+from tests.unit.canary_runs import runs
 from tests.unit.defaults import rules
-from tests.unit.test_canary import runs
-from tests.unit.test_smoke import BANGS, DEAD, GOOD
+from tests.unit.smoke_answers import BANGS, DEAD, GOOD
 
 RULES = rules()
 KEY = "sk-Zq81-canary-secret"

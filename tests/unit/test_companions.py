@@ -23,7 +23,7 @@ from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import knowledge, to_argv
 from tests.unit.plan_world import COMMIT, CONFIG, GIB, LOCK, REPO, actions, apply_to_state, fleet, plan, state
 from tests.unit.plan_world import deployment as planned
-from tests.unit.test_tune import deployment, tuned
+from tests.unit.tune_world import deployment, tuned
 
 DRAFT, ADAPTER, TOKENIZER = "org/draft", "org/lora", "org/tokenizer"
 SHA = "d" * 40

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as on_node
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import readiness
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench, vllm_server
 
-from tests.unit import test_vllm_bench, test_vllm_server
+from tests.unit import bench_world, serving_world
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeDocker
 from tests.unit.fake_vllm import vllm
@@ -102,17 +105,17 @@ def abandoned() -> None:
 def test_an_abandoned_deploy_leaves_its_servers_starting(
     tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_vllm_server.paths, "STATE_DIR", str(tmp_path / "etc"))
-    monkeypatch.setattr(test_vllm_server.paths, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path / "etc"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
     with FakeDocker(tmp_path) as docker:
-        docker.add_image(test_vllm_server.IMAGE)
-        server = test_vllm_server.spec(ready_timeout=GENEROUS)
+        docker.add_image(serving_world.IMAGE)
+        server = serving_world.spec(ready_timeout=GENEROUS)
         go_on = threading.Event()
         docker.programs["instinct-"] = vllm(server["port"], begin=lambda: go_on.wait(GENEROUS))
-        args = test_vllm_server.args(docker, server)
+        args = serving_world.args(docker, server)
         with monkeypatch.context() as patch:
-            patch.setattr(test_vllm_server.readiness, "leave_if_abandoned", abandoned)
+            patch.setattr(readiness, "leave_if_abandoned", abandoned)
             result, failed = run_module(vllm_server.main, args)
         assert failed
         assert result["msg"] == "gone"
@@ -127,21 +130,21 @@ def test_an_abandoned_deploy_leaves_its_servers_starting(
 def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
     tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_vllm_bench.paths, "DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "var"))
     monkeypatch.setattr(on_node, "LOCK_DIR", str(tmp_path / "run"))
     leave = 0.3
-    monkeypatch.setattr(test_vllm_bench.benches, "_LEAVE_SECONDS", leave)
+    monkeypatch.setattr(benches, "_LEAVE_SECONDS", leave)
     # Whoever held the lock gives it back in its own time.
     monkeypatch.setattr(
-        test_vllm_bench.benches,
+        benches,
         "run_lock",
         lambda name, seconds: on_node.run_lock(name, leave if seconds == leave else GENEROUS),
     )
     with FakeDocker(tmp_path) as docker:
-        docker.add_image(test_vllm_bench.IMAGE)
-        docker.add_container("instinct-llama-0", {"Image": test_vllm_bench.IMAGE})
-        orphan = docker.add_container("instinct-bench-llama-0", {"Image": test_vllm_bench.IMAGE})
-        docker.programs["instinct-bench-"] = test_vllm_bench.client()
+        docker.add_image(bench_world.IMAGE)
+        docker.add_container("instinct-llama-0", {"Image": bench_world.IMAGE})
+        orphan = docker.add_container("instinct-bench-llama-0", {"Image": bench_world.IMAGE})
+        docker.programs["instinct-bench-"] = bench_world.client()
         held = threading.Event()
 
         def hold() -> None:
@@ -152,7 +155,7 @@ def test_a_benchmark_that_holds_the_lock_for_nobody_is_ended(
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait(GENEROUS)
-        result, failed = run_module(vllm_bench.main, test_vllm_bench.args(docker, test_vllm_bench.instance()))
+        result, failed = run_module(vllm_bench.main, bench_world.args(docker, bench_world.instance()))
         thread.join()
         assert not failed, result["msg"]
         assert result["benchmarks"][0]["error"] is None

@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 
+from tests.unit.network_world import node, rail
 from tests.unit.plan_world import (
     COMMIT,
     CONFIG,
@@ -30,7 +31,6 @@ from tests.unit.plan_world import (
     plan,
     problems,
 )
-from tests.unit.test_network import node, rail
 
 SPAN = {"nodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
 OWN = {"n1": {"ansible_host": "10.0.0.1"}, "n2": {"ansible_host": "10.0.0.2"}}

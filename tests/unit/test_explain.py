@@ -16,8 +16,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.text import gpus_text
 
 from tests import ROOT
+from tests.unit.network_world import ethernet, node
 from tests.unit.plan_world import DIGEST, LOCK, deployment, plan, state
-from tests.unit.test_network import ethernet, node
 
 
 def block(text: str, name: str) -> str:

@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, tune
 
 from tests.unit.catalogue import knowledge
-from tests.unit.test_tune import MI300X, deployment
+from tests.unit.tune_world import MI300X, deployment
 
 PARTITION = TargetGpu("gfx942", "MI300X", "CPX", "NPS4", 206141652992 // 8, 206141652992)
 LLAMA_8B: dict[str, Any] = {

@@ -20,7 +20,7 @@ from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeContainer, FakeDocker
-from tests.unit.test_hf_model import (
+from tests.unit.weights_world import (
     CANARY,
     COMMIT,
     FILES,

@@ -13,7 +13,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.amd_formula 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import weight_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     CATALOGUE,
-    EngineConfig,
     fit,
     longest,
     refusals,
@@ -21,21 +20,16 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     smallest_tp,
     stages,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import ROOT
 from tests.fit_cases import MODELS, case, planned
 from tests.unit.catalogue import knowledge, kv_rules
+from tests.unit.fit_world import CONFIGS, MI300X, engine, model
 from tests.unit.some import some
 
-DATA = ROOT / "tests/data/fit"
-CONFIGS = {
-    item["name"]: item["config"] for item in json.loads((DATA / "published.json").read_text())["models"]
-}
 GIB = 1 << 30
-MI300X = 196592 << 20  # what amdgpu's mem_info_vram_total says
 CPX = MI300X // 8
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
@@ -44,21 +38,6 @@ LLAMA2_7B, LLAMA2_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 MIXTRAL, DEEPSEEK = "mistralai/Mixtral-8x7B-v0.1", "deepseek-ai/DeepSeek-V3"
 QWEN_MOE, GPT_OSS = "Qwen/Qwen3-235B-A22B-FP8", "openai/gpt-oss-120b"
 GEMMA = "google/gemma-3-27b-it (language model)"
-
-
-def model(name: str, **changes: Any) -> ModelShape:
-    return model_shape({**CONFIGS[name], **changes})
-
-
-def engine(version: str = "0.33.0", **changes: Any) -> EngineConfig:
-    given: dict[str, Any] = {
-        "memory_bytes": MI300X,
-        "gpu_memory_utilization": 0.9,
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 8192,
-        **changes,
-    }
-    return EngineConfig(rules=kv_rules(version), **given)
 
 
 # --- known models on real GPUs ------------------------------------------------------------------------------------

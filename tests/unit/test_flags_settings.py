@@ -16,42 +16,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings im
 
 from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import knowledge, render_settings, to_argv
+from tests.unit.setting_values import MAPS, values
 
 RELEASES = knowledge().line.releases
-EXAMPLES: dict[str, list[Any]] = {
-    "bool": [True, False],
-    "int": [4],
-    "float": [0.9],
-    "list": [["-rms_norm"]],
-    "map": [{"image": 2}],
-    "text": [],
-}
-TEXTS = {
-    "dtype": "auto",
-    "kv_cache_dtype": "fp8",
-    "load_format": "safetensors",
-    "moe_backend": "aiter",
-    "linear_backend": "aiter",
-    "tokenizer_mode": "mistral",
-    "config_format": "mistral",
-    "all2all": "allgather_reducescatter",
-    "rccl_debug": "WARN",
-}
-MAPS = {"speculative": {"model": "m", "num_speculative_tokens": 2}}
-SIZES = {"block_size": 16, "max_model_len": 4096, "quick_reduce_max_mb": 2048}
-
-
-def values(name: str) -> list[Any]:
-    setting = knowledge().settings[name]
-    if setting["type"] == "choice":
-        return list(setting["choices"])
-    if name in TEXTS:
-        return [TEXTS[name]]
-    if name in MAPS:
-        return [MAPS[name]]
-    if name in SIZES:
-        return [SIZES[name]]
-    return EXAMPLES[setting["type"]]
 
 
 def rendered(version: str, *settings: tuple[str, Any]) -> Rendered:

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests import ROOT
-from tests.unit.test_status import host, instance, server
+from tests.unit.status_world import host, instance, server
 
 PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 

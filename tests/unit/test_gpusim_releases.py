@@ -12,7 +12,7 @@ import pytest
 from lab.gpusim.machine import settings
 from lab.gpusim.machine.state import Holder, Node
 from lab.gpusim.tools import amd_smi, rocm_smi
-from tests.unit.test_gpusim_tools import Run, cpx, node
+from tests.unit.gpusim_tools import Run, cpx, node
 
 RELEASES = settings.RELEASES
 ROCM_SMI = [r for r in RELEASES if r != "10.0.0"]

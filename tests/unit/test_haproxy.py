@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,9 +28,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
 
 from tests.unit.eventually import GENEROUS
+from tests.unit.fake_haproxy import HEAD, ROW, Socket
 
-HEAD = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state …\n"
-ROW = "3 llama 1 {name} 10.0.0.1 {up} {admin} 1 1 0 15 3 2 6 22 0 0 - 8000 - 0 0 - 127.0.0.1 8406"
 STAT = (
     "# pxname,svname,qcur,scur,check_status,last_chk,last_agt\n"
     "llama,n1.llama-0:8000,2,3,L7OK,OK,up\n"
@@ -46,42 +43,6 @@ NAME = "llama/n1.llama-0:8000"
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who answers may take as long as a busy machine makes it."""
     monkeypatch.setattr(Haproxy.__init__, "__defaults__", (GENEROUS,))
-
-
-class Socket:
-    """An admin socket. answers: by the start of a command; None: hangs up at once; "": is silent until the end."""
-
-    def __init__(self, path: Path, answers: dict[str, str | None]) -> None:
-        self.answers, self.asked = answers, list[str]()
-        self.over = threading.Event()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.listen()
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                link, _ = self.listener.accept()
-                threading.Thread(target=self.answer, args=(link,), daemon=True).start()
-
-    def answer(self, link: socket.socket) -> None:
-        with link, contextlib.suppress(OSError):
-            command = link.recv(4096).decode().strip()
-            self.asked.append(command)
-            text = next((text for start, text in self.answers.items() if command.startswith(start)), None)
-            if text == "":
-                self.over.wait(GENEROUS)
-            for part in (text or "")[:20], (text or "")[20:]:  # it need not come at once
-                link.sendall(part.encode())
-
-    def close(self) -> None:
-        self.over.set()
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.thread.join(GENEROUS)
 
 
 @contextlib.contextmanager

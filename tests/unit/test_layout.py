@@ -6,25 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import group_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
-    Layout,
     Slot,
     lay_out_fleet,
     ranges,
 )
 
+from tests.unit.layout_world import layouts, refused
 from tests.unit.plan_world import deployment, fleet, gpus, state
-
-
-def layouts(states: Any, wanted: Any, **keys: Any) -> dict[str, Layout]:
-    """The layout of every host; FleetError when there is none."""
-    found, problems = lay_out_fleet(fleet(states, wanted, **keys))
-    if problems:
-        raise FleetError(problems)
-    return found
 
 
 def slots(wanted: dict[str, Any], *, name: str = "llama", **changes: Any) -> list[Slot]:
@@ -36,12 +27,6 @@ def slots(wanted: dict[str, Any], *, name: str = "llama", **changes: Any) -> lis
 
 def indices(found: list[Slot]) -> list[list[int]]:
     return [[gpu.index for gpu in slot.gpus] for slot in found]
-
-
-def refused(wanted: Any, states: Any = None, **keys: Any) -> list[str]:
-    with pytest.raises(FleetError) as error:
-        layouts(states or {"n1": state()}, wanted, **keys)
-    return [problem.text() for problem in error.value.problems]
 
 
 # ---- GPUs --------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks imp
     rendezvous_port,
 )
 
+from tests.unit.layout_world import layouts, refused
 from tests.unit.plan_world import catalog, deployment, fleet, gpus, state
-from tests.unit.test_layout import layouts, refused
 
 NODES = ("n1", "n2", "n3", "n10")
 

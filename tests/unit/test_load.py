@@ -39,7 +39,7 @@ from tests.unit.bad_server import (
     usage,
 )
 from tests.unit.eventually import GENEROUS
-from tests.unit.test_standin_server import Standin
+from tests.unit.standin_server import Standin
 
 REQUESTS = 4
 

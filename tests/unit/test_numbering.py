@@ -36,11 +36,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
+from tests.unit.generations_world import BACK, States, bind, llama, only, planned, run, two, upgraded
+from tests.unit.generations_world import HELD as A_HOLD
+from tests.unit.generations_world import TRIAL as A_TRIAL
+from tests.unit.generations_world import turn as turn_of
 from tests.unit.plan_world import IMAGE, LOCK, actions, apply_to_state, deployment, fleet, state, workshop
-from tests.unit.test_generations_plan import BACK, States, bind, llama, only, planned, run, two, upgraded
-from tests.unit.test_generations_plan import HELD as A_HOLD
-from tests.unit.test_generations_plan import TRIAL as A_TRIAL
-from tests.unit.test_generations_plan import turn as turn_of
 
 Steps = dict[str, tuple[int | None, int | None, bool]]
 

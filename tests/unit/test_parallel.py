@@ -15,9 +15,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel imp
 
 from tests.oracles.vllm_parser import check_argv
 from tests.unit.catalogue import knowledge
+from tests.unit.layout_world import layouts
 from tests.unit.plan_world import deployment, state
 from tests.unit.some import some
-from tests.unit.test_layout import layouts
 
 
 def flags(wanted: dict[str, Any], version: str, hosts: int = 1) -> dict[str, list[dict[str, Any]]]:

@@ -7,7 +7,6 @@ import copy
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
     ImagePin,
@@ -17,7 +16,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 
-from tests import ROOT
 from tests.unit.plan_world import (
     COMMIT,
     DIGEST,
@@ -26,6 +24,7 @@ from tests.unit.plan_world import (
     LOCK,
     PULL,
     REPO,
+    SCHEMA,
     SOFTWARE,
     actions,
     apply_to_state,
@@ -36,9 +35,6 @@ from tests.unit.plan_world import (
     state,
 )
 
-SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((ROOT / "catalog/schemas/plan.schema.json").read_text(encoding="utf-8"))
-)
 NUMA = "numa_balancing kernel.numa_balancing"
 
 

@@ -10,7 +10,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags impor
 from tests.oracles.vllm_parser import check_argv
 from tests.rendered import documented, example, recommended, settled
 from tests.unit.catalogue import knowledge
-from tests.unit.test_recipes import ERAS, MODELS, OTHERS
+from tests.unit.recipe_models import ERAS, MODELS, OTHERS
 
 
 @pytest.mark.parametrize(

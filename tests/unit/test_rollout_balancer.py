@@ -17,12 +17,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerHost
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
-    EndpointAssets,
-    EndpointInputs,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
@@ -31,40 +25,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import Step
 
-from tests.unit.plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop
-from tests.unit.test_balancer import ADDRESSES, DRAW, MATERIAL, applied, host
-
-States = dict[str, Any]
-SEQS = {"engine_args": {"max_num_seqs": 64}}
-
-
-def planned(
-    states: States,
-    wanted: Any,
-    balancers: list[BalancerHost],
-    request: OperationRequest | None = None,
-    **keys: Any,
-) -> FleetPlan:
-    assets = EndpointAssets(DRAW, "agent\n", {item.name: MATERIAL for item in balancers})
-    groups = {"load_balancer": [item.name for item in balancers]}
-    there = fleet(states, wanted, groups=groups, own=ADDRESSES, **keys)
-    endpoint = EndpointInputs(tuple(balancers), frozenset(states), assets)
-    return plan_fleet(
-        check_fleet(there, request or OperationRequest()), workshop(LOCK), endpoint if balancers else None
-    )
-
-
-def after(plan: FleetPlan, states: States) -> States:
-    data = plan.to_json()["hosts"]
-    return {name: apply_to_state(found, data[name]) for name, found in states.items()}
-
-
-def served(wanted: Any, *lbs: str) -> tuple[States, list[BalancerHost]]:
-    """Two hosts on which this runs, and load balancers that send requests to it."""
-    bare = {name: state(hostname=name) for name in ("n1", "n2")}
-    plan = planned(bare, wanted, [host(name=name) for name in lbs or ("lb",)])
-    seen = [host(applied(item), name=item.host.name) for item in plan.balancers]
-    return after(plan, bare), seen
+from tests.unit.balancer_world import applied, host
+from tests.unit.plan_world import deployment, state
+from tests.unit.rollout_balancer_world import PAIR, SEQS, SPANNING, States, after, planned, served
 
 
 def rolled(
@@ -93,7 +56,6 @@ def entries(steps: Mapping[str, Step], phase: str) -> list[Any]:
 
 
 ONE = [deployment(gpus=[0])]
-PAIR = [deployment(gpus=[0, 1], instances_per_host=2)]
 A0, A1, MOVED = "llama/n1.llama-0:8000", "llama/n1.llama-1:8001", "llama/n1.llama-0:9000"
 
 STEPS: dict[str, tuple[Any, Any, list[tuple[list[str], list[str], list[str]]]]] = {
@@ -167,7 +129,6 @@ def starts(made: RolloutPlan) -> list[bool]:
 
 # ---- engines over two hosts --------------------------------------------------------------------------
 
-SPANNING = deployment(nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2)
 UNITED = [["n1/llama-0", "n2/llama-0"]]
 
 

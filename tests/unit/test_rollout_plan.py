@@ -25,8 +25,17 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
 
-from tests.unit.plan_world import COMMIT, PULL, REPO, apply_to_state, deployment, fleet, state, workshop
-from tests.unit.test_plan import SCHEMA
+from tests.unit.plan_world import (
+    COMMIT,
+    PULL,
+    REPO,
+    SCHEMA,
+    apply_to_state,
+    deployment,
+    fleet,
+    state,
+    workshop,
+)
 
 States = dict[str, dict[str, Any]]
 

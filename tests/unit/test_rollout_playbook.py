@@ -28,8 +28,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 from tests import ROOT
 from tests.playbook_variables import load
 from tests.unit.plan_world import deployment
-from tests.unit.test_rollout_balancer import PAIR, SEQS, planned, served
-from tests.unit.test_rollout_balancer import SPANNING as ENGINE
+from tests.unit.rollout_balancer_world import PAIR, SEQS, planned, served
+from tests.unit.rollout_balancer_world import SPANNING as ENGINE
 
 CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
 NEW = 2  # what comes has no number of its own, and files; what is recorded has a number

@@ -20,7 +20,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundl
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, vllm
-from tests.unit.test_vllm_server import IMAGE, args, deployed, docker, new_spec, spec, statuses, with_lib
+from tests.unit.serving_world import IMAGE, args, deployed, docker, new_spec, spec, statuses, with_lib
 
 SUPERVISOR = bundle("supervisor")
 

@@ -17,6 +17,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompt
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import ProbeAnswer
 
+from tests.unit.smoke_answers import BANGS, DEAD, GOOD
+
 
 @pytest.mark.parametrize(
     ("text", "why"),
@@ -41,12 +43,7 @@ def test_degenerate(text: str, why: str) -> None:
     assert (why in degenerate(text)) if why else degenerate(text) == ""
 
 
-GOOD = [
-    Reply(f" {prompt.right[0] if prompt.right else 'a girl'}, and that is what it is") for prompt in PROMPTS
-]
 NONSENSE = [Reply("qx zv" * 6) for _ in PROMPTS]
-BANGS = [Reply("!" * 32) for _ in PROMPTS]
-DEAD = [Reply(error="HTTP 500: EngineCore encountered an issue.") for _ in PROMPTS]
 OTHER = [Reply(f"xyzzy {number} something else") for number in range(len(PROMPTS))]
 
 

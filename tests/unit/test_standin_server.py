@@ -22,70 +22,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_b
 
 from lab import models
 from lab.standin.knobs import Knobs
-from tests import ROOT
 from tests.unit.catalogue import knowledge
 from tests.unit.eventually import GENEROUS
 from tests.unit.ports import free_port
+from tests.unit.standin_server import VLLM, Standin
 
-VLLM = ROOT / "lab/standin/vllm"
 Start = Callable[..., "Standin"]
-
-
-class Standin:
-    """A running `vllm serve`."""
-
-    def __init__(self, log: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.port = free_port()
-        self.log_path = log
-        command = [str(VLLM), "serve", *arguments, "--host", "127.0.0.1"]
-        if "--port" not in arguments:
-            command += ["--port", str(self.port)]
-        base = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(command, env={**base, **(env or {})}, stdout=out, stderr=out)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text()
-
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        data = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
-        connection.request(method, path, data, headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        return answer.status, text
-
-    def complete(self, **payload: Any) -> dict[str, Any]:
-        status, text = self.call("POST", "/v1/completions", {"model": "m", "prompt": "a b c", **payload})
-        assert status == 200, text
-        return json.loads(text)  # type: ignore[no-any-return]
-
-    def stream(self, path: str = "/v1/completions", **payload: Any) -> list[dict[str, Any] | str]:
-        status, text = self.call("POST", path, {"model": "m", "prompt": "a b c", "stream": True, **payload})
-        assert status == 200, text
-        return events(text)
-
-    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 60) -> None:
-        """Until it answers /health, or something else is so."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                if until() if until else self.call("GET", "/health")[0] == 200:
-                    return
-            except OSError:
-                assert self.process.poll() is None, self.log
-            time.sleep(0.01)
-        raise AssertionError(self.log)
-
-    def finish(self, seconds: float = 60) -> int:
-        return self.process.wait(seconds)
-
-
-def events(text: str) -> list[dict[str, Any] | str]:
-    found = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in found]
 
 
 def choices(found: list[dict[str, Any] | str]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from ansible_collections.instinct.fleet.plugins.modules import instance_status, 
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import CUT, STALLED, FakeDocker
-from tests.unit.test_status_node import BOTH, Host, host
+from tests.unit.status_host import BOTH, Host, host
 
 __all__ = ["host"]  # a fixture
 

@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recognize import recognize_settings
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
-    Deployment,
-    parse_deployments,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, TunedSettings, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TunedSettings, tune
 
 from tests.unit.catalogue import knowledge
+from tests.unit.tune_world import LLAMA, MI300X, deployment, tuned
 
-MI300X = TargetGpu("gfx942", "MI300X", "SPX", "NPS1", 206141652992, 206141652992)
-LLAMA = ModelFacts("meta-llama/Llama-3.1-8B-Instruct", ("LlamaForCausalLM",), head_size=128)
 R1 = ModelFacts(
     "deepseek-ai/DeepSeek-R1",
     ("DeepseekV3ForCausalLM",),
@@ -29,19 +24,6 @@ R1 = ModelFacts(
     quantization="fp8",
     heads=128,
 )
-
-
-def deployment(**keys: Any) -> Deployment:
-    """A valid deployment with these keys."""
-    found, problems = parse_deployments([{"name": "m", "model": "a/b", "image": "r/i:t", **keys}])
-    assert not problems
-    return found[0]
-
-
-def tuned(version: str, model: ModelFacts = LLAMA, platform: str = "rocm", **keys: Any) -> TunedSettings:
-    """tune() on an MI300X."""
-    software = ImageFacts("r/i:t", "tag", vllm=version, platform=platform)
-    return tune(deployment(**keys), MI300X, software, model, knowledge())
 
 
 def problems(found: TunedSettings) -> list[str]:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
     SIGNATURES_FILE,
@@ -29,76 +28,29 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
 
 from tests.unit.eventually import GENEROUS
 from tests.unit.fake_docker import FakeContainer, FakeDocker
 from tests.unit.fake_vllm import crash, crash_loop, vllm
 from tests.unit.module_docs import documented_by
-from tests.unit.ports import free_port
+from tests.unit.serving_world import (
+    IMAGE,
+    SUPERVISOR,
+    args,
+    deployed,
+    docker,
+    new_spec,
+    spec,
+    statuses,
+    with_lib,
+)
 
-SUPERVISOR = bundle("supervisor")
+__all__ = ["docker"]  # a fixture
 
-IMAGE = "registry.example/vllm@sha256:" + "a" * 64
+
 CANARY = "sk-canary-Zq81-secret"
 OOM = "(EngineCore_DP0 pid=9) ERROR 10-24 12:00:05 [core.py:708] torch.OutOfMemoryError: HIP out of memory\n"
-
-
-@pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path / "etc"))
-    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "var"))
-    monkeypatch.setattr(readiness, "_BROKEN_SECONDS", 0.3)
-    monkeypatch.setattr(readiness, "_STEADY_SECONDS", 0.3)
-    monkeypatch.setattr(converge, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
-    with FakeDocker(tmp_path) as fake:
-        fake.add_image(IMAGE)
-        yield fake
-
-
-def spec(name: str = "llama-0", port: int = 0, spec_hash: str = "1" * 64, **more: Any) -> dict[str, Any]:
-    """SERVER of a plan."""
-    return {
-        "name": name,
-        "deployment": name.rsplit("-", 1)[0],
-        "container_name": f"instinct-{name}",
-        "directory": f"{paths.STATE_DIR}/instances/{name}",
-        "cache_directory": f"{paths.DATA_DIR}/cache/{name}",
-        "files": {
-            "serve.sh": {"text": "#!/bin/bash\nexec vllm serve\n", "mode": "0755"},
-            "env": {"text": "A='b'\n", "mode": "0600"},
-            "container.json": {"text": "{}\n", "mode": "0600"},
-        },
-        "spec_hash": spec_hash,
-        "container": {
-            "Image": IMAGE,
-            "Labels": {"instinct-fleet.instance": name},
-            "StopTimeout": 7,
-            "HostConfig": {},
-        },
-        "image": IMAGE,
-        "port": port or free_port(),
-        "host": "127.0.0.1",
-        "served_model": "lab/tiny-llama",
-        "ready_timeout": GENEROUS,
-        "stop_timeout": 7,
-        **more,
-    }
-
-
-def args(docker: FakeDocker, *servers_: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "servers": list(servers_),
-        "docker_socket": docker.path,
-        "program": SUPERVISOR.files,
-        **more,
-    }
-
-
-def statuses(docker: FakeDocker) -> dict[str, str]:
-    return {name: container.status for name, container in docker.containers.items()}
 
 
 # ---- the happy way -------------------------------------------------------------------------------
@@ -188,20 +140,6 @@ def test_a_plans_server_is_what_the_module_takes(docker: FakeDocker) -> None:
 
 
 # ---- changes -------------------------------------------------------------------------------------
-
-
-def deployed(docker: FakeDocker, run_module: Any, **more: Any) -> dict[str, Any]:
-    server = spec(**more)
-    docker.programs["instinct-"] = vllm(server["port"])
-    result, failed = run_module(vllm_server.main, args(docker, server))
-    assert not failed, result["msg"]
-    docker.requests.clear()
-    return server
-
-
-def new_spec(server: dict[str, Any]) -> None:
-    server["spec_hash"] = "2" * 64
-    server["files"]["serve.sh"]["text"] += "# more\n"
 
 
 def new_image(server: dict[str, Any]) -> None:
@@ -561,12 +499,6 @@ def test_one_that_gave_up_is_started_again(docker: FakeDocker, run_module: Any, 
     assert result["actions"] == [
         "POST /containers/instinct-llama-0/stop?t=7", "POST /containers/instinct-llama-0/start",
     ]  # fmt: skip
-
-
-def with_lib(server: dict[str, Any], version: str) -> dict[str, Any]:
-    bind = f"{paths.lib_dir(version)}:/instinct-lib:ro"
-    server["container"] = {**server["container"], "HostConfig": {"Binds": [bind]}}
-    return server
 
 
 def test_the_supervisor_is_written_before_a_container_mounts_it(docker: FakeDocker, run_module: Any) -> None:
