@@ -93,7 +93,7 @@ coverage: packages venv-dev ## what unit tests run of each file, their subproces
 
 # Each worker has a lab of its own; a file's tests stay together. Lab tests wait for most of their time: two cores carry two.
 LABS := 2
-LAB_PYTEST := $(BIN)/pytest tests/integration -v -n $(LABS) --dist loadfile --no-loadscope-reorder --durations=40
+LAB_PYTEST := $(BIN)/pytest tests/lab -v -n $(LABS) --dist loadfile --no-loadscope-reorder --durations=40
 
 labs: venv
 	for number in $$(seq $(LABS)); do LAB_NUMBER=$$number $(LAB) up || exit 1; done
@@ -112,7 +112,7 @@ $(PARSERS)/.installed: lab/vllm-requirements.lock
 	touch $@
 
 parsers: venv-dev $(PARSERS)/.installed ## whatever is rendered, before the parsers of eight vLLM releases (fetches them)
-	$(BIN)/python -m tests.real_parsers --python $(PARSERS)/venv/bin/python --wheels $(PARSERS)
+	$(BIN)/python -m tests.oracles.real_parsers --python $(PARSERS)/venv/bin/python --wheels $(PARSERS)
 
 payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
 	$(BIN)/python -m tests.payload $(MODULE)

@@ -33,9 +33,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import ch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
 
 from tests import ROOT
-from tests.integration.conftest import BIN, LAB, copy_inventory
-from tests.integration.helpers import deployment
-from tests.unit import fit_world, plan_world
+from tests.lab.conftest import BIN, LAB, copy_inventory
+from tests.lab.helpers import deployment
+from tests.worlds import fit_world, plan_world
 
 ROUNDS = 7
 # What each figure may be at most.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of AMD's documents, each with the deployment that expresses it: read, planned and compared.
 
-The data is tests/data/commands; the test is tests/unit/test_commands.py, and docs/commands.md is made from it by
+The data is tests/data/commands, the test tests/unit/repository/test_commands.py; docs/commands.md is made from it by
 tests/commands_table.py.
 """
 
@@ -34,7 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan impo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
 from tests.oracles.vllm_parser import check_argv
-from tests.unit.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop
+from tests.worlds.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop
 
 DATA = Path(__file__).with_name("data") / "commands"
 Items = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tests.commands import Entry, compare, documents, entries, own, recipes_add, with_reasons
-from tests.unit.catalogue import knowledge
+from tests.worlds.catalogue import knowledge
 
 WIDTH = 116
 HEAD = """\

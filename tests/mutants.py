@@ -50,48 +50,61 @@ CONTAINED = (
 )
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
-# For other modules the imports tell.
+# By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
-    "canary.statistics": ["test_canary"],
-    "canary.verdict": ["test_canary", "test_canary_verdict"],
-    "common.redact": ["test_logs_redact"],
-    "desired.lockfile": ["test_lock", "test_software", "test_access", "test_lock_resolve"],
+    "canary.statistics": ["canary/test_canary"],
+    "canary.verdict": ["canary/test_canary", "action/test_canary_verdict"],
+    "common.redact": ["common/test_redact"],
+    "desired.lockfile": [
+        "desired/test_lockfile",
+        "tuning/test_image_software",
+        "plan/test_access",
+        "plan/test_registry",
+    ],
     "endpoint.converge": [
-        "test_balancer_node",
-        "test_balancer_change",
-        "test_haproxy",
-        "test_virtual_address",
+        "endpoint/test_converge",
+        "endpoint/test_balancer_change",
+        "endpoint/test_drain",
+        "endpoint/test_virtual_address",
     ],
     "endpoint.plan": [
-        "test_balancer_plan",
-        "test_balancer",
-        "test_balancer_material",
-        "test_rollout_balancer",
-        "test_virtual_address",
+        "endpoint/test_plan",
+        "endpoint/test_plan_properties",
+        "endpoint/test_secrets",
+        "rollout/test_rollout_balancer",
+        "endpoint/test_virtual_address",
     ],
-    "generations.revisions": ["test_numbering", "test_generations_plan"],
-    "partition.modes": ["test_partition_modes", "test_partition_transaction", "test_rocm_partition"],
-    "partition.transaction": ["test_partition_transaction"],
-    "placement.layout": ["test_layout", "test_layout_groups", "test_network"],
-    "plan.actions": ["test_steps", "test_plan"],
-    "plan.registry": ["test_resolve", "test_lock_resolve"],
-    "programs.supervisor.group": ["test_supervise_ranks", "test_supervise_group"],
-    "programs.supervisor.main": ["test_supervise_program", "test_supervise", "test_supervise_group"],
+    "generations.revisions": ["generations/test_revisions", "generations/test_sources"],
+    "partition.modes": [
+        "partition/test_partition_modes",
+        "partition/test_partition_transaction",
+        "partition/test_rocm_partition",
+    ],
+    "partition.transaction": ["partition/test_partition_transaction"],
+    "placement.layout": ["placement/test_layout", "placement/test_layout_groups", "placement/test_network"],
+    "plan.actions": ["plan/test_actions", "plan/test_plan"],
+    "plan.registry": ["plan/test_registry_plan", "plan/test_registry"],
+    "programs.supervisor.group": ["programs/test_supervise_ranks", "programs/test_supervise_group"],
+    "programs.supervisor.main": [
+        "programs/test_supervise_program",
+        "programs/test_supervise",
+        "programs/test_supervise_group",
+    ],
     "rollout.batches": [
-        "test_rollout",
-        "test_rollout_balancer",
-        "test_rollout_plan",
-        "test_rollout_playbook",
-        "test_rollout_text",
+        "rollout/test_batches",
+        "rollout/test_rollout_balancer",
+        "rollout/test_plan",
+        "rollout/test_rollout_playbook",
+        "rollout/test_text",
     ],
-    "rollout.steps": ["test_rollout_steps"],
-    "rollout.plan": ["test_rollout_plan", "test_misspelt", "test_rollout_balancer"],
-    "serving.converge": ["test_servers", "test_vllm_server"],
-    "sizing.fit": ["test_fit_small", "test_fit_vllm", "test_fit"],
-    "sizing.kv_cache": ["test_kvcache", "test_fit_vllm", "test_fit"],
-    "sizing.quantized": ["test_quantized", "test_fit"],
-    "sizing.weights": ["test_weights", "test_fit_vllm", "test_fit"],
-    "weights.download": ["test_fetch", "test_hf_model"],
+    "rollout.steps": ["rollout/test_rollout_steps"],
+    "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],
+    "serving.converge": ["serving/test_converge_faults", "serving/test_converge"],
+    "sizing.fit": ["sizing/test_fit_small", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "sizing.quantized": ["sizing/test_quantized", "sizing/test_fit"],
+    "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "weights.download": ["weights/test_download_faults", "weights/test_download"],
 }
 SWAPS: dict[type[ast.AST], Any] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -233,7 +246,7 @@ def tests_of(module: str) -> list[str]:
     names, found = {module}, set[Path]()
     for _ in range(4):
         users = {path for path in files if names & imported(path)}
-        found = {path for path in users if path.parent == unit and path.stem.startswith("test_")}
+        found = {path for path in users if unit in path.parents and path.stem.startswith("test_")}
         if found:
             break
         names |= {module_of(path.relative_to(ROOT)) for path in users}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What playbooks and roles do with variables: which they name, what they give to modules, what roles declare.
 
-The tests are tests/unit/test_variables.py; docs/variables.md is made from it by tests/variables_table.py.
+The tests are tests/unit/repository/test_variables.py; docs/variables.md is made from it by tests/variables_table.py.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import 
 
 from tests import ROOT
 from tests.commands import entries, instances
-from tests.unit.catalogue import knowledge
-from tests.unit.plan_world import fleet, workshop
-from tests.unit.recipe_models import MODELS
-from tests.unit.setting_values import values
+from tests.worlds.catalogue import knowledge
+from tests.worlds.plan_world import fleet, workshop
+from tests.worlds.recipe_models import MODELS
+from tests.worlds.setting_values import values
 
 Line = tuple[str, ...]
 """What stands behind `vllm serve`."""

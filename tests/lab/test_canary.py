@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bad release is stopped at the first instance, and an equal one is not."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Lab, copy_inventory, reset_lab
+from .helpers import completion, deployment
+
+# Runs of a third of a second: what is proven is the judgement, not the benchmark.
+ARGS = {
+    "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
+    "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
+}  # fmt: skip
+
+
+@dataclass
+class Place:
+    """The tests' inventory and results, and the specs of the instances that each test begins with."""
+
+    lab: Lab
+    specs: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def place(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(copy_inventory(lab_up, tmp_path_factory.mktemp("canary")))
+
+
+@pytest.fixture
+def canary(place: Place) -> Lab:
+    """Two instances of the stand-in on each node, made anew when something else is there."""
+    lab = place.lab
+    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)])
+    if not place.specs or specs(lab) != place.specs:
+        reset_lab()
+        run = lab.play("site", "--skip-tags", "benchmark")
+        assert run.rc == 0, run.out[-3000:]
+        place.specs = specs(lab)
+        assert len(place.specs) == 2 * len(lab.hosts)
+    return lab
+
+
+def containers(lab: Lab) -> dict[str, tuple[str, str]]:
+    """Container id and spec of every running instance, by host/instance."""
+    text = "docker ps --no-trunc --format '{{.Names}} {{.ID}} {{.Label \"instinct-fleet.spec\"}}'"
+    return {
+        f"{host}/{name}": (number, spec)
+        for host in lab.hosts
+        for name, number, spec in (line.split() for line in lab.on(host, text).splitlines())
+    }
+
+
+def specs(lab: Lab) -> dict[str, str]:
+    """Spec of every running instance."""
+    return {key: spec for key, (_, spec) in containers(lab).items()}
+
+
+def reports(lab: Lab) -> list[dict[str, Any]]:
+    """canary.json of all canaries so far, in their order."""
+    return [json.loads(path.read_text()) for path in sorted(Path(lab.tmp, "results").glob("*/canary.json"))]
+
+
+def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
+    """Compare an instance with itself; what was found."""
+    before = len(reports(lab))
+    variables = {
+        "tries": tries, "reference": reference, "canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results",
+    }  # fmt: skip
+    run = lab.play("../tests/lab/plays/canary", "-e", json.dumps(variables))
+    found = reports(lab)[before:]
+    for item in found:
+        lines = [
+            (c["metric"], round(c["change"], 3), round(c["low"], 3), round(c["high"], 3))
+            for c in item["comparisons"]
+        ]
+        print(item["verdict"], len(item["after"]), lines)
+    assert run.rc == 0, run.out[-3000:]
+    return found
+
+
+MORE = pytest.mark.deep
+
+
+@MORE
+@pytest.mark.parametrize(("tries", "reference"), [(20, False), (20, True)])
+def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bool) -> None:
+    found = compare(canary, tries, reference)
+    assert [item["verdict"] for item in found] == ["ok"] * tries
+    assert all(item["before"]["own"]["output_throughput"] for item in found)
+
+
+# The new release's environment, the verdict, and what the run and the report say.
+BAD = {
+    # Half the speed, which is slower also on a machine that is busier for one release than for the other.
+    "slow": ({"STANDIN_TOKENS_PER_SECOND": "50"}, "slower", "less output throughput (interval"),
+    "garbage": ({"STANDIN_GARBAGE": "1"}, "garbage", "12 of 12 answers are degenerate"),
+    "dies_at_first_request": ({"STANDIN_FAIL": "first_request"}, "broken", "died_at_first_request"),
+    "never_starts": ({"STANDIN_FAIL": "oom"}, "broken", "HIP out of memory"),
+    "dies_under_load": ({"STANDIN_CRASH_AFTER": "20"}, "broken", "it could not be measured"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "slow",
+        "dies_at_first_request",
+        *(pytest.param(name, marks=MORE) for name in ("garbage", "never_starts", "dies_under_load")),
+    ],
+)
+def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) -> None:
+    env, kind, words = BAD[name]
+    lab, before, seen = canary, containers(canary), len(reports(canary))
+    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, env=env)])
+    variables = {"canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
+    begun = time.monotonic()
+    run = lab.play("upgrade", "-e", json.dumps(variables))
+    print(f"{name}: {time.monotonic() - begun:.0f} s")
+    assert run.rc != 0, run.out[-3000:]
+    (found,) = reports(lab)[seen:]
+    assert (found["verdict"], words in found["summary"]) == (kind, True), found["summary"]
+    assert words in run.out
+    assert found["change"]
+
+    after = containers(lab)
+    touched = [key for key in before if after.get(key) != before[key]]
+    assert len(touched) == 1, touched
+    assert touched[0] == f"{found['host']}/instinct-{found['new']['name']}"
+    assert specs(lab) == {key: spec for key, (_, spec) in before.items()}
+    assert completion(lab, found["host"], 8000)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.deep
+def test_real_vllm_is_compared_with_itself(lab_up: list[str], tmp_path: Path) -> None:
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path)  # its own deployment is the real vLLM
+    run = lab.play("site", "--skip-tags", "benchmark", "--limit", "lab-n1")
+    assert run.rc == 0, run.out[-3000:]
+    (found,) = compare(lab, 1, reference=False)
+    assert found["verdict"] == "ok"
+    assert found["agreement"]["with_itself"] == 1
+    assert [len(runs) for runs in found["before"]["own"].values()] == [5] * 4

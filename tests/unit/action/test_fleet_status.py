@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action plugin fleet_status in a real ansible-playbook, of hosts whose results were registered before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests import ROOT
+from tests.worlds.status_world import host, instance, server
+
+PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
+
+
+def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
+    seen = host(instance(), servers=[server("n1"), server("n2", up=False)])
+    inventory = {"instinct": {"hosts": {
+        "n1": {"instance_status_result": {"changed": False, "instance_status": seen}},
+        "n2": {"instance_status_result": {"unreachable": True, "msg": "Connection refused\nmore"}},
+        "n3": {"instance_status_result": {"msg": "Internal error, please report it", "failed": False}},
+        "n4": {},
+    }}}  # fmt: skip
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    task = {
+        "name": "Tell",
+        "instinct.fleet.fleet_status": {"status_file": str(tmp_path / "status.json")},
+        "run_once": True,
+    }
+    plays = [{"name": "Status", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
+    done = subprocess.run(
+        [PLAYBOOK, "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "--check"],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+                       "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "n2: not reached: Connection refused\n" in done.stdout
+    assert "llama: 1 of 2 serve, 1 of 2 in the balancer" in done.stdout
+    data = json.loads((tmp_path / "status.json").read_text())
+    assert data["not_reached"] == {
+        "n2": "Connection refused",
+        "n3": "Internal error, please report it",
+        "n4": "it could not be reached",
+    }
+    assert [row["state"] for row in data["instances"]] == ["not reached", "serving"]

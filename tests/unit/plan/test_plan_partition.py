@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans with changes of partition modes, and hosts whose GPUs are not fit to start anything on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.worlds.plan_world import GIB, actions, apply_to_state, deployment, gpus, plan, problems, state
+
+OFFERED = ["NPS1", "NPS4"]
+
+
+def node(mode: str = "SPX", memory: str = "NPS1", **changes: Any) -> dict[str, Any]:
+    """A node with eight MI300X in these modes, nothing else to do on it."""
+    found = gpus(mode)
+    for gpu in found:
+        gpu.update(
+            memory_partition=memory, available_memory_partitions=OFFERED, vram_used=283 << 20, users=[]
+        )
+    quiet = {"runtime": 0, "persisted": 0, "file": "x"}
+    return state(gpus=found, numa_balancing=quiet, **changes)
+
+
+def planned(found: dict[str, Any], deployments: Any = (), **keys: Any) -> dict[str, Any]:
+    return plan({"n1": found}, list(deployments), **keys).to_json()["hosts"]["n1"]
+
+
+def test_memory_and_compute_mode() -> None:
+    host = planned(node(), gpu_partition_compute="CPX", gpu_partition_memory="NPS4")
+    assert actions(host) == ["memory_partition 8 GPUs", "compute_partition 8 GPUs"]
+    assert [(item["before"], item["after"]) for item in host["actions"]] == [
+        ("NPS1", "NPS4, reloads the driver"),
+        ("SPX", "CPX"),
+    ]
+    assert host["partition"]["memory"] == "NPS4"
+    assert host["gpus"]["logical"] == 64
+    assert not [text for text in host["warnings"] if "validated" in text]
+
+
+def test_the_memory_mode_alone() -> None:
+    host = planned(node("CPX"), gpu_partition_memory="NPS4")
+    assert actions(host) == ["memory_partition 8 GPUs"]
+    assert host["partition"] == {
+        "compute": None, "memory": "NPS4", "clean": False, "backend": "auto", "stop_servers": [],
+        "serve": [], "remove": [],
+    }  # fmt: skip
+
+
+def test_nothing_to_do() -> None:
+    host = planned(node("CPX", "NPS4"), gpu_partition_compute="CPX", gpu_partition_memory="NPS4")
+    assert host["actions"] == []
+    assert host["partition"] is None
+
+
+def test_a_compute_mode_that_is_offered_only_after_the_change_of_memory() -> None:
+    found = node("CPX", "NPS4")
+    for gpu in found["gpus"]:
+        gpu["available_compute_partitions"] = ["QPX", "CPX"]
+    assert problems({"n1": found}, [], gpu_partition_compute="SPX") == [
+        "gpu_partition_compute (host n1): GPU 0 does not offer SPX. It offers QPX, CPX."
+    ]
+    assert problems({"n1": found}, [], gpu_partition_compute="SPX", gpu_partition_memory="NPS1") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"gpu_partition_memory": "NPS2"}, "GPU 0 does not offer NPS2. It offers NPS1, NPS4."),
+        ({"gpu_partition_memory": "NPS3"}, "'NPS3' is not valid. Valid: NPS1, NPS2, NPS4."),
+        (
+            {"gpu_partition_memory": "NPS4"},
+            "MI300X in SPX cannot be combined with NPS4. Set gpu_partition_compute to QPX or CPX.",
+        ),
+        (
+            {"gpu_partition_memory": "NPS4", "gpu_partition_compute": "DPX"},
+            "MI300X in DPX cannot be combined with NPS4. Set gpu_partition_compute to QPX or CPX.",
+        ),
+        ({"gpu_clean": "maybe"}, "gpu_clean"),
+    ],
+)
+def test_refused(keys: dict[str, Any], says: str) -> None:
+    assert any(says in problem for problem in problems({"n1": node()}, [], **keys))
+
+
+def test_a_declared_host_with_a_mode_that_does_not_go_with_the_other() -> None:
+    found = problems(
+        {"n1": None}, [], offline=True, instinct_gpus={"model": "MI300X"}, gpu_partition_memory="NPS4"
+    )
+    assert "MI300X in SPX cannot be combined with NPS4" in found[0]
+
+
+def test_the_validated_pairs_are_those_of_the_modes_that_will_be() -> None:
+    host = planned(node(), gpu_partition_compute="QPX", gpu_partition_memory="NPS4")
+    assert any("QPX with NPS4 works, but AMD lists only" in text for text in host["warnings"])
+
+
+# --- a change that was cut off -----------------------------------------------------------------------------
+
+
+def test_a_change_that_was_cut_off_is_finished_although_the_modes_are_right() -> None:
+    host = planned(node("CPX", partition_change="restore"), gpu_partition_compute="CPX")
+    assert actions(host) == ["partition_change 8 GPUs"]
+    assert host["actions"][0]["before"] == "interrupted at step restore"
+    assert host["partition"]["compute"] == "CPX"
+
+
+def test_a_change_that_was_cut_off_wants_to_be_told_the_mode() -> None:
+    assert problems({"n1": node(partition_change="set")}, []) == [
+        "gpu_partition_compute (host n1): an earlier partition change was interrupted (step set). Set "
+        "gpu_partition_compute to the mode that you want; the next run finishes the change."
+    ]
+
+
+def test_instances_that_a_run_left_stopped_are_resumed() -> None:
+    lone = [deployment()]
+    running = apply_to_state(node(), planned(node(), lone))
+    assert planned(running, lone)["resume"] == []
+    running["instances"][0]["state"] = "exited"
+    host = planned(running, lone)
+    assert host["partition"] is None
+    assert host["resume"] == ["llama-0"]
+    host = planned(running, lone, gpu_partition_compute="CPX")
+    assert host["partition"]["serve"] == ["llama-0"]
+    assert host["resume"] == []
+
+
+# --- clean GPUs --------------------------------------------------------------------------------------------
+
+
+def dirty(**gpu: Any) -> dict[str, Any]:
+    """A node of which GPU 3 is as given."""
+    found = copy.deepcopy(node())
+    found["gpus"][3].update(gpu)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (
+            dirty(vram_used=46 * GIB),
+            "GPU 3: VRAM in use that no process holds, up to 46 GiB. Run again with -e gpu_clean=true",
+        ),
+        (dirty(in_reset=True), "GPU 3: a reset of the GPU is in progress. Wait until it ends"),
+        (dirty(ecc_uncorrectable=2), "GPU 3: 2 uncorrectable memory errors. Check amd-smi metric --ecc"),
+        (node(kfd_zombies=[77]), "zombie processes hold the GPUs (pid 77). Stop its parent"),
+    ],
+)
+def test_a_host_is_set_aside(found: dict[str, Any], says: str) -> None:
+    made = plan({"n1": found, "n2": node()}, [deployment()])
+    assert [host.host.name for host in made.hosts] == ["n2"]
+    assert dict(made.unreachable)["n1"].startswith(says)
+
+
+@pytest.mark.parametrize("found", [dirty(vram_used=160 * GIB, users=[77]), dirty(vram_used=1 * GIB), node()])
+def test_a_host_is_not_set_aside(found: dict[str, Any]) -> None:
+    assert plan({"n1": found}, []).unreachable == ()
+
+
+def test_with_permission_the_driver_is_reloaded() -> None:
+    host = planned(dirty(vram_used=46 * GIB), gpu_clean="true")
+    assert actions(host) == ["gpu_clean 8 GPUs"]
+    assert host["partition"]["clean"] is True
+    assert planned(node(), gpu_clean="true")["actions"] == []
+
+
+def test_permission_does_not_cure_what_a_reload_does_not() -> None:
+    made = plan({"n1": dirty(vram_used=46 * GIB, ecc_uncorrectable=1)}, [], gpu_clean=True)
+    assert made.hosts == ()
+
+
+def test_hosts_that_differ_in_what_runs_are_planned_at_once() -> None:
+    """What is in use at the moment does not make hosts different to the planner."""
+    made = plan({"n1": dirty(vram_used=160 * GIB, users=[77]), "n2": node()}, [])
+    first, second = (host.host.state for host in made.hosts)
+    assert first is not None
+    assert second is not None
+    assert first.gpus == second.gpus

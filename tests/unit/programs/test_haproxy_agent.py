@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's word on an instance: in by tokens, out when it is gone, and unchanged when nothing can be told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
+    Agent,
+    ProbedInstance,
+)
+
+from tests.helpers.eventually import GENEROUS
+from tests.helpers.ports import free_port
+
+
+class Engine:
+    """A server that answers /health and completions as told."""
+
+    def __init__(self) -> None:
+        self.health, self.tokens, self.slow = 200, 1, 0.0
+        self.asked: list[str] = []
+        self.sent = ""
+        self.server: asyncio.Server | None = None
+        self.port = free_port()  # nobody else is there between a stop and a start
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_server(self.answer, "127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        assert self.server
+        self.server.close()
+        await self.server.wait_closed()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split()[1]
+        self.asked.append(path)
+        self.sent = head.lower().partition("authorization: ")[2].partition("\r\n")[0]
+        await asyncio.sleep(self.slow)
+        status, body = self.health, b""
+        if path != "/health":
+            length = int(head.lower().partition("content-length: ")[2].split()[0])
+            assert json.loads(await reader.readexactly(length))["model"] == "m"
+            status, body = 200, json.dumps({"usage": {"completion_tokens": self.tokens}}).encode()
+        with contextlib.suppress(ConnectionError):
+            writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def engine() -> AsyncIterator[tuple[Engine, ProbedInstance]]:
+    made = Engine()
+    await made.start()
+    try:
+        yield made, ProbedInstance("127.0.0.1", made.port, "m")
+    finally:
+        await made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody here is slow but by the machine."""
+    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", GENEROUS)
+    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", GENEROUS)
+
+
+def test_tokens_once_and_again_after_it_was_gone() -> None:
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            assert instance.proven is None
+            await instance.look()
+            await instance.look()
+            assert instance.proven is True
+            assert server.asked == ["/health", "/v1/completions", "/health"]
+            await server.stop()
+            await instance.look()
+            assert instance.proven is False
+            server.tokens = 0
+            await server.start()
+            await instance.look()
+            assert instance.proven is False  # healthy, and mute
+            server.tokens = 1
+            await instance.look()
+            assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+def test_it_sends_the_key_that_haproxy_sends(tmp_path: Path) -> None:
+    (tmp_path / "instance.map").write_text("key Bearer abc\n")
+
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            instance.key_file = Agent(str(tmp_path / "balancer.json")).key_file
+            assert await instance.generates()
+            assert server.sent == "bearer abc"
+            assert await instance.health() == "ok"
+            assert server.sent == ""  # where it is not needed
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_says_it_is_dead() -> None:
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            await instance.look()
+            server.health = 503
+            await instance.look()
+            assert instance.proven is False
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_engine_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            await instance.look()
+            assert instance.proven is True
+            monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.1)
+            server.slow = 0.3
+            await instance.look()
+            assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+def config(*ports: int) -> dict[str, Any]:
+    servers = [{"name": f"n1.m-{port}:{port}", "address": "127.0.0.1", "port": port} for port in ports]
+    return {"agent_port": 0, "backends": [{"name": "m", "models": ["m"], "servers": servers}]}
+
+
+def test_answers_by_name_and_a_configuration_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
+    path = tmp_path / "balancer.json"
+
+    async def ask(agent: Agent, name: str) -> str:
+        server = await asyncio.start_server(agent.answer, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.write(f"{name}\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        server.close()
+        return answer
+
+    async def until(agent: Agent, name: str, answer: str) -> None:
+        async with asyncio.timeout(GENEROUS):
+            while await ask(agent, name) != answer:
+                await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        async with engine() as (one, _), engine() as (two, _):
+            path.write_text(json.dumps(config(one.port)))
+            agent = Agent(str(path))
+            assert await ask(agent, f"m/n1.m-{one.port}:{one.port}") == "\n"  # nothing is known yet
+            following = asyncio.create_task(agent.follow())
+            await until(agent, f"m/n1.m-{one.port}:{one.port}", "up\n")
+            known = agent.instances[f"m/n1.m-{one.port}:{one.port}"]
+            path.with_name("new").write_text(json.dumps(config(one.port, two.port)))
+            path.with_name("new").replace(path)
+            await until(agent, f"m/n1.m-{two.port}:{two.port}", "up\n")
+            assert agent.instances[f"m/n1.m-{one.port}:{one.port}"] is known
+            await two.stop()
+            await until(agent, f"m/n1.m-{two.port}:{two.port}", "down\n")
+            await two.start()
+            path.with_name("new").write_text(json.dumps(config(two.port)))
+            path.with_name("new").replace(path)
+            await until(agent, f"m/n1.m-{one.port}:{one.port}", "\n")
+            following.cancel()
+            for task in agent.tasks.values():
+                task.cancel()
+
+    asyncio.run(scenario())

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes together, in which order, how many at a time; and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import (
+    Batch,
+    CanaryProgress,
+    ChangeGroup,
+    InstanceResources,
+    Rollout,
+    RolloutInstance,
+    RolloutPolicy,
+    change_groups,
+    parse_count,
+    parse_policy,
+    plan_rollout,
+)
+
+from tests.helpers.some import some
+
+DEFAULTS = RolloutPolicy()
+
+
+def place(index: int, port: int | None = None, share: float = 1.0) -> InstanceResources:
+    return InstanceResources(
+        frozenset((8000 + index if port is None else port,)), frozenset((f"renderD{128 + index}",)), share
+    )
+
+
+def member(host: str, index: int, **keys: Any) -> RolloutInstance:
+    deployment = keys.pop("deployment", "llama")
+    base = RolloutInstance(host, f"{deployment}-{index}", deployment, place(index), place(index))
+    return replace(base, **keys)
+
+
+def fleet(hosts: int, each: int, **keys: Any) -> list[RolloutInstance]:
+    return [member(f"n{host}", index, **keys) for host in range(1, hosts + 1) for index in range(each)]
+
+
+def shown(batches: tuple[Batch, ...]) -> list[list[str]]:
+    return [[unit.name for unit in batch.groups] for batch in batches]
+
+
+def sound(
+    members: list[RolloutInstance],
+    policy: RolloutPolicy = DEFAULTS,
+    trials: dict[str, CanaryProgress] | None = None,
+) -> Rollout:
+    rollout, problems = plan_rollout(members, policy, trials)
+    assert problems == ()
+    return rollout
+
+
+# ---- units -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "rank"),
+    [
+        ((member("n1", 0), member("n1", 1, new=None)), 0),
+        ((member("n1", 0, old=None), member("n1", 1, new=None)), 1),
+        ((member("n1", 0, new=None), member("n1", 1, new=None)), 2),
+    ],
+    ids=["changed", "added", "only gone"],
+)
+def test_what_changes_is_before_what_is_added_and_what_only_goes_is_last(
+    members: tuple[RolloutInstance, ...], rank: int
+) -> None:
+    assert ChangeGroup(members).rank == rank
+
+
+TOGETHER = {
+    "each for itself": (fleet(1, 3), ["n1 llama-0", "n1 llama-1", "n1 llama-2"]),
+    "what does not change is in no unit": ([member("n1", 0), member("n1", 1, changes=False)], ["n1 llama-0"]),
+    "two swap GPUs": (
+        [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), member("n1", 2)],
+        ["n1 llama-0 + llama-1", "n1 llama-2"],
+    ),
+    "a port of another one": (
+        [member("n1", 0, new=place(0, 8001)), member("n1", 1)],
+        ["n1 llama-0 + llama-1"],
+    ),
+    "equal GPUs on two hosts are different ones": (
+        [member("n1", 0), member("n2", 0)],
+        ["n1 llama-0", "n2 llama-0"],
+    ),
+    "an engine over hosts": (
+        [member("n1", 0, engine="e"), member("n2", 0, engine="e", headless=True)],
+        ["n1 llama-0, n2 llama-0"],
+    ),
+    "what was one engine stops together": (
+        [member("n1", 0, old_engine="e"), member("n2", 0, old_engine="e")],
+        ["n1 llama-0, n2 llama-0"],
+    ),
+    "what comes waits for what goes from its GPU": (
+        [member("n1", 0, new=None), member("n1", 0, deployment="qwen", old=None), member("n1", 1)],
+        ["n1 llama-0 + qwen-0", "n1 llama-1"],
+    ),
+    "nobody knows what the old one has": (
+        [member("n1", 0, old=None, resources_known=False), member("n1", 1), member("n2", 0)],
+        ["n1 llama-0 + llama-1", "n2 llama-0"],
+    ),
+    "two of equal share stay on a GPU": (
+        [member("n1", i, old=place(0, 8000 + i), new=place(0, 8000 + i, 0.5)) for i in range(2)],
+        ["n1 llama-0", "n1 llama-1"],
+    ),
+    "one of two on a GPU gets more of it": (
+        [
+            member("n1", 0, old=place(0, 8000), new=place(0, 8000, 1.0)),
+            member("n1", 1, old=place(0, 8001), new=None),
+        ],
+        ["n1 llama-0 + llama-1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_units(case: str) -> None:
+    members, wanted = TOGETHER[case]
+    assert [unit.name for unit in change_groups(members)] == wanted
+
+
+def test_what_a_unit_takes_away() -> None:
+    """Engines that serve: one over hosts counts once, and what is only added not at all."""
+    for members, loses in (
+        ([member("n1", 0)], {"llama": 1}),
+        ([member("n1", 0, in_service=False)], {}),
+        ([member("n1", 0, old=None)], {}),
+        ([member("n1", 0, old=None, resources_known=False)], {"llama": 1}),
+        ([member("n1", 0, old_engine="e"), member("n2", 0, old_engine="e")], {"llama": 1}),
+        ([member("n1", 0, new=None), member("n1", 0, deployment="qwen", old=None)], {"llama": 1}),
+        ([member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001))], {"llama": 2}),
+    ):
+        (unit,) = change_groups(members)
+        assert unit.engines_lost == loses
+
+
+# ---- order and batches -------------------------------------------------------------------------------
+
+
+def test_the_canary_is_alone_then_a_fifth_at_a_time_spread_over_hosts() -> None:
+    batches = sound(fleet(2, 5)).batches
+    assert shown(batches) == [
+        ["n1 llama-0"],
+        ["n2 llama-0", "n1 llama-1"],
+        ["n2 llama-1", "n1 llama-2"],
+        ["n2 llama-2", "n1 llama-3"],
+        ["n2 llama-3", "n1 llama-4"],
+        ["n2 llama-4"],
+    ]
+    assert [batch.number for batch in batches] == [1, 2, 3, 4, 5, 6]
+    assert [batch.canary.id if batch.canary else "" for batch in batches] == [
+        "n1/llama-0",
+        "",
+        "",
+        "",
+        "",
+        "",
+    ]
+
+
+def test_the_canary_has_one_to_be_compared_with_where_there_is_one() -> None:
+    members = [member("n1", 0), *fleet(2, 3)[3:]]
+    first = sound(members).batches[0]
+    assert (first.groups[0].name, first.reference.id if first.reference else "") == (
+        "n2 llama-0",
+        "n2/llama-1",
+    )
+
+
+def test_no_reference_where_it_would_take_one_too_many() -> None:
+    assert sound(fleet(1, 2)).batches[0].reference is None
+    assert sound(fleet(1, 2), RolloutPolicy(min_available=0)).batches[0].reference is not None
+
+
+def test_one_deployment_follows_the_other_each_with_its_canary() -> None:
+    members = [*fleet(2, 1), *fleet(2, 1, deployment="qwen", old=place(7), new=place(7))]
+    batches = sound(members).batches
+    assert [(batch.deployment, bool(batch.canary)) for batch in batches] == [
+        ("llama", True), ("llama", False), ("qwen", True), ("qwen", False),
+    ]  # fmt: skip
+
+
+def test_what_is_added_comes_after_what_changes_and_what_only_goes_at_the_end() -> None:
+    members = [member("n1", 3, old=None), member("n1", 0), member("n1", 1), member("n1", 2, new=None)]
+    assert shown(sound(members).batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-3"], ["n1 llama-2"]]
+
+
+def test_what_comes_in_the_place_of_another_is_a_canary_and_comes_before_what_only_goes() -> None:
+    members = [
+        member("n1", 0, new=None),
+        member("n1", 1, new=None),
+        member("n1", 1, deployment="qwen", old=None, in_service=False),
+        member("n2", 1, deployment="qwen", new=None),
+    ]
+    batches = sound(members, RolloutPolicy(min_available=0)).batches
+    assert [(batch.deployment, shown((batch,))[0]) for batch in batches] == [
+        ("llama", ["n1 llama-0"]), ("qwen", ["n1 llama-1 + qwen-1"]), ("qwen", ["n2 qwen-1"]),
+    ]  # fmt: skip
+    assert [batch.canary.id if batch.canary else "" for batch in batches] == ["", "n1/qwen-1", ""]
+
+
+def test_the_first_of_several_new_ones_is_a_canary_too() -> None:
+    batches = sound(fleet(1, 3, old=None, in_service=False)).batches
+    assert shown(batches) == [["n1 llama-0"], ["n1 llama-1"], ["n1 llama-2"]]
+    assert batches[0].canary is not None
+
+
+@pytest.mark.parametrize(
+    ("serial", "sizes"),
+    [((2,), [1, 2, 2]), ((1, 2), [1, 2, 2]), (("40%",), [1, 2, 2]), ((3, 1), [1, 1, 1, 1, 1])],
+)
+def test_sizes(serial: tuple[int | str, ...], sizes: list[int]) -> None:
+    assert [len(batch.groups) for batch in sound(fleet(1, 5), RolloutPolicy(serial=serial)).batches] == sizes
+
+
+def test_a_restart_has_no_canary() -> None:
+    batches = sound(fleet(1, 4), RolloutPolicy(serial=(2,), canary=False)).batches
+    assert [(len(batch.groups), batch.canary) for batch in batches] == [(2, None), (2, None)]
+
+
+def test_a_unit_over_hosts_is_measured_where_it_answers() -> None:
+    members = [member("n1", 0, engine="e", headless=True), member("n2", 0, engine="e")]
+    canary = sound(members, RolloutPolicy(min_available=0)).batches[0].canary
+    assert canary is not None
+    assert canary.id == "n2/llama-0"
+
+
+# ---- after a controller that died --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trial", "first"),
+    [
+        (CanaryProgress("n2/llama-0"), ("n2/llama-0", True)),  # begun, not judged: it is judged first
+        (CanaryProgress("n2/llama-0", judged=True), ("n1/llama-0", False)),  # no second canary
+        (CanaryProgress(), ("n1/llama-0", True)),
+    ],
+)
+def test_an_open_trial_goes_on(trial: CanaryProgress, first: tuple[str, bool]) -> None:
+    batch = sound(fleet(2, 1), trials={"llama": trial}).batches[0]
+    assert (batch.groups[0].members[0].id, batch.canary is not None) == first
+
+
+# ---- what is kept, and what cannot be ----------------------------------------------------------------
+
+WRONG = {
+    "serial takes too many": (
+        fleet(2, 2),
+        RolloutPolicy(serial=(3,)),
+        "upgrade_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
+        "upgrade_min_in requires 2. At most 2 fit: -e upgrade_serial=2.",
+    ),
+    "a percentage takes too many": (
+        fleet(2, 2),
+        RolloutPolicy(serial=("75%",), min_available="50%"),
+        "At most 2 fit",
+    ),
+    "they must change together": (
+        [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],
+        RolloutPolicy(),
+        "upgrade_min_in (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
+        "ports of another; that leaves 1, and upgrade_min_in requires 2 of 3 engines of llama in service. Keep their "
+        "GPUs and ports, or accept less capacity: -e upgrade_min_in=1.",
+    ),
+    "nothing may go": (
+        fleet(1, 2),
+        RolloutPolicy(min_available="100%"),
+        "Capacity does not allow even one change at a time",
+    ),
+    "asked to keep the only one": (
+        fleet(1, 1),
+        RolloutPolicy(min_available=1),
+        "changing n1 llama-0 leaves 0",
+    ),
+    "too few serve already": (
+        [member("n1", 0, in_service=False), member("n1", 1, in_service=False), *fleet(1, 4)[2:]],
+        RolloutPolicy(),
+        "only 2 of 4 engines of llama serve, and upgrade_min_in requires 2 of 4 engines of llama in service",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case: str) -> None:
+    members, policy, text = WRONG[case]
+    _, problems = plan_rollout(members, policy)
+    assert text in "\n".join(problem.text() for problem in problems)
+    assert len(problems) == 1
+
+
+def test_the_default_takes_no_more_than_may_go() -> None:
+    members = [*fleet(1, 10)[:6], *(replace(item, in_service=False) for item in fleet(1, 10)[6:])]
+    for batch in some(sound(members).batches):
+        assert sum(item.in_service for unit in batch.groups for item in unit.members) <= 1
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        (fleet(1, 1), "is unavailable while its only engine is replaced"),
+        (fleet(1, 2), ""),
+        (fleet(1, 1, new=None), "is unavailable"),
+    ],
+)
+def test_a_gap_is_told(members: list[RolloutInstance], text: str) -> None:
+    warnings = sound(members).warnings
+    assert text in "".join(warnings)
+    assert bool(warnings) == bool(text)
+
+
+def test_instances_that_do_not_serve_cost_no_capacity() -> None:
+    members = [member("n1", 0), *(member("n1", index, in_service=False) for index in (1, 2))]
+    rollout, problems = plan_rollout(members[1:], RolloutPolicy(serial=(2,), min_available=0, canary=False))
+    assert (shown(rollout.batches), problems) == ([["n1 llama-1", "n1 llama-2"]], ())
+    assert rollout.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(2, 2), ("2", 2), ("20%", "20%"), ("120%", None), ("a", None), (True, None), (1.5, None), ("-1", None)],
+)
+def test_counts(value: Any, count: Any) -> None:
+    assert parse_count(value) == count
+
+
+def test_terms_of_the_command_line() -> None:
+    policy, problems = parse_policy(
+        {"upgrade_serial": '[1, "25%"]', "upgrade_min_in": "75%", "upgrade_soak": "5"}
+    )
+    assert (policy.serial, policy.min_available, policy.soak, problems) == ((1, "25%"), "75%", 5, ())
+    assert parse_policy({})[0] == RolloutPolicy(soak=30)
+    # As YAML in an inventory gives them, too.
+    for serial in ([1, "25%"], (1, "25%"), ["1", " 25% "], "1, 25%", "[ 1,'25%' ]"):
+        assert parse_policy({"upgrade_serial": serial})[0].serial == (1, "25%"), serial
+    for serial in (2, "2", [2], (2,)):
+        assert parse_policy({"upgrade_serial": serial})[0].serial == (2,), serial
+    for serial in ([], [0], ["0%"], [1, None], [1, 0], "", "1,,2", [1.5], True):
+        (problem,) = parse_policy({"upgrade_serial": serial})[1]
+        assert problem.path == ("upgrade_serial",)
+    _, problems = parse_policy({"upgrade_serial": "0", "upgrade_min_in": "most", "upgrade_soak": "long"})
+    assert [problem.path[0] for problem in problems] == ["upgrade_serial", "upgrade_min_in", "upgrade_soak"]

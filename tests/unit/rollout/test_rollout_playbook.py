@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A planned rollout played for real, on modules that only note that they were called: their order, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    RESTART,
+    STOP,
+    UPGRADE,
+    OperationRequest,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+    RolloutRequest,
+    plan_rollout_steps,
+)
+
+from tests import ROOT
+from tests.playbook_variables import load
+from tests.worlds.plan_world import deployment
+from tests.worlds.rollout_balancer_world import PAIR, SEQS, planned, served
+from tests.worlds.rollout_balancer_world import SPANNING as ENGINE
+
+CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
+NEW = 2  # what comes has no number of its own, and files; what is recorded has a number
+SPAN, SPAN_CHANGED = [ENGINE], [{**ENGINE, **SEQS}]
+# The word WANT_JSON in it makes Ansible hand over any parameters, in a file.
+MODULE = """#!/usr/bin/python
+# WANT_JSON
+import json, os, sys
+with open(sys.argv[1]) as file:
+    given = {key: value for key, value in json.load(file).items() if not key.startswith("_ansible")}
+text = json.dumps([NAME, given], sort_keys=True)
+with open(os.environ["FAKE_LOG"], "a") as log:
+    log.write(text + chr(10))
+answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": {"tps": 5}, "client": {}, "looks": []}
+if any(all(word in text for word in part) for part in json.loads(os.environ["FAKE_FAIL"])):
+    answer = {"failed": True, "msg": "broken by the test: " + NAME}
+print(json.dumps(answer))
+"""
+
+
+@dataclass
+class Played:
+    """A run: its exit code, what it printed, and the calls in short."""
+
+    rc: int
+    out: str
+    calls: list[str]
+
+
+def rollout(
+    operation: str = UPGRADE, old: Any = PAIR, new: Any = CHANGED, **wanted: Any
+) -> dict[str, dict[str, Any]]:
+    """The planner's own part of each host, of two hosts behind a load balancer: the canary, then all others at once."""
+    states, balancers = served(old)
+    plan = planned(states, new, balancers, OperationRequest(operation))
+    policy = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, **wanted))
+    assert problems == ()
+    parts = {name: made.host(name) for name in made.hosts}
+    assert "{{" not in json.dumps(parts)  # an inventory's variables are templates
+    return parts
+
+
+def play(
+    tmp_path: Path, *fail: list[str], operation: str = UPGRADE, parts: dict[str, dict[str, Any]] | None = None
+) -> Played:
+    """Run the play of upgrade.yml, or of stop.yml, that changes what serves."""
+    collections = tmp_path / "collections"
+    collection = collections / "ansible_collections/instinct/fleet"
+    modules, actions = collection / "plugins/modules", collection / "plugins/action"
+    for path in (modules, actions):
+        path.mkdir(parents=True)
+    for name in (
+        "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_bench",
+        "canary_verdict",
+    ):  # fmt: skip
+        (modules / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
+    for name in (
+        "roles", "playbooks", "plugins/callback", "plugins/module_utils", "plugins/plugin_utils",
+        "plugins/modules/rollout_verdict.py", "plugins/action/rollout_verdict.py",
+    ):  # fmt: skip
+        (collection / name).symlink_to(ROOT / name)
+    parts = rollout(operation) if parts is None else parts
+    hosts = {name: {"fleet_host_plan": {"rollout": part}} for name, part in parts.items()}
+    local = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+    }
+    inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"todo_rollout": {"hosts": hosts}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    playbook = "stop" if operation == STOP else "upgrade"
+    plays = [
+        item for item in load(ROOT / f"playbooks/{playbook}.yml") if item["name"] in ("Roll out", "Stop")
+    ]
+    assert len(plays) == 1
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
+    log = tmp_path / "log"
+    log.touch()
+    env = {
+        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(collections),
+        "ANSIBLE_NOCOLOR": "1",
+        "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail),
+    }  # fmt: skip
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.yml"),
+         str(tmp_path / "play.yml")],
+        env=env, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    calls = [short(*json.loads(line)) for line in log.read_text().splitlines()]
+    return Played(done.returncode, done.stdout + done.stderr, calls)
+
+
+def short(name: str, given: dict[str, Any]) -> str:
+    if name == "balancer_server":
+        return f"{given['state']} {given['servers'][0].partition('/')[2].partition(':')[0]}"
+    if name == "vllm_server":
+        servers = given["servers"]
+        words = [given.get("state", ""), "start" if str(given.get("wait")) == "False" else "serve"]
+        names = "+".join(server["name"] for server in servers)
+        return f"{words[0] or words[1]} {names} {servers[0].get('generation', NEW)}"
+    if name == "serving_generation":
+        found = given["bindings"][0]
+        if found.get("held"):
+            return f"hold {found['held']['generation']}"
+        if found["trial"] is None:
+            return "trial ended"
+        return "trial judged" if found["trial"]["units"] else f"trial {found['trial']['baseline']['found']}"
+    if name == "vllm_watch":
+        return f"watch {'+'.join(given['servers'])} {given['seconds']}"
+    return f"{name} {given.get('phase', '')}".strip()
+
+
+CANARY = [
+    "drain n1.llama-0", "vllm_smoke", "vllm_bench", "canary_verdict before", "trial {'tps': 5}", "serve llama-0 2",
+    "vllm_smoke", "canary_verdict after", "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0", "trial judged",
+]  # fmt: skip
+TASKS = 48
+"""Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""
+
+
+def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> None:
+    done = play(tmp_path)
+    assert done.rc == 0, done.out
+    assert done.calls[: len(CANARY)] == CANARY
+    rest = done.calls[len(CANARY) :]
+    assert sorted(rest[:2]) == ["drain n1.llama-1", "drain n2.llama-0"]
+    assert sorted(rest[2:4]) == ["serve llama-0+llama-1 2", "serve llama-1 2"]
+    assert sorted(rest[4:10]) == [
+        "ready n1.llama-1", "ready n1.llama-1", "ready n2.llama-0", "ready n2.llama-0", "watch llama-0+llama-1 7",
+        "watch llama-1 7",
+    ]  # fmt: skip
+    assert rest[10:] == ["trial ended"] * 2
+    assert "Upgrade: 4 groups of 4 done." in done.out
+    counts = re.search(r"^n2 +: ok=(\d+) .*skipped=(\d+)", done.out, re.MULTILINE)
+    assert counts is not None
+    assert sum(map(int, counts.groups())) <= TASKS
+
+
+BACK = ["hold 1", "hold 1", "drain n1.llama-0"]
+SERVES = ["serve llama-0 1", "ready n1.llama-0"]
+CONFIRM = ["hold 1", "hold 1"]
+
+
+@pytest.mark.parametrize(
+    ("fail", "until", "report"),
+    [
+        (['["vllm_server"', '"files"'], "serve llama-0 2", ["canary_verdict failed"]),
+        (['["canary_verdict"', '"after"'], "canary_verdict after", []),
+    ],
+)
+def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
+    tmp_path: Path, fail: list[str], until: str, report: list[str]
+) -> None:
+    done = play(tmp_path, fail)
+    assert done.rc != 0
+    before = CANARY[: CANARY.index(until) + 1]
+    assert done.calls == [*before, *BACK, *report, *SERVES, *CONFIRM]
+    assert "0 groups of 4 done" in done.out
+    assert "Rolled back: generation 1 serves again" in done.out
+
+
+def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
+    """One of its hosts failed; the other one, which had changed already, goes back too."""
+    done = play(tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1"])
+    assert done.rc != 0
+    assert "trial judged" in done.calls
+    assert done.calls.count("watch llama-1 7") == 1
+    back = ["ready n1.llama-1", "ready n2.llama-0", "serve llama-0+llama-1 1", "serve llama-1 1"]
+    assert sorted(done.calls[-6:-2]) == back
+    assert done.calls[-2:] == CONFIRM
+    assert "1 group of earlier batches still runs generation 2" in done.out
+
+
+def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["vllm_server"'])
+    assert done.rc != 0
+    assert "n1 could not be rolled back to generation 1" in done.out
+    assert "serve llama-0 1" in done.calls
+    assert done.calls.count("hold 1") == 3  # that of both hosts, and confirmed by the other one
+
+
+def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["vllm_watch"'], ['"held": {'])
+    assert done.calls[-4:] == [*SERVES, *CONFIRM]
+    assert "is not held: broken by the test" in done.out
+
+
+def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["serving_generation"', '"units": ["n1/llama-0"]'])
+    assert done.rc != 0
+    assert done.calls[: len(CANARY)] == CANARY
+    assert not [call for call in done.calls if call.startswith("hold")]
+    assert "n1 can no longer be reached" in done.out
+
+
+def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["vllm_server"', "llama-1", "remove"], operation=RESTART)
+    assert done.rc != 0
+    assert done.calls[:3] == ["drain n1.llama-0", "stopped llama-0 1", "serve llama-0 1"]
+    assert not [call for call in done.calls if call.startswith(("hold", "trial"))]
+
+
+@pytest.mark.parametrize("canary", [False, True])
+def test_servers_of_several_hosts_all_start_before_one_is_waited_for(tmp_path: Path, canary: bool) -> None:
+    """The host with the canary has more phases than the other; they go through them together all the same."""
+    done = play(tmp_path, parts=rollout(old=SPAN, new=SPAN_CHANGED, canary=canary))
+    starts = [call for call in done.calls if call.startswith(("start", "serve"))]
+    assert starts == ["start llama-0 2"] * 2 + ["serve llama-0 2"] * 2
+
+
+def test_all_stop_at_once(tmp_path: Path) -> None:
+    done = play(tmp_path, operation=STOP)
+    assert done.rc == 0, done.out
+    assert sorted(done.calls[:2]) == ["drain n1.llama-0", "drain n2.llama-0"]
+    assert done.calls[2:] == ["stopped llama-0+llama-1 1"] * 2
+    assert "Stop: 4 groups of 4 done." in done.out
