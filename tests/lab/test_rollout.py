@@ -198,10 +198,10 @@ MOMENTS = [
 ]
 DEEP = [
     ("Record generations", True),
-    ("Record how far the rollout is, phase record_baseline", True),
+    ("Record the progress of the rollout, phase record_baseline", True),
     ("Compare with the old generation, phase judge", True),
     ("Set servers of the load balancers, phase undrain", True),
-    ("Record how far the rollout is, phase record_verdict", None),
+    ("Record the progress of the rollout, phase record_verdict", None),
     ("Note that nothing is on trial any more", False),
 ]
 

@@ -285,8 +285,8 @@ def _change(client: DockerClient, task: ServerTask) -> None:
 
 def _go_on(steps: ServerSteps) -> str:
     if steps.replace:
-        return "The old instance is stopped; run again when that is mended, and it goes on from here."
-    return "Run again when that is mended."
+        return "The old instance is stopped; fix that and run again, which continues from here."
+    return "Fix that and run again."
 
 
 def _write(server: ServerSpec, names: Sequence[str]) -> None:

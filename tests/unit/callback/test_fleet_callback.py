@@ -77,12 +77,12 @@ def test_an_error_is_told_where_it_happens(fleet: Any) -> None:
 
 def test_hosts_with_one_error_are_together(fleet: Any) -> None:
     for name in ("n10", "n2"):
-        fleet.v2_runner_on_failed(result(name, "Bring the image", msg="no space left\nfree some"))
+        fleet.v2_runner_on_failed(result(name, "Pull or build the image", msg="no space left\nfree some"))
         fleet.v2_runner_on_failed(result(name, "Later", msg="not the first"))
     fleet.v2_runner_on_failed(
         result(
             "n1",
-            "Bring the weights",
+            "Download the weights",
             results=[{"msg": "fine"}, {"failed": True, "msg": "gone"}],
             msg="All items",
         )
@@ -91,9 +91,9 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
         text = f"Task failed: connect to host 192.0.2.{number} port 22: Connection refused"
         fleet.v2_runner_on_unreachable(result(f"n{number}", "Observe the node", msg=text))
     assert ended(fleet, {"n1": 1, "n2": 1, "n10": 1}, {"n3": 1, "n4": 1}) == [
-        "Failed: n1, at: Bring the weights\n"
+        "Failed: n1, at: Download the weights\n"
         "  gone\n"
-        "Failed: n2, n10, at: Bring the image\n"
+        "Failed: n2, n10, at: Pull or build the image\n"
         "  no space left\n"
         "  free some\n"
         "Unreachable: n3, n4, at: Observe the node\n"

@@ -736,7 +736,7 @@ def test_a_replacement_that_does_not_start_says_how_to_go_on(docker: FakeDocker,
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
     assert statuses(docker) == {"instinct-llama-0": "created"}
-    assert "run again when that is mended, and it goes on from here" in result["msg"]
+    assert "fix that and run again, which continues from here" in result["msg"]
     docker.errors.clear()
     assert not run_module(vllm_server.main, args(docker, server))[1]
 

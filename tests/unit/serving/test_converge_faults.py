@@ -155,7 +155,7 @@ def test_a_disk_that_is_full(
     assert failed
     assert result["msg"] == (
         f"1 of 1 instances failed. llama-0: files: {server['directory']}: No space left on device | Check that disk. "
-        "Run again when that is mended."
+        "Fix that and run again."
     )
     assert warned == ["The journal of this node could not be written: No space left on device."]
 
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_written(docker: FakeDocker, run_module: Any) -> No
     assert failed
     assert result["msg"] == (
         f"1 of 2 instances failed. The other one serves. llama-0: files: {one['cache_directory']}: File exists | "
-        "Check that disk. Run again when that is mended."
+        "Check that disk. Fix that and run again."
     )
     assert [item["state"] for item in result["servers"]] == ["failed", "ready"]
     assert statuses(docker) == {"instinct-llama-0": "created", "instinct-llama-1": "running"}
@@ -182,7 +182,7 @@ def test_files_of_a_replacement_that_cannot_be_written(docker: FakeDocker, run_m
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
     assert result["servers"][0]["next_step"] == (
-        "Check that disk. The old instance is stopped; run again when that is mended, and it goes on from here."
+        "Check that disk. The old instance is stopped; fix that and run again, which continues from here."
     )
     assert statuses(docker) == {NAME: "exited", f"{NAME}.next": "created"}
     os.unlink(server["cache_directory"])
