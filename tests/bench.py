@@ -205,8 +205,8 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def fitting(judge: Judge) -> None:
     """Print what it costs to tell whether a model fits: once for each deployment and kind of GPU."""
-    shapes, client = [fit_world.model(name) for name in fit_world.CONFIGS], fit_world.engine(tp=8)
-    each = cpu_seconds(lambda: [fit(shape, client) for shape in shapes]) / len(shapes)
+    shapes, engine = [fit_world.model(name) for name in fit_world.CONFIGS], fit_world.engine(tp=8)
+    each = cpu_seconds(lambda: [fit(shape, engine) for shape in shapes]) / len(shapes)
     state = plan_world.state(hostname="n1")
     ratio = each / cpu_seconds(lambda: json.loads(json.dumps(state)))
     target = judge.holds("fit", ratio)

@@ -135,7 +135,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """All units in one batch, whatever they are of: nothing waits for another to stop."""
+    """Put all groups in one batch, whatever deployment they belong to: none waits for another to stop."""
     names = ", ".join(dict.fromkeys(item.deployment for item in batches))
     groups = tuple(group for item in batches for group in item.groups)
     return (Batch(1, names, groups),) if groups else ()

@@ -77,11 +77,11 @@ def generate(*requests: tuple[Request, Collect], knobs: Knobs | None = None, sea
     """Let an engine finish all requests."""
 
     async def run() -> Engine:
-        client = Engine(knobs or Knobs(tokens_per_second=2000), Metrics(), seats)
+        engine = Engine(knobs or Knobs(tokens_per_second=2000), Metrics(), seats)
         for wanted, _ in requests:
-            client.submit(wanted)
+            engine.submit(wanted)
         await asyncio.gather(*(sink.done.wait() for _, sink in requests))
-        return client
+        return engine
 
     return run_by_the_clock(run())
 
@@ -144,11 +144,11 @@ class TestStop:
 class TestSchedule:
     def test_no_more_run_than_there_are_seats(self) -> None:
         requests = [request(max_tokens=5) for _ in range(6)]
-        client = generate(*requests, seats=2)
+        engine = generate(*requests, seats=2)
         ends = sorted(wanted.last for wanted, _ in requests)
         assert len({round(end, 9) for end in ends}) == 3
-        assert client.metrics.finished["length"] == 6
-        assert not client.busy
+        assert engine.metrics.finished["length"] == 6
+        assert not engine.busy
 
     def test_no_more_run_than_the_cache_holds(self) -> None:
         requests = [request(prompt_tokens=60, max_tokens=4) for _ in range(4)]
@@ -157,14 +157,14 @@ class TestSchedule:
 
     def test_usage_while_running(self) -> None:
         async def run() -> tuple[float, float]:
-            client = Engine(Knobs(kv_tokens=1600), Metrics())
+            engine = Engine(Knobs(kv_tokens=1600), Metrics())
             wanted, sink = request(prompt_tokens=150, max_tokens=8)
-            client.submit(wanted)
-            while not client.running:
+            engine.submit(wanted)
+            while not engine.running:
                 await asyncio.sleep(0.001)
-            before = client.kv_usage
+            before = engine.kv_usage
             await sink.done.wait()
-            return before, client.kv_usage
+            return before, engine.kv_usage
 
         assert run_by_the_clock(run()) == (0.1, 0.0)
 
@@ -179,16 +179,16 @@ class TestEnd:
         self, prepare: Callable[[Engine], None], knobs: Knobs | None = None
     ) -> tuple[Collect, object]:
         async def run() -> tuple[Collect, object]:
-            client = Engine(knobs or Knobs(), Metrics())
+            engine = Engine(knobs or Knobs(), Metrics())
             wanted, sink = request(max_tokens=1000, ignore_eos=True)
-            client.submit(wanted)
+            engine.submit(wanted)
             await asyncio.sleep(0.02)
-            prepare(client)
+            prepare(engine)
             try:
-                client.submit(request()[0])
+                engine.submit(request()[0])
             except (EngineDead, Draining) as error:
                 return sink, type(error)
-            return sink, client
+            return sink, engine
 
         return run_by_the_clock(run())
 
@@ -198,14 +198,14 @@ class TestEnd:
         assert error is EngineDead
 
     def test_draining_takes_nothing_new(self) -> None:
-        def drain(client: Engine) -> None:
-            client.draining = True
+        def drain(engine: Engine) -> None:
+            engine.draining = True
 
         sink, error = self.submit_twice(drain)
         assert (sink.error, error) == (None, Draining)
 
     def test_crash_after_a_number_of_requests(self) -> None:
-        sink, error = self.submit_twice(lambda client: None, Knobs(crash_after=1))
+        sink, error = self.submit_twice(lambda engine: None, Knobs(crash_after=1))
         assert sink.error
         assert error is EngineDead
 
@@ -218,11 +218,11 @@ class TestEnd:
 
     def test_stop_says_nothing_to_anybody(self) -> None:
         async def run() -> tuple[int, int]:
-            client = Engine(Knobs(tokens_per_second=1000), Metrics())
+            engine = Engine(Knobs(tokens_per_second=1000), Metrics())
             wanted, sink = request(max_tokens=1000, ignore_eos=True)
-            client.submit(wanted)
+            engine.submit(wanted)
             await asyncio.sleep(0.02)
-            client.stop()
+            engine.stop()
             before = len(sink.texts)
             await asyncio.sleep(0.02)
             return before, len(sink.texts)
@@ -232,15 +232,15 @@ class TestEnd:
 
     def test_an_aborted_request_is_counted_and_makes_room(self) -> None:
         async def run() -> Engine:
-            client = Engine(Knobs(tokens_per_second=1000), Metrics(), 1)
+            engine = Engine(Knobs(tokens_per_second=1000), Metrics(), 1)
             first, second = request(max_tokens=1000, ignore_eos=True), request()
-            client.submit(first[0])
-            client.submit(second[0])
+            engine.submit(first[0])
+            engine.submit(second[0])
             await asyncio.sleep(0.01)
-            client.abort(first[0])
-            client.abort(first[0])
+            engine.abort(first[0])
+            engine.abort(first[0])
             await second[1].done.wait()
-            return client
+            return engine
 
         assert run_by_the_clock(run()).metrics.finished == {
             "stop": 0,

@@ -63,7 +63,7 @@ def test_agrees_with_the_log_of_a_started_server(question: dict[str, Any]) -> No
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["name"])
 def test_golden_numbers_of_0_33(case: dict[str, Any]) -> None:
     model = model_shape(published(case["model"])["config"])
-    client = EngineConfig(
+    engine = EngineConfig(
         rules=kv_rules("0.33.0"),
         memory_bytes=2000 * GIB,
         gpu_memory_utilization=0.9,
@@ -72,7 +72,7 @@ def test_golden_numbers_of_0_33(case: dict[str, Any]) -> None:
         kv_cache_memory_bytes=case["kv_gib"] * GIB,
         **case["engine"],
     )
-    found = fit(model, client)
+    found = fit(model, engine)
     assert found.kv_cache_tokens == case["tokens"]
     assert round(found.max_concurrency, 4) == pytest.approx(case["concurrency"])
     assert found.kv_cache_bytes // case["bytes_per_block"] == case["num_blocks"]
