@@ -40,12 +40,13 @@ from tests.worlds import fit_world, plan_world
 ROUNDS = 7
 # What each figure may be at most.
 TARGETS = {
-    "planning": 3.0,  # CPU seconds for 1,000 hosts
+    "planning": 1.0,  # CPU seconds for 1,000 hosts; 0.4 on a quiet machine
     "planning-growth": 1.3,  # an instance of 1,000 hosts, as a ratio to one of 100: all is linear
     "fit": 15.0,  # fit() of a model, as a ratio to reading and writing the JSON of a node's state
     "audit": 2.0,
     "status": 3.0,  # a second goes by between its two looks at /metrics
     "site": 1.2,
+    "site-10": 0.75,  # the same on 10 nodes, whose pings cost more than what a run does once
     "upgrade": 2.0,
 }
 PLAYBOOKS = (("audit", ()), ("status", ()), ("site", ("--skip-tags", "benchmark")))
@@ -102,9 +103,10 @@ def measure(nodes: int, judge: Judge) -> None:
     for column, (playbook, _) in enumerate(PLAYBOOKS, 1):
         seconds = statistics.median(row[column] for row in rounds)
         ratio = statistics.median(row[column] / row[0] for row in rounds)
-        name = f"{playbook}.yml"
-        target = judge.holds(playbook, ratio, f" of {nodes} nodes")
-        print(f"{nodes:5d}  {name:10} {seconds:8.2f}  {ping_s:6.2f}  {ratio:6.2f}  {target:6.1f}", flush=True)
+        name = f"{playbook}-{nodes}"
+        target = judge.holds(name if name in judge.targets else playbook, ratio, f" of {nodes} nodes")
+        text = f"{playbook}.yml"
+        print(f"{nodes:5d}  {text:10} {seconds:8.2f}  {ping_s:6.2f}  {ratio:6.2f}  {target:7.2f}", flush=True)
 
 
 def upgrading(judge: Judge) -> None:

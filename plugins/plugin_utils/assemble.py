@@ -24,7 +24,7 @@ def closure(entry: Path) -> list[Path]:
     found: list[Path] = []
 
     def add(path: Path) -> None:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in _statements(ast.parse(path.read_bytes())):
             for other in _files(node, path):
                 if other not in found:
                     add(other)
@@ -33,6 +33,14 @@ def closure(entry: Path) -> list[Path]:
 
     add(entry)
     return found
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements of a tree. Imports are among them, and expressions are ten times as many nodes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield node
+            yield from _statements(node)
 
 
 def join(paths: Sequence[Path], between: str = "\n\n") -> str:

@@ -37,5 +37,7 @@ def _finder(directory: str) -> FileFinder:
     return FileFinder(directory, (SourceFileLoader, SOURCE_SUFFIXES))
 
 
-if not any(isinstance(finder, type) and finder.__name__ == "KeptBytecode" for finder in sys.meta_path):
+if not any(
+    isinstance(finder, type) and finder.__name__ == BytecodeCache.__name__ for finder in sys.meta_path
+):
     sys.meta_path.insert(0, BytecodeCache)

@@ -13,9 +13,12 @@ MIN_SIMILARITY_EXTRA = 0.8
 
 
 def unknown_variables(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return a warning for each unknown name that closely resembles a known one."""
+    """Return a warning for each unknown name that closely resembles a known one.
+
+    Ansible's own names resemble none of ours, and a host has many of them.
+    """
     found = []
-    for name in sorted(set(names) - set(known)):
+    for name in sorted({name for name in names if not name.startswith("ansible_")} - set(known)):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY)
         if near:
             found.append(f"unknown variable {name}: did you mean {near[0]}?")

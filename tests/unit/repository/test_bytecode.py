@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,3 +34,17 @@ def test_what_comes_after_the_first_import_keeps_its_bytecode() -> None:
 def test_ansible_alone_keeps_none() -> None:
     """Once this fails, Ansible does it itself, and plugin_utils/bytecode.py can go."""
     assert loaders("plugin_utils.plan.plan") == {"plugin_utils.plan.plan": "_AnsibleCollectionLoader"}
+
+
+def test_its_finder_is_there_once_however_often_it_is_imported() -> None:
+    program = """
+import importlib, sys
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode
+importlib.reload(bytecode)
+print([getattr(finder, "__name__", "") for finder in sys.meta_path].count(bytecode.BytecodeCache.__name__))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".collections")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=env
+    )
+    assert done.stdout == "1\n"
