@@ -23,11 +23,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     client,
     judge_canary,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
-    OK,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import (
     CanaryError,
     CanaryTolerances,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,

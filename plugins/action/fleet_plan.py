@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import CanaryTolerances
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import CanaryTolerances
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerSettings,
     parse_balancer,

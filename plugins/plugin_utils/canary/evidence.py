@@ -14,7 +14,8 @@ from typing import Any
 
 from ...module_utils.common.smoke_prompts import Reply, SmokeResult
 from ...module_utils.common.smoke_prompts import judge as judge_smoke
-from .verdict import OK, CanaryTolerances, Measurements, SpeedVerdict, judge_speed, runs_of
+from .tolerances import CanaryTolerances
+from .verdict import OK, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1
 GARBAGE, BROKEN = "garbage", "broken"

@@ -10,7 +10,8 @@ from typing import Any
 from ..text import wrap
 from .evidence import Baseline, CanaryVerdict
 from .statistics import LEVEL
-from .verdict import FALLBACK_METRIC, METRICS, CanaryTolerances, Metric
+from .tolerances import CanaryTolerances
+from .verdict import FALLBACK_METRIC, METRICS, Metric
 
 SCHEMA = 1
 _WIDTH = 110

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.generations import (
@@ -20,8 +20,9 @@ from ..desired.public_variables import public_variables
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from .batches import parse_policy
-from .plan import RolloutPlan, RolloutRequest, count_replaced, plan_rollout_steps
-from .text import explain_rollout
+
+if TYPE_CHECKING:
+    from .plan import RolloutPlan
 
 Options = Mapping[str, Any]
 
@@ -98,9 +99,14 @@ def explain_request(
     options: Options, plan: FleetPlan, data: Mapping[str, Any], rollout: RolloutPlan | None
 ) -> list[str]:
     """Return the lines about the batches; of a deploy that replaces what serves, about those of an upgrade."""
+    if not rollout and (options["offline"] or not plan.changes):
+        return []
+    from .plan import count_replaced  # as below
+    from .text import explain_rollout
+
     if rollout:
         return explain_rollout(rollout, timeouts(options, data))
-    count = 0 if options["offline"] else count_replaced(plan)
+    count = count_replaced(plan)
     if not count:
         return []
     rollout, problems = _rollout(options, plan, None, UPGRADE)
@@ -127,6 +133,9 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
 def _rollout(
     options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, operation: str
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
+    # Here, as most runs plan no rollout, and every run would wait for these imports.
+    from .plan import RolloutRequest, plan_rollout_steps
+
     absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
     wanted = RolloutRequest(
         operation=operation,

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..endpoint.plan import BalancerPlan
 from ..plan.host_plan import FleetPlan
-from .plan import RolloutPlan
+
+if TYPE_CHECKING:
+    from .plan import RolloutPlan
 
 
 def restrict_to(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.statistics import shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
     METRICS,
     OK,
     SLOWER,
     UNDECIDED,
-    CanaryTolerances,
     Comparison,
     Measurements,
     Metric,

@@ -19,11 +19,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import Reply
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
-    METRICS,
-    CanaryTolerances,
-    Comparison,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import METRICS, Comparison
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Advice
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reasons import Reason
