@@ -199,7 +199,7 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
         deploy(lab, load_balancer_queue_timeout=50)
         reload = lab.play("site", "--skip-tags", "benchmark")
         assert reload.rc == 0, reload.out
-        assert reload.changed() == [f"{HOST}: instinct.fleet.load_balancer : Balance"]
+        assert reload.changed() == [f"{HOST}: instinct.fleet.load_balancer : Update the load balancers"]
         assert "lab-n2.llama-1:8001 has been drained since" in reload.out
         lab.on(HOST, f"systemctl restart {AGENT}")
         wait_for(

@@ -162,7 +162,7 @@ def test_it_leaves_a_host_that_is_gone(shared: Endpoint) -> None:
     wait_for("its only holder", lambda: holders(lab) == [other])
     repaired = lab.play("site", "--skip-tags", "benchmark")
     assert repaired.rc == 0, repaired.out
-    assert repaired.changed() == [f"{had}: instinct.fleet.load_balancer : Balance"]
+    assert repaired.changed() == [f"{had}: instinct.fleet.load_balancer : Update the load balancers"]
     assert f"start {SERVICE}.service" in repaired.actions()[had]
     wait_for("HAProxy", lambda: listens(lab, had))
     stays(lab, other)

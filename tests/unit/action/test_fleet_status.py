@@ -26,7 +26,7 @@ def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
     }}}  # fmt: skip
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     task = {
-        "name": "Tell",
+        "name": "Print the status",
         "instinct.fleet.fleet_status": {"status_file": str(tmp_path / "status.json")},
         "run_once": True,
     }

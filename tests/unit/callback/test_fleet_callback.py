@@ -62,7 +62,7 @@ def test_an_error_is_told_where_it_happens(fleet: Any) -> None:
     fleet.v2_runner_on_failed(result("n1", "Pull", msg="Task failed: Action failed: no space left"))
     fleet.v2_runner_on_failed(result("n2", "Run", msg="non-zero return code", stderr="a\nb\n"))
     fleet.v2_runner_item_on_failed(result("n3", "Loop", item="x", msg="gone"))
-    fleet.v2_runner_on_unreachable(result("n4", "Look", msg="Connection refused"))
+    fleet.v2_runner_on_unreachable(result("n4", "Audit the hosts", msg="Connection refused"))
     fleet.v2_runner_on_failed(
         result("n5", "Plan", action="instinct.fleet.fleet_plan", msg="2 problems\n* one\n* two")
     )
