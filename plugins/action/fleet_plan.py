@@ -104,11 +104,9 @@ class ActionModule(ControllerAction):
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
         """Every problem of the input, with the place where it was written."""
-        assert isinstance(error, FleetError)
+        problems = error.problems if isinstance(error, FleetError) else ()
         reader = InventoryReader(facts)
-        lines = [
-            problem.text(reader.origin(problem), reader.deployment(problem)) for problem in error.problems
-        ]
+        lines = [problem.text(reader.origin(problem), reader.deployment(problem)) for problem in problems]
         count = plural(len(lines), "problem")
         return f"The plan has {count}; nothing was changed.\n" + "\n".join(f"* {line}" for line in lines)
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # noqa: F401  before all others
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction

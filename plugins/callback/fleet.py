@@ -3,14 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from ansible import constants as C
-from ansible.plugins.callback.default import CallbackModule as Default
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
-
 DOCUMENTATION = """
 name: fleet
 type: stdout
@@ -26,6 +18,14 @@ extends_documentation_fragment:
   - default_callback
   - result_format_callback
 """
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
 
 PLAN = "instinct.fleet.fleet_plan"
 LINES = 6

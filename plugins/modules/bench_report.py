@@ -81,7 +81,7 @@ run:
 directory:
   description: Where the files are.
   returned: when something was measured or failed
-  type: path
+  type: str
   sample: /home/operator/fleet/results/20260131T101500Z
 failures:
   description: Missing and incomplete measurements.

@@ -48,7 +48,7 @@ host_facts:
   type: dict
   contains:
     cmdline: {description: Words of the kernel command line now and at the next boot by C(file)., type: dict}
-    sysctls: {description: Value now and at boot with the file and line that set it, by key., type: dict}
+    sysctls: {description: "Value now and at boot with the file and line that set it, by key.", type: dict}
     cpu: {description: "Vendor, CPUs by governor, idle states with the CPUs that may enter them, SMT.", type: dict}
     huge_pages: {description: The mode of transparent huge pages., type: str, sample: madvise}
     boot_settings: {description: What C(tmpfiles.d) writes below C(/sys) at boot., type: dict}

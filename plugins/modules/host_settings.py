@@ -169,7 +169,7 @@ def sysctl_edits(sysctl: Mapping[str, str]) -> list[Edit]:
         files = {path: text_of(path) for path in {FILE, *(setting.real for setting in settings)}}
         files.update({path: edit.new for path, edit in found.items()})
         try:
-            edits, _ = keep(key, value, settings, files)
+            edits, _unused = keep(key, value, settings, files)
         except SysctlError as error:
             raise NodeError(str(error)) from None
         for edit in edits:

@@ -125,7 +125,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         if not kernel_cmdline.is_word(word):
             raise NodeError(f"words: {word!r} is not one parameter without white space and quotes.")
     source = Source(ROOT)
-    _, before = next_boot(source)
+    _unused, before = next_boot(source)
     now = kernel_cmdline.words(source.text("/proc/cmdline") or "")
     missing = [word for word in wanted if word not in (before or ())]
     result: dict[str, Any] = {

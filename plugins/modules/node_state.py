@@ -452,7 +452,7 @@ class DockerRequest:
                 break
             parts.append(part)
         self.socket.close()
-        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        head, _unused, body = b"".join(parts).partition(b"\r\n\r\n")
         status = head.split(b" ", 2)
         self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
         if len(status) < 2 or status[1] != b"200":
@@ -727,7 +727,7 @@ def cpu_set(text: str | None) -> set[int]:
     """Return {0, 1, 2, 3, 8} for "0-3,8"."""
     found: set[int] = set()
     for part in (text or "").split(","):
-        first, _, last = part.partition("-")
+        first, _unused, last = part.partition("-")
         if first.isdigit():
             found.update(range(int(first), int(last or first) + 1))
     return found
@@ -926,7 +926,7 @@ def read_instance_key(state_dir: str) -> str | None:
 
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
-            name, _, key = file.read().strip().partition("=")
+            name, _unused, key = file.read().strip().partition("=")
     except (OSError, ValueError):
         return None
     return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
@@ -1292,7 +1292,7 @@ def main() -> None:
         result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
     except Exception as error:  # a module can report only through its result
         result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
-    print(json.dumps(result))
+    sys.stdout.write(f"{json.dumps(result)}\n")
 
 
 if __name__ == "__main__":

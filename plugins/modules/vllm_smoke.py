@@ -147,7 +147,7 @@ def work(params, check, api_key):
     ] * params["times"]
     if check:
         return result
-    rounds = [ask_all(endpoint, result["endpoint"], params["timeout"]) for _ in range(params["times"])]
+    rounds = [ask_all(endpoint, result["endpoint"], params["timeout"]) for _unused in range(params["times"])]
     result["rounds"] = [
         [
             {"prompt": prompt.text, "text": reply.text, "error": reply.error}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from . import bytecode  # noqa: F401  before all others
+from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 
 # isort: split
 from ..module_utils.common.errors import FleetError, Problem
@@ -38,7 +38,7 @@ class ControllerAction(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the result of work(), or a failure with the message of an expected exception."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(argument_spec=self.options)
+        _unused, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
         wrong = unknown_extra_variables(map(str, load_extra_vars(self._loader)), public_variables())
         if wrong:

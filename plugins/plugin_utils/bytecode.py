@@ -37,7 +37,10 @@ def _finder(directory: str) -> FileFinder:
     return FileFinder(directory, (SourceFileLoader, SOURCE_SUFFIXES))
 
 
-if not any(
-    isinstance(finder, type) and finder.__name__ == BytecodeCache.__name__ for finder in sys.meta_path
-):
+def _is_ours(finder: object) -> bool:
+    return isinstance(finder, type) and finder.__name__ == BytecodeCache.__name__
+
+
+# Only in processes of Ansible's command line: others, such as ansible-test's, import a file once.
+if "ansible.cli" in sys.modules and not any(map(_is_ours, sys.meta_path)):
     sys.meta_path.insert(0, BytecodeCache)

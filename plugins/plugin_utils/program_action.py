@@ -11,7 +11,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import merge_hash
 
-from . import bytecode  # noqa: F401  before all others
+from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from .bundle import GIVEN
 
 

@@ -29,7 +29,7 @@ class ImageRef:
 
 def parse_ref(ref: str) -> ImageRef:
     """Split a reference by Docker's rules: a first part with a dot, a colon, or "localhost" is a registry."""
-    name, _, digest = ref.partition("@")
+    name, _unused, digest = ref.partition("@")
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):
         registry, path = first, rest
@@ -37,7 +37,7 @@ def parse_ref(ref: str) -> ImageRef:
         registry, path = DEFAULT_REGISTRY, name
     tag = ""
     if ":" in path:
-        path, _, tag = path.rpartition(":")
+        path, _unused, tag = path.rpartition(":")
     if registry in ("index.docker.io", "registry-1.docker.io"):
         registry = DEFAULT_REGISTRY
     if registry == DEFAULT_REGISTRY and "/" not in path:

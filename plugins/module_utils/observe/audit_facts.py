@@ -236,7 +236,7 @@ def acs_control(path: str) -> int | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         place = 0x100
-        for _ in range(64):  # a damaged list must not loop forever
+        for _unused in range(64):  # a damaged list must not loop forever
             head = os.pread(fd, 4, place)
             if len(head) < 4:
                 return None

@@ -45,7 +45,7 @@ class DockerRequest:
                 break
             parts.append(part)
         self.socket.close()
-        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        head, _unused, body = b"".join(parts).partition(b"\r\n\r\n")
         status = head.split(b" ", 2)
         self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
         if len(status) < 2 or status[1] != b"200":

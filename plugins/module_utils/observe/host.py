@@ -16,7 +16,7 @@ def cpu_set(text: str | None) -> set[int]:
     """Return {0, 1, 2, 3, 8} for "0-3,8"."""
     found: set[int] = set()
     for part in (text or "").split(","):
-        first, _, last = part.partition("-")
+        first, _unused, last = part.partition("-")
         if first.isdigit():
             found.update(range(int(first), int(last or first) + 1))
     return found

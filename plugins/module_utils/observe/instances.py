@@ -90,7 +90,7 @@ def read_instance_key(state_dir: str) -> str | None:
 
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
-            name, _, key = file.read().strip().partition("=")
+            name, _unused, key = file.read().strip().partition("=")
     except (OSError, ValueError):
         return None
     return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None

@@ -59,7 +59,7 @@ def amd_smi_blocks(text: str) -> tuple[dict[int, dict[str, str]], list[str]]:
             sections = []
         elif block is not None and indent and separator and re.fullmatch(r"[A-Z][A-Z0-9_]*", key):
             sections = [section for section in sections if section[0] < indent]
-            block[".".join([*(name for _, name in sections), key])] = value.strip()
+            block[".".join([*(name for _unused, name in sections), key])] = value.strip()
             sections.append((indent, key))
         elif line.strip():
             others.append(line.strip())

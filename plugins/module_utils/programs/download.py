@@ -67,9 +67,15 @@ def download(config: dict[str, Any], token: Any) -> str:
             chain = causes(error)
             if not worth_another_try(chain):
                 raise
-            print(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}", flush=True)
+            say(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}")
             time.sleep(2**attempt)
     return str(snapshot_download(**options))
+
+
+def say(text: str) -> None:
+    """Print a line at once, whoever reads the output."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main(argv: list[str]) -> int:
@@ -86,9 +92,9 @@ def main(argv: list[str]) -> int:
         report: dict[str, Any] = {"ok": True, "path": download(config, token)}
     except Exception as error:
         report = {"ok": False, "causes": causes(error)}
-    print(REPORT + json.dumps(report), flush=True)
+    say(REPORT + json.dumps(report))
     return 0 if report["ok"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    raise SystemExit(main(sys.argv))

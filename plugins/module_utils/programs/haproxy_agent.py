@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """HAProxy's agent: reports which instances have generated tokens since they were started.
 
@@ -53,7 +52,7 @@ class ProbedInstance:
     async def health(self) -> str:
         """Return the result of GET /health: "ok", GONE or BUSY."""
         try:
-            status, _ = await self.ask("GET", "/health", b"", HEALTH_SECONDS)
+            status, _unused = await self.ask("GET", "/health", b"", HEALTH_SECONDS)
         except asyncio.TimeoutError:
             return BUSY
         except (OSError, ValueError, EOFError):
@@ -84,7 +83,7 @@ class ProbedInstance:
             answer = await asyncio.wait_for(reader.read(), seconds)
         finally:
             writer.close()
-        head, _, text = answer.partition(b"\r\n\r\n")
+        head, _unused, text = answer.partition(b"\r\n\r\n")
         words = head.split(None, 2)
         return int(words[1]) if len(words) > 1 else 0, text
 

@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from typing import Any
 
 from ..common.probe_output import MARK, assigned, kind
@@ -88,4 +89,4 @@ def software() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(software()))
+    sys.stdout.write(f"{MARK}{json.dumps(software())}\n")

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Keepalived's check: exits with 0 if this host's HAProxy works, else with 1.
 
@@ -35,4 +34,4 @@ def works(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if works(sys.argv[1]) else 1)
+    raise SystemExit(0 if works(sys.argv[1]) else 1)

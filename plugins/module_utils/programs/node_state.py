@@ -261,7 +261,7 @@ def main() -> None:
         result = {"changed": False, "node_state": node_state(check_args(json.loads(text)))}
     except Exception as error:  # a module can report only through its result
         result = {"failed": True, "changed": False, "msg": str(error) or type(error).__name__}
-    print(json.dumps(result))
+    sys.stdout.write(f"{json.dumps(result)}\n")
 
 
 if __name__ == "__main__":

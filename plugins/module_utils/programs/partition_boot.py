@@ -80,7 +80,7 @@ def main() -> int:
     """Run the program; the exit code tells whether the modes are as recorded."""
     text = read_text(PARTITION_RECORD)
     if text is None:
-        print("No partition modes are recorded.")
+        sys.stdout.write("No partition modes are recorded.\n")
         return 0
     try:
         record = Record.from_text(text)
@@ -88,5 +88,5 @@ def main() -> int:
             good, lines = restore(PartitionNode(), record)
     except (ValueError, NodeError) as error:
         good, lines = False, [f"{PARTITION_RECORD}: {error}" if isinstance(error, ValueError) else str(error)]
-    print("\n".join(lines), file=sys.stdout if good else sys.stderr, flush=True)
+    (sys.stdout if good else sys.stderr).write("\n".join([*lines, ""]))
     return 0 if good else 1

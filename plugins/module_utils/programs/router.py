@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Run a vllm-router for every deployment that is routed by prefix, next to HAProxy on the balancer's host.
 
@@ -134,9 +133,14 @@ class Routers:
             router.stop()
 
 
+def stop(*_signal: object) -> None:
+    """End this process as one that was asked to."""
+    raise SystemExit(0)
+
+
 def main(path: str, pid_file: str, program: str) -> None:
     """Run until the process is ended."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, stop)
     routers = Routers(path, program)
     with open(pid_file, "w", encoding="ascii") as file:
         file.write(f"{os.getpid()}\n")

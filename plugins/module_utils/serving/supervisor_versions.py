@@ -38,7 +38,7 @@ def version_of(program: Program) -> str:
 def lib_of(body: Mapping[str, Any]) -> str:
     """Return the version that a container mounts, from its create body or its inspection; "" for none."""
     for bind in (body.get("HostConfig") or {}).get("Binds") or ():
-        source, _, rest = str(bind).partition(":")
+        source, _unused, rest = str(bind).partition(":")
         if rest.partition(":")[0] == paths.LIB_MOUNT:
             return os.path.basename(source)
     return ""

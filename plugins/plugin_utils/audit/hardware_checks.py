@@ -66,7 +66,7 @@ def gpu_firmware(rule: Rule, view: HostView) -> CheckResult:
     versions = Counter(gpu["vbios"] for gpu in view.gpus if gpu["vbios"])
     if not versions:
         return CheckResult(ELSEWHERE, "no GPU reports its VBIOS")
-    common, _ = versions.most_common(1)[0]
+    common, _unused = versions.most_common(1)[0]
     others = [gpu["bdf"] for gpu in view.gpus if gpu["vbios"] not in (None, common)]
     if others:
         return CheckResult(WRONG, f"different on {_names(others)}", common)

@@ -80,7 +80,7 @@ class AuditFinding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for -e audit_file and other programs."""
-        (how, what), *_ = self.fix.items()
+        (how, what), *_unused = self.fix.items()
         wrong = self.status == WRONG
         return {
             "id": self.item.id,

@@ -126,7 +126,7 @@ def _group(group: Sequence[HostReport], full: bool) -> list[str]:
         return [f"{lines[0]}", *lines[1:]]
     parts = _listed_findings(host.findings)
     if parts:
-        lines.append(_row([title for title, _ in COLUMNS])[0])
+        lines.append(_row([title for title, _unused in COLUMNS])[0])
     else:
         judged = sum(finding.status == OK for finding in host.findings)
         lines.append(f"  All {judged} checked items are correct.")
@@ -163,11 +163,11 @@ def fix_word(finding: AuditFinding) -> str:
 
 def _row(cells: Sequence[str]) -> list[str]:
     """Return a row of the table; long cells continue on the next lines."""
-    wrapped = [wrap(cell, width) or [""] for cell, (_, width) in zip(cells, COLUMNS)]
+    wrapped = [wrap(cell, width) or [""] for cell, (_unused, width) in zip(cells, COLUMNS)]
     rows = []
     for index in range(max(len(cell) for cell in wrapped)):
         parts = (cell[index] if index < len(cell) else "" for cell in wrapped)
-        line = " ".join(part.ljust(width) for part, (_, width) in zip(parts, COLUMNS))
+        line = " ".join(part.ljust(width) for part, (_unused, width) in zip(parts, COLUMNS))
         rows.append(f"  {line}".rstrip())
     return rows
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...module_utils.common.smoke_prompts import SmokeResult
 from ..text import wrap
 from .evidence import Baseline, CanaryVerdict
 from .statistics import LEVEL
@@ -86,13 +87,13 @@ def text(case: CanaryReport) -> str:
     if verdict.measurements and case.before.window:
         lines += ["", *_numbers(case)]
     if verdict.smoke:
-        lines += ["", *_prompts(case)]
+        lines += ["", *_prompts(case, verdict.smoke)]
     return "\n".join(lines) + "\n"
 
 
 def _numbers(case: CanaryReport) -> list[str]:
     windows = [("old", case.before.window), *zip(("new", "new, again"), case.verdict.measurements)]
-    shown = [window for _, window in windows if window]
+    shown = [window for _unused, window in windows if window]
     found = [
         metric
         for metric in (*METRICS, FALLBACK_METRIC)
@@ -123,9 +124,7 @@ def _row(metric: Metric, runs: Mapping[str, Sequence[float]]) -> str:
     return "  ".join(f"{value:9.1f}" if value < 1e5 else f"{value:9.0f}" for value in values)
 
 
-def _prompts(case: CanaryReport) -> list[str]:
-    smoke = case.verdict.smoke
-    assert smoke is not None
+def _prompts(case: CanaryReport, smoke: SmokeResult) -> list[str]:
     differ = [row for row in smoke.rows if row.wrong or row.old != row.new]
     listed = []
     if smoke.self_agreement is not None:

@@ -195,7 +195,7 @@ def _spoken(setting: Mapping[str, Any], value: Value) -> Value:
 def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, value: Value) -> Finding:
     forms = [form for form in setting["forms"] if wanted(form, value)]
     flags = [flag for form in forms for flag in form.get("args", {})]
-    starts = [since for flag in flags for since, _ in table.ever.get(flag, {}).get("present", ())]
+    starts = [since for flag in flags for since, _unused in table.ever.get(flag, {}).get("present", ())]
     starts += [form["since"] for form in forms if "since" in form]
     order, index = table.line.order, table.release.index
     coming = sorted((order[since], since) for since in starts if order[since] > index)

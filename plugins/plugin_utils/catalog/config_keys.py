@@ -71,8 +71,10 @@ class ConfigKeys:
         status, what = UNKNOWN, f"is no key of {name} in vLLM {version}"
         entry = self.classes[name]["fields"].get(key)
         if entry is not None:
-            coming = [since for since, _ in entry["present"] if self.line.order[since] > index]
-            ended = [end for _, end in entry["present"] if end is not None and self.line.order[end] <= index]
+            coming = [since for since, _unused in entry["present"] if self.line.order[since] > index]
+            ended = [
+                end for _unused, end in entry["present"] if end is not None and self.line.order[end] <= index
+            ]
             if ended:
                 status, what = GONE, f"was removed in vLLM {ended[-1]}, and this is {version}"
             elif coming:

@@ -171,8 +171,8 @@ def _absent(table: EnvTable, name: str) -> Finding:
     entry = table.replacements.variable(name)
     if history is not None:
         spans = history["present"]
-        ended = [until for _, until in spans if until is not None and table.line.order[until] <= index]
-        coming = [since for since, _ in spans if table.line.order[since] > index]
+        ended = [until for _unused, until in spans if until is not None and table.line.order[until] <= index]
+        coming = [since for since, _unused in spans if table.line.order[since] > index]
         if ended:
             what = f"is not read since vLLM {ended[-1]}, and this is {version}"
             if coming:

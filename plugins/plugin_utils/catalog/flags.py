@@ -271,8 +271,8 @@ def absent(table: FlagTable, option: str) -> Finding:
     index = table.release.index
     entry = table.replacements.flag(name)
     version = table.release.requested
-    coming = [since for since, _ in spans if table.line.order[since] > index]
-    ended = [until for _, until in spans if until is not None and table.line.order[until] <= index]
+    coming = [since for since, _unused in spans if table.line.order[since] > index]
+    ended = [until for _unused, until in spans if until is not None and table.line.order[until] <= index]
     if ended:
         what = f"was removed in vLLM {ended[-1]}, and this is {version}"
         if coming:
@@ -295,12 +295,14 @@ Presence = tuple[str, Optional[str]]
 
 def known_option(table: FlagTable, option: str) -> tuple[str, list[Presence]] | None:
     """Return the flag with this spelling in any release, and the spans of releases that have the spelling."""
-    own = [(since, until) for since, until in table.ever.get(option, {}).get("present", ())]
+    own = list(table.ever.get(option, {}).get("present", ()))
     others = [(name, _spelling_spans(entry, option)) for name, entry in table.ever.items()]
     found = [(name, spans) for name, spans in ((option, own), *others) if spans]
     if not found:
         return None
-    spans = sorted((span for _, spans in found for span in spans), key=lambda span: table.line.order[span[0]])
+    spans = sorted(
+        (span for _unused, spans in found for span in spans), key=lambda span: table.line.order[span[0]]
+    )
     return found[0][0], spans
 
 

@@ -44,7 +44,7 @@ class GpuModel:
     @property
     def modes(self) -> tuple[str, ...]:
         """Return the compute modes, ordered by number of partitions."""
-        return tuple(mode for mode, _ in self.partitions)
+        return tuple(mode for mode, _unused in self.partitions)
 
     def is_validated(self, compute: str, memory: str) -> bool:
         """Return whether AMD lists this pair as validated."""
@@ -77,7 +77,9 @@ class GpuCatalog:
     @property
     def memory_modes(self) -> tuple[str, ...]:
         """Return the memory modes that some mode of some model can be combined with."""
-        return tuple(sorted({name for model in self.models for _, names in model.memory for name in names}))
+        return tuple(
+            sorted({name for model in self.models for _unused, names in model.memory for name in names})
+        )
 
 
 def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:

@@ -46,7 +46,7 @@ class ImageFacts:
 
 def split_reference(ref: str) -> tuple[str, str, str]:
     """Return repository, tag and digest of a reference, without a leading Docker Hub name."""
-    rest, _, digest = ref.partition("@")
+    rest, _unused, digest = ref.partition("@")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:
         repository, tag = rest, ""

@@ -161,7 +161,8 @@ class Knowledge:
         found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
         return found
 
-    @functools.cache  # noqa: B019  (one object per run holds the catalogue for its whole life)
+    # One object per run holds the catalogue for its whole life. pylint: disable=method-cache-max-size-none
+    @functools.cache  # noqa: B019
     def _json(self, name: str) -> Any:
         return read_json(self.root / name)
 

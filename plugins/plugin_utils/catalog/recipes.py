@@ -275,7 +275,7 @@ def select_recipes(
     known = {**{choice.setting: choice.value for choice in choices}, **decided}
     advice = tuple(
         Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
-        for _, recipe in fitting
+        for _unused, recipe in fitting
         for entry in recipe.rules
         if (entry.when or entry.needs or entry.unless)
         and holds(entry.when, model, context)
@@ -299,7 +299,7 @@ def _agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) ->
 
 
 def _winner(items: Sequence[tuple[tuple[int, int, int], RecipeChoice]]) -> RecipeChoice:
-    ordered = [choice for _, choice in sorted(items, key=lambda item: item[0], reverse=True)]
+    ordered = [choice for _unused, choice in sorted(items, key=lambda item: item[0], reverse=True)]
     first = ordered[0]
     others = tuple(choice for choice in ordered[1:] if choice.value != first.value)
     return RecipeChoice(first.setting, first.value, first.reason, first.source, first.recipe, others)

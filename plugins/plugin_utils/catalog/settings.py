@@ -192,8 +192,8 @@ def _inexpressible(book: SettingsBook, name: str, setting: Mapping[str, Any], va
 
 def _when(book: SettingsBook, spans: Sequence[Sequence[Any]], what: str) -> tuple[str, str]:
     order, index, version = book.line.order, book.release.index, book.release.requested
-    coming = sorted((order[since], since) for since, _ in spans if since and order[since] > index)
-    ended = sorted((order[end], end) for _, end in spans if end and order[end] <= index)
+    coming = sorted((order[since], since) for since, _unused in spans if since and order[since] > index)
+    ended = sorted((order[end], end) for _unused, end in spans if end and order[end] <= index)
     if coming:
         return NOT_YET, f"{what} possible from vLLM {coming[0][1]} on, and this is {version}"
     if ended:

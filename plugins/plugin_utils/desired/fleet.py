@@ -150,11 +150,11 @@ def _span(
 
     They are those of this run and those that the deployment names, as --limit omits hosts.
     """
-    here = {name for _, name in found}
+    here = {name for _unused, name in found}
     others = members.get("instinct", frozenset()) - set(inputs)
-    if any(item.hosts is None for item, _ in found):
+    if any(item.hosts is None for item, _unused in found):
         return None if others else tuple(sorted(here, key=natural))
-    named = (name for name in others if any(_selects(item, name, members) for item, _ in found))
+    named = (name for name in others if any(_selects(item, name, members) for item, _unused in found))
     return tuple(sorted((*here, *named), key=natural))
 
 

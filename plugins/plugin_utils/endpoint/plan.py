@@ -204,7 +204,7 @@ def _plan(
     )
     left = [name for name in left if name in present]
     problems += interface_of(host)[1]
-    packages = tuple(name for name, _ in _missing(host))
+    packages = tuple(name for name, _unused in _missing(host))
     if observed and host.os_id not in DEBIAN and packages:
         system = host.os_id or "its system"
         what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."

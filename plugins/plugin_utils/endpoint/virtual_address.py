@@ -81,7 +81,7 @@ def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
 
 def address_data(host: BalancerHost, hosts: Sequence[BalancerHost]) -> Mapping[str, Any] | None:
     """Return everything that keepalived.conf contains, or None without a virtual address or a known interface."""
-    virtual, (interface, _) = host.settings.virtual, interface_of(host)
+    virtual, (interface, _unused) = host.settings.virtual, interface_of(host)
     if virtual is None or not interface:
         return None
     order = [item.name for item in hosts]

@@ -54,7 +54,7 @@ def _flags(command: str) -> dict[str, str]:
 
 def _variables(env: str) -> dict[str, str]:
     pairs = (word.partition("=") for word in shlex.split(env))
-    return {name: value for name, _, value in pairs}
+    return {name: value for name, _unused, value in pairs}
 
 
 def _words(old: Mapping[str, str], new: Mapping[str, str]) -> Iterable[str]:

@@ -18,7 +18,7 @@ def redact_argv(argv: Iterable[object]) -> list[str]:
     masked: list[str] = []
     secret = False
     for word in map(str, argv):
-        option, equals, _ = word.partition("=")
+        option, equals, _unused = word.partition("=")
         if word.startswith("--"):
             secret = is_secret_name(option.lstrip("-"))
             masked.append(f"{option}={MASK}" if secret and equals else word)

@@ -230,7 +230,7 @@ def _place(deployment: Deployment, there: HostGpus) -> tuple[tuple[Gpus, ...], l
     servers = servers_per_host(deployment)
     part = size // servers
     placed = [engine[number * part : (number + 1) * part] for engine in engines for number in range(servers)]
-    placed = [gpus for gpus in placed for _ in range(shared)]
+    placed = [gpus for gpus in placed for _unused in range(shared)]
     if deployment.instances_per_host:
         placed = placed[: deployment.instances_per_host * servers]
     if deployment.port + len(placed) - 1 > 65535:

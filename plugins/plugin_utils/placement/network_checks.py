@@ -36,13 +36,13 @@ def check_networks(fleet: Fleet, groups: Mapping[tuple[str, str], HostGroup]) ->
     hosts = {host.name: host for host in fleet.hosts}
     found: dict[str, Network] = {}
     problems: list[Problem] = []
-    for name in dict.fromkeys(host for _, host in whole):
+    for name in dict.fromkeys(host for _unused, host in whole):
         place, problem = group_address(hosts[name])
         problems += [problem] if problem else []
         if place:
             found[name] = network_of(hosts[name], place)
     warnings: dict[str, dict[str, None]] = {}
-    for deployment, group in dict.fromkeys((name, group) for (name, _), group in whole.items()):
+    for deployment, group in dict.fromkeys((name, group) for (name, _unused), group in whole.items()):
         members = [hosts[name] for name in group.hosts]
         wanted = next(item for item in members[0].deployments if item.name == deployment)
         problems += _alike(wanted, members)
@@ -106,7 +106,7 @@ def _places_together(places: Mapping[str, GroupAddress]) -> Iterable[Problem]:
         if other != name:
             yield Problem((), f"has the same address as {other}, {place.address}.", FIX, (name,))
     sorts = {name: ip_address(place.address).version for name, place in places.items()}
-    first, wanted = next(iter(sorts.items()))
+    (first, wanted), *_rest = sorts.items()
     for name, sort in sorts.items():
         if sort != wanted:
             what = f"its address {places[name].address} is IPv{sort}, but that of {first} is IPv{wanted}."
@@ -155,7 +155,7 @@ def _rdma(
             if missing:
                 text = f"{', '.join(missing)} of {name} have no RoCE v2 address: give their interfaces IPv4 addresses"
                 warnings.append((name, text))
-    limits = {name: hard for name, _, hard in deployment.runtime.ulimits}
+    limits = {name: hard for name, _unused, hard in deployment.runtime.ulimits}
     if limits.get("memlock") != -1:
         text = "runtime.ulimits.memlock is limited, but RDMA needs locked memory: leave it out"
         warnings.append((first, text))

@@ -173,7 +173,7 @@ def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[P
 
 
 def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterable[Problem]:
-    first, deployment = next(iter(found.items()))
+    (first, deployment), *_rest = found.items()
     for host, other in found.items():
         if replace(other, index=deployment.index) != deployment:
             what = f"deployment {deployment.name} spans hosts, but is defined differently on {first}."
@@ -190,7 +190,7 @@ def _wrong(found: Mapping[str, Deployment], members: tuple[str, ...]) -> Iterabl
 
 def _address(host: Host) -> str:
     """Return the host's address in the cluster, as an IP address if its interfaces reveal it."""
-    place, _ = group_address(host)
+    place, _unused = group_address(host)
     return place.address if place else host.address
 
 

@@ -294,9 +294,9 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
     found = []
     for key, users in sorted(groups.items()):
         pin = pins[key]
-        if all(has_weights(host, wanted, pin) for _, wanted in users):
+        if all(has_weights(host, wanted, pin) for _unused, wanted in users):
             continue
-        step = _model_step(host, [wanted for _, wanted in users], pin, image_of[users[0][0].name])
+        step = _model_step(host, [wanted for _unused, wanted in users], pin, image_of[users[0][0].name])
         amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
         action = Action(
             "model",

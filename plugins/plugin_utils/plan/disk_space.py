@@ -39,18 +39,18 @@ def check_disk(
         by_device.setdefault(disk.device, []).append((path, amount, what))
     problems = []
     for device, entries in sorted(by_device.items()):
-        need, free = sum(amount for _, amount, _ in entries), disks[device].free_bytes
+        need, free = sum(amount for _path, amount, _what in entries), disks[device].free_bytes
         if need <= free:
             continue
-        paths = " and ".join(dict.fromkeys(path for path, _, _ in entries))
-        parts = ", ".join(f"{what} {size(amount)}" for _, amount, what in entries)
+        paths = " and ".join(dict.fromkeys(path for path, *_unused in entries))
+        parts = ", ".join(f"{what} {size(amount)}" for _path, amount, what in entries)
         what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
         problems.append(Problem((), what, _fix(entries, root), (host.name,)))
     return tuple(problems), tuple(warnings)
 
 
 def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:
-    paths = {path for path, _, _ in entries}
+    paths = {path for path, *_unused in entries}
     ways = []
     if root in paths:
         ways.append("remove unused images (docker image prune -a)")

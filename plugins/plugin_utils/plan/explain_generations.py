@@ -61,7 +61,7 @@ def _numbers(users: Sequence[str]) -> str:
     """Return generations grouped by deployment: ["llama 2", "llama 3"] → "generations 2, 3 of llama"."""
     found: dict[str, list[str]] = {}
     for user in users:
-        name, _, number = user.rpartition(" ")
+        name, _unused, number = user.rpartition(" ")
         found.setdefault(name, []).append(number)
     return "; ".join(_of(name, numbers) for name, numbers in found.items())
 

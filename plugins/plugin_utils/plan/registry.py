@@ -210,7 +210,7 @@ def model_pin(
 def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:
     """Request a file of a pinned commit, as a download does. Raise ResolveError; there are no retries."""
     hub = endpoint or HUB
-    names = [name for name, _ in pin.files or ()]
+    names = [name for name, _unused in pin.files or ()]
     _hub_request(
         lambda: _config(repo, pin.commit, names, hub, token), (repo, pin.commit), path, hub, token, None
     )

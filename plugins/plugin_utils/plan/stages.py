@@ -141,28 +141,32 @@ def record_stage(
     """Plan what the host records of its generations, which comes before anything stops."""
     name = stages.host.name
     bound_here = () if stages.unknown else bindings(stages.host, revisions, request)
-    actions = (*record_actions(name, revisions), *(action for _, action in bound_here))
+    actions = (*record_actions(name, revisions), *(action for _unused, action in bound_here))
     if not actions:
         return RecordStage()
-    return RecordStage(actions, tuple(records(name, revisions)), tuple(entry for entry, _ in bound_here))
+    return RecordStage(
+        actions, tuple(records(name, revisions)), tuple(entry for entry, _unused in bound_here)
+    )
 
 
 def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     images = steps.images(host, lock, unknown)
-    engine, _ = steps.docker_engine(host)
-    tools, packages = steps.build_tools(host, (image for image, _ in images)) or (None, ())
+    engine, _unused = steps.docker_engine(host)
+    tools, packages = steps.build_tools(host, (image for image, _unused in images)) or (None, ())
     first = tuple(action for action in (engine, tools, steps.numa_balancing(host)) if action)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
-    problems, warnings = check_disk(host, [image for image, _ in images], (model for model, _ in models))
+    problems, warnings = check_disk(
+        host, [image for image, _unused in images], (model for model, _unused in models)
+    )
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()
     return FetchStage(
-        actions=(*first, *(action for _, action in (*images, *models))),
+        actions=(*first, *(action for _unused, action in (*images, *models))),
         packages=(*((engine.target,) if engine else ()), *packages),
-        images=tuple(image for image, _ in images),
-        models=tuple(model for model, _ in models),
+        images=tuple(image for image, _unused in images),
+        models=tuple(model for model, _unused in models),
         warnings=warnings,
         problems=problems,
     )
@@ -279,7 +283,7 @@ def check_host(host: Host) -> tuple[Problem, ...]:
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
     found += _unreachable_listen_address(host)
-    _, problem = steps.docker_engine(host)
+    _unused, problem = steps.docker_engine(host)
     if problem:
         found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))
     return tuple(found)

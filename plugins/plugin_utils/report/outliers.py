@@ -65,15 +65,15 @@ def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
     nodes = []
     for host in sorted({row["host"] for row in served}, key=natural):
         own = [(row, speed) for row, speed in zip(served, per_row) if row["host"] == host]
-        done = [row["output_throughput"] for row, _ in own if row["output_throughput"] is not None]
+        done = [row["output_throughput"] for row, _unused in own if row["output_throughput"] is not None]
         # An instance's median is its result divided by its relative speed.
         known = [
             (row["output_throughput"], row["output_throughput"] / speed.value)
             for row, speed in own
             if row["output_throughput"] is not None and speed.value
         ]
-        expected = sum(median for _, median in known)
-        value = sum(rate for rate, _ in known) / expected if expected else None
+        expected = sum(median for _unused, median in known)
+        value = sum(rate for rate, _unused in known) / expected if expected else None
         slow = [
             (f"{row['instance']}: " if len(own) > 1 else "") + ", ".join(speed.slow)
             for row, speed in own
@@ -98,7 +98,7 @@ def sequential_hosts(rows: Sequence[Row]) -> list[str]:
     return [
         host
         for host, own in sorted(windows.items(), key=lambda item: natural(item[0]))
-        if max(start for start, _ in own) > min(end for _, end in own)
+        if max(start for start, _unused in own) > min(end for _unused, end in own)
     ]
 
 

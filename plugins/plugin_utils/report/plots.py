@@ -283,7 +283,7 @@ def _lane(ax: Any, row: int, values: Sequence[tuple[float | None, bool]]) -> Non
         if points:
             style = {"color": COLOUR["warn" if slow else "series"], "markersize": 5 if slow else 4}
             ax.plot(*zip(*points), "o", markeredgewidth=0, alpha=1.0 if slow else 0.55, **style)
-    known = [value for value, _ in values if value is not None]
+    known = [value for value, _unused in values if value is not None]
     if known:
         median = statistics.median(known)
         ax.plot([median, median], [row - 0.42, row + 0.42], color=COLOUR["ink"], linewidth=2)

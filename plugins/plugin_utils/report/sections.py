@@ -81,7 +81,7 @@ def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
     `number` distinguishes the ids of its plots from those of other deployments.
     """
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
-    rows = [row for row, _ in own]
+    rows = [row for row, _unused in own]
     hosts = sorted({row["host"] for row in rows}, key=natural)
     many = len(rows) > MANY
     return {
@@ -130,7 +130,7 @@ def _label(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _throughput_plot(name: str, number: int, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
-    rows = [row for row, _ in own]
+    rows = [row for row, _unused in own]
     identity = f"throughput-{number}"
     if len(own) > MANY and len(own) > len(hosts):
         title = f"{name}: every instance against the median"
@@ -179,7 +179,7 @@ def _throughput_plot(name: str, number: int, own: Pairs, hosts: Sequence[str]) -
 
 
 def _latency_plots(name: str, number: int, own: Pairs) -> list[dict[str, Any]]:
-    rows = [row for row, _ in own]
+    rows = [row for row, _unused in own]
     panels = [
         (metric, label)
         for metric, label in LATENCY_PANELS
@@ -190,7 +190,7 @@ def _latency_plots(name: str, number: int, own: Pairs) -> list[dict[str, Any]]:
     items = [
         plots.Ranges(
             _label(row, rows),
-            {metric: tuple(row[f"{stat}_{metric}_ms"] for stat in SHOWN) for metric, _ in panels},
+            {metric: tuple(row[f"{stat}_{metric}_ms"] for stat in SHOWN) for metric, _unused in panels},
             bool(speed.slow),
         )
         for row, speed in own
@@ -252,14 +252,14 @@ def _throughput_table(own: Pairs, many: bool) -> dict[str, Any]:
 
 def _latency_table(own: Pairs, many: bool) -> dict[str, Any]:
     columns: list[Any] = ["Node", "Instance"]
-    columns += [(stat, "ms", label) for _, label in LATENCY_PANELS for stat in SHOWN]
+    columns += [(stat, "ms", label) for _unused, label in LATENCY_PANELS for stat in SHOWN]
     rows = [
         {
             "slow": bool(speed.slow),
             "cells": [
                 row["host"],
                 row["instance"],
-                *(row[f"{stat}_{metric}_ms"] for metric, _ in LATENCY_PANELS for stat in SHOWN),
+                *(row[f"{stat}_{metric}_ms"] for metric, _unused in LATENCY_PANELS for stat in SHOWN),
             ],
         }
         for row, speed in own
@@ -303,7 +303,7 @@ def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
         columns = [
             "Node",
             "Instance",
-            *((label, form) for label, form, _ in measures),
+            *((label, form) for label, form, _unused in measures),
             ("vs median", "percent"),
         ]
         rows = [
@@ -312,7 +312,7 @@ def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
                 "cells": [
                     row["host"],
                     row["instance"],
-                    *(row[key] for _, _, key in measures),
+                    *(row[key] for _unused, _unused, key in measures),
                     None if speed.value is None else (speed.value - 1) * 100,
                 ],
             }

@@ -100,7 +100,11 @@ def collect(
         failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
     rows.sort(key=lambda pair: (natural(pair[0]["host"]), natural(pair[0]["instance"]), pair[0]["kind"]))
     return Measured(
-        tuple(row for row, _ in rows), tuple(raw for _, raw in rows), facts, tuple(failures), deployments
+        tuple(row for row, _unused in rows),
+        tuple(raw for _unused, raw in rows),
+        facts,
+        tuple(failures),
+        deployments,
     )
 
 

@@ -24,7 +24,7 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     per_row = speeds(rows)
     served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
     offline = [row for row in rows if row["kind"] != "serve"]
-    lines = [_headline(summary["run"], [row for row, _ in served], rows)]
+    lines = [_headline(summary["run"], [row for row, _unused in served], rows)]
     if served:
         lines += _aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
         if len(served) > LINES:

@@ -212,7 +212,7 @@ def _conflicting_pairs(items: Sequence[tuple[int, RolloutInstance]]) -> Iterable
             # An instance that stays on a shared GPU, with no larger share than before, conflicts with no other one.
             stays = item.old is not None and gpu in item.old.gpus
             if not stays or item.new.share * len(there) > 1 + 1e-9:
-                yield from ((index, other) for other, _ in there)
+                yield from ((index, other) for other, _unused in there)
 
 
 def _engines_lost(members: Iterable[RolloutInstance]) -> dict[str, int]:
@@ -220,7 +220,7 @@ def _engines_lost(members: Iterable[RolloutInstance]) -> dict[str, int]:
         (item.deployment, item.old_engine or item.id) for item in members if item.exists and item.in_service
     }
     found: dict[str, int] = {}
-    for deployment, _ in engines:
+    for deployment, _unused in engines:
         found[deployment] = found.get(deployment, 0) + 1
     return found
 

@@ -68,7 +68,7 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
 
     canary: variables of canaries that are wrong, and why.
     """
-    _, problems = parse_policy(_terms(options))
+    _unused, problems = parse_policy(_terms(options))
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):

@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
 from ..plan.text import wrapped
 from ..text import plural
-from .batches import DEFAULT_MIN_AVAILABLE, Batch
+from .batches import DEFAULT_MIN_AVAILABLE, Batch, RolloutInstance
 from .plan import RolloutPlan
 from .steps import Step, holds
 
@@ -34,9 +34,9 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
             data = next(item for item in planned.batches if item["deployment"] == name)
             lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
         lines += _format_capacity(planned, name)
-        canary = next((batch for batch in batches if batch.canary), None)
-        if canary:
-            lines += wrapped("canary", _canary(canary))
+        for batch in batches:
+            if batch.canary:
+                lines += wrapped("canary", _canary(batch, batch.canary))
         shown = batches if len(batches) <= SHOWN else batches[: SHOWN - 1]
         for batch in shown:
             lines += wrapped(f"batch {batch.number}", "; ".join(group.name for group in batch.groups))
@@ -61,9 +61,7 @@ def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
     return wrapped("keeps", text)
 
 
-def _canary(batch: Batch) -> str:
-    canary = batch.canary
-    assert canary is not None
+def _canary(batch: Batch, canary: RolloutInstance) -> str:
     text = f"{canary.host} {canary.name}, alone"
     if not canary.exists:
         return f"{text}; it is new, so only its answers can be checked, not compared"

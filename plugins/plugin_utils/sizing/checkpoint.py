@@ -30,7 +30,7 @@ def checkpoint_size(
 ) -> CheckpointSize | None:
     """Return the size of the weights that vLLM would load, or None if neither the files nor an index give it."""
     chosen = weight_files(files or ())
-    total = sum(size for _, size in chosen)
+    total = sum(size for _unused, size in chosen)
     if index_total and (not total or abs(total - index_total) <= _INDEX_TOLERANCE * total):
         return CheckpointSize(index_total, len(chosen), True)
     return CheckpointSize(total, len(chosen)) if total else None

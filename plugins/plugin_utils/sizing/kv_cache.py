@@ -163,8 +163,8 @@ Placed = tuple[int, Union[Cache, State]]
 
 def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
     """Return the layout with blocks enlarged so that an attention page holds a state, if there are states."""
-    states = [state_bytes(cache, how) for _, cache in caches if isinstance(cache, State)]
-    tokens = [token_bytes(cache, how) for _, cache in caches if isinstance(cache, Cache)]
+    states = [state_bytes(cache, how) for _unused, cache in caches if isinstance(cache, State)]
+    tokens = [token_bytes(cache, how) for _unused, cache in caches if isinstance(cache, Cache)]
     if not states or not tokens:
         return how
     block = how.block_size * cdiv(max(states), how.block_size * max(tokens))
@@ -191,13 +191,13 @@ def _groups(specs: Sequence[PlacedSpec], how: CacheLayout) -> list[list[PlacedSp
 
     Layers of one kind are one group; with several kinds, each group has equally many layers of one kind.
     """
-    kinds = {(spec.kind, spec.window) for _, spec in specs}
-    if len(kinds) > 1 and not how.hybrid and any(kind == FULL for kind, _ in kinds):
+    kinds = {(spec.kind, spec.window) for _unused, spec in specs}
+    if len(kinds) > 1 and not how.hybrid and any(kind == FULL for kind, _unused in kinds):
         specs = [
             (stage, replace(spec, kind=FULL, window=0) if spec.kind in (SLIDING, CHUNKED) else spec)
             for stage, spec in specs
         ]
-        kinds = {(spec.kind, spec.window) for _, spec in specs}
+        kinds = {(spec.kind, spec.window) for _unused, spec in specs}
     if len(kinds) == 1:
         return [list(specs)]
     by_spec: dict[CacheSpec, list[PlacedSpec]] = {}
@@ -214,7 +214,7 @@ def _groups(specs: Sequence[PlacedSpec], how: CacheLayout) -> list[list[PlacedSp
 
 def _one_page_size(specs: Sequence[PlacedSpec]) -> list[PlacedSpec]:
     """Return the specs with equal page sizes: smaller pages get more tokens if that divides, else padding."""
-    page = max(spec.page for _, spec in specs)
+    page = max(spec.page for _unused, spec in specs)
     result = []
     for stage, spec in specs:
         factor = page // spec.page if spec.kind != STATE and page % spec.page == 0 else 1

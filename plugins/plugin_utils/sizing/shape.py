@@ -140,7 +140,7 @@ def model_shape(
         return ModelShape(model_type, False, missing, checkpoint=size)
     shape = _build(config, text, numbers, family or Family(), model_type)
     shape = replace(shape, known=family is not None and shape.quantization.known, checkpoint=size)
-    return _calibrated(shape, config) if size else shape
+    return _calibrated(shape, size, config) if size else shape
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -301,10 +301,9 @@ def _vision_bytes(config: Mapping[str, Any], hidden: int) -> int:
     return 2 * (depth * (4 * width * width + 2 * width * inner) + width * hidden)
 
 
-def _calibrated(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
+def _calibrated(shape: ModelShape, checkpoint: CheckpointSize, config: Mapping[str, Any]) -> ModelShape:
     """Return the shape corrected by the checkpoint's size: an excess is other weights or, like a deficit, a factor."""
-    assert shape.checkpoint is not None
-    total, expected = shape.checkpoint.bytes, shape.stored_total
+    total, expected = checkpoint.bytes, shape.stored_total
     if not shape.other_bytes:
         # The checkpoint may lack the layers for multi-token prediction.
         for size in (expected, replace(shape, unloaded=()).stored_total):

@@ -186,7 +186,7 @@ def _ranges(hosts: Sequence[str]) -> list[str]:
         if len(run) < 3:
             found += run
             continue
-        (head, low, tail), (_, high, _) = _parts(run[0]), _parts(run[-1])
+        (head, low, tail), (_unused, high, _unused) = _parts(run[0]), _parts(run[-1])
         found.append(f"{head}[{low}:{high}]{tail}")
     return found
 

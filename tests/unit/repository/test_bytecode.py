@@ -12,6 +12,7 @@ from tests import ROOT
 # As ansible-playbook imports an action plugin; prints who loads each module.
 PROGRAM = """
 import importlib
+import ansible.cli
 from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
 _AnsibleCollectionFinder(paths=[{collections!r}])._install()
 for name in {names}:
@@ -39,6 +40,7 @@ def test_ansible_alone_keeps_none() -> None:
 def test_its_finder_is_there_once_however_often_it_is_imported() -> None:
     program = """
 import importlib, sys
+import ansible.cli
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode
 importlib.reload(bytecode)
 print([getattr(finder, "__name__", "") for finder in sys.meta_path].count(bytecode.BytecodeCache.__name__))

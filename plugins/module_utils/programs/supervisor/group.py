@@ -90,7 +90,7 @@ class RankGroup(threading.Thread):
             while not self._closing:
                 self._connect_or_listen()
                 half = self._pulse.beat / 2
-                for key, _ in self._selector.select(half if self._begun else min(0.2, half)):
+                for key, _unused in self._selector.select(half if self._begun else min(0.2, half)):
                     self._readable(key.fileobj)  # type: ignore[arg-type]
                 self._watch()
         finally:
@@ -103,7 +103,7 @@ class RankGroup(threading.Thread):
             while not self._commands.empty():
                 self._execute(self._commands.get())
         elif sock is self._listener:
-            self._accept()
+            self._accept(sock)
         elif sock in self._links:
             self._receive(self._links[sock])
 
@@ -126,7 +126,7 @@ class RankGroup(threading.Thread):
     def _listen(self) -> None:
         host, port = self._member.address
         try:
-            family, _, _, _, address = resolve(host, port)
+            family, _unused, _unused, _unused, address = resolve(host, port)
             if str(address[0]).startswith("127.") and not host.startswith(("127.", "localhost")):
                 address = (
                     "0.0.0.0",
@@ -150,7 +150,7 @@ class RankGroup(threading.Thread):
     def _connect(self) -> None:
         host, port = self._member.address
         try:
-            family, _, _, _, address = resolve(host, port)
+            family, _unused, _unused, _unused, address = resolve(host, port)
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(self._pulse.hello)
@@ -168,10 +168,9 @@ class RankGroup(threading.Thread):
             "hosts": list(self._member.hosts), "gave_up": self._gave_up,
         })  # fmt: skip
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, address = self._listener.accept()
+            sock, address = listener.accept()
         except OSError:
             return
         if sum(link.rank is None for link in self._links.values()) >= MAX_UNIDENTIFIED:
@@ -268,17 +267,16 @@ class RankGroup(threading.Thread):
         ]
         reasons += [f"waits for {self._member.named(rank)}" for rank in others if rank not in links]
         if not reasons:
-            self._begin()
+            self._begin(self._listener)
             return
         why = "; ".join(reasons)
         self._wait(why)
         self._send_all({"t": "waits", "why": why})
 
-    def _begin(self) -> None:
+    def _begin(self, listener: socket.socket) -> None:
         """Start the run and admit nobody else: a rank that reconnects is refused, and waits."""
-        assert self._listener is not None
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        self._selector.unregister(listener)
+        listener.close()
         for link in [item for item in self._links.values() if item.rank is None]:
             self._drop(link, "the run begins")
         self._begun = True

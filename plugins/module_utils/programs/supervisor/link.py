@@ -62,7 +62,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
     Raise ValueError for anything else.
     """
-    host, _, port = text.rpartition(":")
+    host, _unused, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{text!r} is not ADDRESS:PORT")
     return host.strip("[]"), int(port)

@@ -374,7 +374,7 @@ def oom_kills() -> int:
         try:
             with open(path, encoding="ascii") as stream:
                 for line in stream:
-                    name, _, count = line.partition(" ")
+                    name, _unused, count = line.partition(" ")
                     if name == "oom_kill":
                         return int(count)
         except (OSError, ValueError):

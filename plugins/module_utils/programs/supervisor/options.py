@@ -116,7 +116,7 @@ def _times(given: Sequence[str]) -> dict[str, float]:
     names = [item.name for kind in (Times, HeartbeatTimes) for item in fields(kind)]
     found = {}
     for text in given:
-        name, _, value = text.partition("=")
+        name, _unused, value = text.partition("=")
         if name not in names:
             raise ValueError(f"--time: {name} is none of {', '.join(names)}")
         found[name] = float(value)
