@@ -295,7 +295,7 @@ Presence = tuple[str, Optional[str]]
 
 def known_option(table: FlagTable, option: str) -> tuple[str, list[Presence]] | None:
     """Return the flag with this spelling in any release, and the spans of releases that have the spelling."""
-    own = list(table.ever.get(option, {}).get("present", ()))
+    own = [(span[0], span[1]) for span in table.ever.get(option, {}).get("present", ())]
     others = [(name, _spelling_spans(entry, option)) for name, entry in table.ever.items()]
     found = [(name, spans) for name, spans in ((option, own), *others) if spans]
     if not found:
