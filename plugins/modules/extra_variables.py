@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: extra_variables
-short_description: Reject misspelt variables of the command line
+short_description: Reject misspelled variables of the command line
 version_added: "0.1.0"
 description:
-  - Fails if a variable given with C(-e) is unknown to the toolkit but similar to one of its variables. Such a misspelt
+  - Fails if a variable given with C(-e) is unknown to the toolkit but similar to one of its own. Such a misspelled
     variable would have no effect, so that a run meant for one deployment would change all of them.
   - Runs on the control node only, and connects to nothing. The other modules that run there make the same check.
 extends_documentation_fragment:
@@ -25,7 +25,7 @@ author: instinct-fleet contributors (@instinct-fleet)
 """
 
 EXAMPLES = r"""
-- name: Reject misspelt variables of the command line
+- name: Reject misspelled variables of the command line
   instinct.fleet.extra_variables:
   run_once: true
 """

@@ -265,7 +265,7 @@ class ServerActions:
 
 
 def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
-    """What is told of the steps: requests to the engine, and files."""
+    """The steps as the result lists them: requests to Docker, and files."""
     name, successor = server.container, server.next_container
     files = wanted_files(server)
     change = [f"POST /containers/create?name={name}"] if steps.create else []

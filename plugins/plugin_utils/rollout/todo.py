@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def restrict_to(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
-    """Return the plan of some hosts; what is to be told of the others was told before."""
+    """Return the plan of some hosts; the others were reported before."""
     names = set(hosts)
     kept = tuple(item for item in plan.hosts if item.host.name in names)
     return replace(plan, hosts=kept, unreachable=())
