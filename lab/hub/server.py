@@ -48,7 +48,7 @@ class Hub(ThreadingHTTPServer):
         self.quiet = quiet
         self.faults = Faults()
         self.requests: deque[dict[str, Any]] = deque(maxlen=10_000)
-        self._answering = 0  # requests in progress, which are not in the list yet
+        self._answering = 0  # requests in progress: their status and size are not known yet
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +57,7 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def answering(self) -> int:
-        """Return the number of requests in progress: each is recorded after its answer."""
+        """Return the number of requests in progress: each is listed as it arrives, and completed after its answer."""
         return self._answering
 
     def take(self, more: int) -> None:
@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.take(-1)
 
     def answer_request(self) -> None:
-        """Answer the request, then record it."""
+        """List the request, answer it, then complete its entry: the list has the order in which requests came."""
         target = urlsplit(self.path)
         self.query = parse_qs(target.query)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -130,6 +130,13 @@ class Handler(BaseHTTPRequestHandler):
             None if lab else self.server.faults.take(self.command, target.path, self.client_address[0])
         )
         self.status = self.sent = 0
+        entry: dict[str, Any] = {
+            "method": self.command,
+            "path": target.path,
+            "range": self.headers.get("Range"),
+        }
+        if not lab:
+            self.server.requests.append(entry)
         try:
             if self.fault:
                 time.sleep(self.fault.delay)
@@ -142,9 +149,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_error(error)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
-        if not lab:
-            entry = {"method": self.command, "path": target.path, "status": self.status}
-            self.server.requests.append({**entry, "range": self.headers.get("Range"), "bytes": self.sent})
+        finally:
+            entry |= {"status": self.status, "bytes": self.sent}
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
 
@@ -347,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
     def lab_requests(self) -> None:
         if self.command == "DELETE":
             self.server.requests.clear()
-        self.answer(list(self.server.requests))
+        self.answer([entry for entry in list(self.server.requests) if "status" in entry])
 
     # Answers.
 

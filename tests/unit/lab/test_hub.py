@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -78,8 +79,8 @@ def source(hub: server.Hub, commit: str, repo: str = make.OPEN) -> Path:
 
 
 def noted(hub: server.Hub) -> list[dict[str, Any]]:
-    """All requests so far. The hub notes each of them after its answer."""
-    eventually("the last note", lambda: hub.answering == 0)
+    """All requests so far. The hub completes each entry after its answer."""
+    eventually("the last answer", lambda: hub.answering == 0)
     return list(hub.requests)
 
 
@@ -155,6 +156,16 @@ class TestDownload:
         with pytest.raises(HfHubHTTPError, match="429") as caught:
             api.model_info(make.OPEN)
         assert caught.value.response.headers["Retry-After"] == "60"
+
+    def test_requests_are_listed_as_they_come(self, hub: server.Hub) -> None:
+        hub.faults.set(Fault(match="*/config.json", delay=0.5, count=1))
+        files = f"{hub.url}/{make.OPEN}/resolve/main"
+        slow = threading.Thread(target=lambda: urllib.request.urlopen(f"{files}/config.json").close())
+        slow.start()
+        eventually("the slow request", lambda: len(hub.requests) == 1)
+        urllib.request.urlopen(f"{files}/tokenizer_config.json").close()
+        slow.join()
+        assert [Path(r["path"]).name for r in noted(hub)] == ["config.json", "tokenizer_config.json"]
 
     def test_slow_transfer(self, hub: server.Hub) -> None:
         hub.faults.set(Fault(match="*/tokenizer.json", bytes_per_second=100_000))
