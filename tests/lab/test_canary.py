@@ -68,11 +68,12 @@ def reports(lab: Lab) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(Path(lab.tmp, "results").glob("*/canary.json"))]
 
 
-def compare(lab: Lab, tries: int, reference: bool) -> list[dict[str, Any]]:
-    """Compare an instance with itself; what was found."""
+def compare(lab: Lab, tries: int, reference: bool, **rules: int) -> list[dict[str, Any]]:
+    """Compare an instance with itself; what was found. rules: variables of the judgement."""
     before = len(reports(lab))
     variables = {
         "tries": tries, "reference": reference, "canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results",
+        **rules,
     }  # fmt: skip
     run = lab.play("../tests/lab/plays/canary", "-e", json.dumps(variables))
     found = reports(lab)[before:]
@@ -144,7 +145,9 @@ def test_real_vllm_is_compared_with_itself(lab_up: list[str], tmp_path: Path) ->
     lab = copy_inventory(lab_up, tmp_path)  # its own deployment is the real vLLM
     run = lab.play("site", "--skip-tags", "benchmark", "--limit", "lab-n1")
     assert run.rc == 0, run.out[-3000:]
-    (found,) = compare(lab, 1, reference=False)
+    # What it computes with are the cores of the tests beside it: its speed is theirs, too. What counts is that the
+    # figures and the texts of the real one are understood.
+    (found,) = compare(lab, 1, reference=False, canary_tolerance=60, canary_latency_tolerance=200)
     assert found["verdict"] == "ok"
     assert found["agreement"]["with_itself"] == 1
     assert [len(runs) for runs in found["before"]["own"].values()] == [5] * 4
