@@ -20,6 +20,7 @@ from dataclasses import replace
 import docker
 
 from . import engine, fleet, images, layers
+from .ask import question
 from .config import (
     HUB,
     MAX_LABS,
@@ -142,6 +143,11 @@ def ssh(config: Config, host: str, command: list[str]) -> None:
     os.execvp("ssh", ["ssh", *options, f"ops@{address}", *command])
 
 
+def ask(config: Config, where: str, prompt: str) -> None:
+    host, _, port = where.partition(":")
+    ssh(config, host, [question(int(port or 8000), prompt)])
+
+
 def hub(config: Config, faults: str) -> None:
     """Set the hub's faults for this lab's nodes. Raise LabError if the hub rejects them."""
     request = urllib.request.Request(
@@ -172,6 +178,9 @@ def main() -> int:
         command = commands.add_parser(name, help=text)
         command.add_argument("host")
         command.add_argument("words", nargs=argparse.REMAINDER)
+    prompt = commands.add_parser("ask", help="ask an instance for text, from its node")
+    prompt.add_argument("where", metavar="HOST[:PORT]")
+    prompt.add_argument("prompt")
     commands.add_parser("reboot", help="restart a node").add_argument("host")
     commands.add_parser("hub", help="set the hub's faults, as JSON; {} for none").add_argument("faults")
     args = parser.parse_args()
@@ -190,6 +199,8 @@ def main() -> int:
             return execute(config, args.host, words)
         case "ssh":
             ssh(config, args.host, words)
+        case "ask":
+            ask(config, args.where, args.prompt)
         case "reboot":
             fleet.reboot(running(), config, args.host)
         case "hub":

@@ -12,16 +12,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def closing_summary(root: Path = ROOT) -> str:
-    """Return the text, from results/latest/summary.json and the lab's inventory.
+    """Return the text, from results/latest/summary.json in `root`.
 
     Raise FileNotFoundError if nothing has been measured yet.
     """
     summary = json.loads((root / "results/latest/summary.json").read_text(encoding="utf-8"))
-    inventory = yaml.safe_load((root / "inventory/lab/hosts.yml").read_text(encoding="utf-8"))
     deployments = yaml.safe_load(
-        (root / "inventory/lab/group_vars/instinct/deployments.yml").read_text("utf-8")
+        (ROOT / "inventory/lab/group_vars/instinct/deployments.yml").read_text(encoding="utf-8")
     )
-    address = {name: host["ansible_host"] for name, host in inventory["instinct"]["hosts"].items()}
     port = {d["name"]: d.get("port", 8000) for d in deployments["vllm_deployments"]}
 
     served = [bench for bench in summary["benchmarks"] if bench["kind"] == "serve"]
@@ -38,12 +36,11 @@ def closing_summary(root: Path = ROOT) -> str:
         )
     first = served[0]
     index = int(first["instance"].rsplit("-", 1)[1])
-    url = f"http://{address[first['host']]}:{port[first['deployment']] + index}"
-    body = json.dumps({"model": first["model"], "prompt": "Once upon a time", "max_tokens": 32})
+    where = f"{first['host']}:{port[first['deployment']] + index}"
     lines += [
         "",
-        "Ask it something:",
-        f"  curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        "Ask it something (without a load balancer, instances listen on their own node only):",
+        f'  .venv/bin/python -m lab ask {where} "Once upon a time"',
         "",
         "Look around:",
         f"  report     {root / 'results/latest/report.html'}",

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from dataclasses import dataclass
 
 import pytest
 
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
+from lab.summary import closing_summary
+from tests import ROOT
 
 from .conftest import Lab, Run, container, copy_inventory, reset_lab
 from .helpers import assert_agrees, completion
@@ -73,6 +76,17 @@ def test_bare_nodes_serve_and_are_measured(served: Served) -> None:
         assert [d["PathOnHost"] for d in host_config["Devices"]] == ["/dev/kfd", "/dev/dri/renderD128"]
         assert all(group.isdigit() for group in host_config["GroupAdd"])
         assert lab.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"
+
+
+def test_the_demos_question_is_answered(serving: Lab) -> None:
+    lines = closing_summary(serving.tmp).splitlines()
+    question = next(number for number, line in enumerate(lines) if line.startswith("Ask it something"))
+    asked = subprocess.run(
+        ["bash", "-c", lines[question + 1]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.startswith("Once upon a time")
+    assert len(asked.stdout.strip()) > len("Once upon a time")
 
 
 def test_second_run_makes_one_call_per_host_and_changes_nothing(serving: Lab) -> None:
