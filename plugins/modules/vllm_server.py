@@ -194,8 +194,14 @@ servers:
     log_file:
       description: The path of the whole log of a failure on the node.
       type: str
+removed:
+  description: The instances of O(remove) that were there and are gone; in check mode those that would be.
+  type: list
+  elements: str
+  returned: as RV(servers)
 actions:
-  description: Requests to Docker and files written, in order; in check mode those that would be.
+  description: Requests to Docker and files written, in order; in check mode those that would be. Files are written
+    beside the old ones, and take their names once the old instance has stopped.
   type: list
   elements: str
   returned: as RV(servers)
@@ -210,7 +216,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.names import check_name
-from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
@@ -270,21 +275,18 @@ def work(params, redact, check):
     try:
         result = converge(fleet, servers, remove, params["state"], check)
     except NodeError as error:
-        note(servers, error.result, remove, redact, check)
+        note(servers, error.result, redact, check)
         raise
-    note(servers, result, remove, redact, check)
+    note(servers, result, redact, check)
     return result
 
 
-def note(servers, result, remove, redact, check):
+def note(servers, result, redact, check):
     """Record the changes in the node's journal."""
-    gone = [
-        name for name in remove if f"DELETE /containers/{container_name(name)}" in result.get("actions", ())
-    ]
     if check:
         return
     try:
-        note_servers(servers, redact.data(result), gone)
+        note_servers(servers, redact.data(result), result.get("removed", ()))
     except OSError as error:  # the changes themselves succeeded
         result.setdefault("warnings", []).append(
             f"The journal {error.filename or 'of this node'} could not be written: {error.strerror}."

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..common import paths
 from ..common.failures import Diagnosis
-from ..common.files import make_private, read_text, write_atomic
+from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import ControllerGone, run_lock
@@ -37,12 +37,20 @@ from .instance import (
     decide,
     diff_of,
     observe_server,
-    wanted_files,
 )
 from .readiness import ServerFailed, wait_ready
+from .staged_files import discard, put_in_place, stage
 from .start_errors import NO_DEVICE, explain_refusal
 
 POLL_SECONDS = 0.5  # between two looks at a server that starts
+
+CANNOT_STOP = (
+    "It was left as it is. A process that even SIGKILL does not end waits in the kernel, mostly for a GPU that hangs "
+    "(state D in ps, lines of amdgpu in dmesg): drain this node's other instances (playbooks/drain.yml), and reboot it."
+)
+CANNOT_REMOVE = (
+    "Its container is stopped and stays. Check the Docker engine (journalctl -u docker), and run again."
+)
 
 
 @dataclass
@@ -56,9 +64,28 @@ class ServerTask:
     outcome: Json = field(default_factory=dict)
     failure: Diagnosis | None = None
     attention: Proof | None = None
+    warning: str = ""
 
     def fail(self, finding: Diagnosis) -> None:
         """Note why it failed; the first reason stands."""
+        if self.failure is None:
+            self.failure = finding
+
+
+@dataclass
+class Removal:
+    """An instance that is to go, with its container and its files."""
+
+    name: str
+    failure: Diagnosis | None = None
+
+    @property
+    def container(self) -> str:
+        """The container's name."""
+        return paths.container_name(self.name)
+
+    def fail(self, finding: Diagnosis) -> None:
+        """Note why it is still there; the first reason stands."""
         if self.failure is None:
             self.failure = finding
 
@@ -80,7 +107,10 @@ class ConvergeContext:
 def converge(
     fleet: ConvergeContext, servers: Sequence[ServerSpec], remove: Sequence[str], state: str, check: bool
 ) -> dict[str, Any]:
-    """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with."""
+    """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with.
+
+    What Docker refuses for one server, to stop it included, concerns this one alone.
+    """
     longest = max((server.ready_timeout + server.stop_timeout for server in servers), default=600)
     with contextlib.nullcontext() if check else run_lock("vllm_server", longest):
         return _converge(fleet, servers, remove, state, check)
@@ -91,11 +121,11 @@ def _converge(
 ) -> dict[str, Any]:
     client = fleet.connect()
     tasks = [_task(client, server, state) for server in servers]
-    removals = [name for name in remove if _exists(client, name)]
+    removals = [Removal(name) for name in remove if _exists(client, name)]
     diff = [part for task in tasks for part in diff_of(task.server, task.observed, task.steps, state)]
-    diff += [_removal_diff(name) for name in removals]
+    diff += [_removal_diff(removal) for removal in removals]
     versions = [supervisor_versions.lib_of(task.server.body) for task in tasks]
-    gone = [*(paths.container_name(name) for name in removals), *_replaced(tasks)]
+    gone = [*(removal.container for removal in removals), *_replaced(tasks)]
     unused = supervisor_versions.unused(fleet.program, client, versions, gone)
     actions = [
         *supervisor_versions.write_actions(fleet.program, versions),
@@ -109,21 +139,26 @@ def _converge(
         _write_libs(fleet.program, tasks, versions)
         _prepare(client, tasks)
         result["warnings"] += _stop_all(fleet, tasks, removals)
-        for name in removals:
-            _remove(client, name)
+        for removal in removals:
+            _remove(client, removal)
         for task in tasks:
             _change(client, task)
+            if task.failure:
+                discard(task.server)
         supervisor_versions.remove(supervisor_versions.unused(fleet.program, client, versions, ()))
         if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
             result["warnings"] += warnings(
                 {task.server.name: task.attention for task in tasks if task.attention}
             )
+            result["warnings"] += [task.warning for task in tasks if task.warning]
         result["seconds"] = round(time.monotonic() - started, 1)
     result["servers"] = [_outcome(task, state, check, fleet.wait) for task in tasks]
+    result["removed"] = [removal.name for removal in removals if not removal.failure]
     failed = [task for task in tasks if task.failure]
-    if failed:
-        raise NodeError(_message(failed, len(tasks)), **result)
+    remaining = [removal for removal in removals if removal.failure]
+    if failed or remaining:
+        raise NodeError(_message(failed, remaining, len(tasks), state), **result)
     return result
 
 
@@ -138,15 +173,15 @@ def _task(client: DockerClient, server: ServerSpec, state: str) -> ServerTask:
     return ServerTask(server, observed, steps, actions_of(server, steps))
 
 
-def _all_actions(client: DockerClient, tasks: Sequence[ServerTask], removals: Sequence[str]) -> list[str]:
+def _all_actions(client: DockerClient, tasks: Sequence[ServerTask], removals: Sequence[Removal]) -> list[str]:
     """All texts, in the order of the work: first what can fail without harm, then stops, then changes."""
     actions = [text for task in tasks for text in task.actions.prepare]
-    actions += [text for name in removals for text in _removal_stop(client, name)]
+    actions += [text for removal in removals for text in _removal_stop(client, removal)]
     actions += [text for task in tasks for text in task.actions.stop]
-    for name in removals:
-        if client.container(paths.container_name(name)) is not None:
-            actions.append(f"DELETE /containers/{paths.container_name(name)}")
-        actions += [f"remove {path}" for path in _directories(name) if os.path.isdir(path)]
+    for removal in removals:
+        if client.container(removal.container) is not None:
+            actions.append(f"DELETE /containers/{removal.container}")
+        actions += [f"remove {path}" for path in _directories(removal.name) if os.path.isdir(path)]
     return actions + [text for task in tasks for text in task.actions.change]
 
 
@@ -162,11 +197,11 @@ def _exists(client: DockerClient, name: str) -> bool:
     return container is not None or any(os.path.isdir(path) for path in _directories(name))
 
 
-def _removal_stop(client: DockerClient, name: str) -> list[str]:
-    container = client.container(paths.container_name(name))
+def _removal_stop(client: DockerClient, removal: Removal) -> list[str]:
+    container = client.container(removal.container)
     if container is None or not container["State"]["Running"]:
         return []
-    return [f"POST /containers/{paths.container_name(name)}/stop?t={_own_timeout(container)}"]
+    return [f"POST /containers/{removal.container}/stop?t={_own_timeout(container)}"]
 
 
 def _own_timeout(container: Json) -> int:
@@ -174,37 +209,47 @@ def _own_timeout(container: Json) -> int:
     return int(container["Config"].get("StopTimeout") or 120)
 
 
-def _removal_diff(name: str) -> Json:
-    what = f"container {paths.container_name(name)}"
+def _removal_diff(removal: Removal) -> Json:
+    what = f"container {removal.container}"
     return {"before_header": what, "after_header": what, "before": "there\n", "after": "absent\n"}
 
 
-def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Sequence[str]) -> list[str]:
+def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Sequence[Removal]) -> list[str]:
     """Stop in parallel what has to stop; warnings about those that had to be killed."""
     client = fleet.connect()
-    stops = []
-    for name in removals:
-        container = client.container(paths.container_name(name))
+    stops: list[tuple[ServerTask | Removal, str, int]] = []
+    for removal in removals:
+        container = client.container(removal.container)
         if container is not None:
-            stops.append((paths.container_name(name), _own_timeout(container)))
+            stops.append((removal, removal.container, _own_timeout(container)))
     stops += [
-        (task.server.container, task.server.stop_timeout)
+        (task, task.server.container, task.server.stop_timeout)
         for task in tasks
         if task.steps.stop and not task.failure
     ]
     if not stops:
         return []
+
+    def stop(owner: ServerTask | Removal, container: str, seconds: int) -> str:
+        try:
+            return stop_gracefully(fleet.connect(), container, seconds)
+        except DockerError as error:
+            owner.fail(Diagnosis("cannot_stop", str(error), CANNOT_STOP))
+            return ""
+
     with ThreadPoolExecutor(max_workers=len(stops)) as pool:
-        return [
-            warning
-            for warning in pool.map(lambda stop: stop_gracefully(fleet.connect(), *stop), stops)
-            if warning
-        ]
+        return [warning for warning in pool.map(lambda each: stop(*each), stops) if warning]
 
 
-def _remove(client: DockerClient, name: str) -> None:
-    client.remove(paths.container_name(name))
-    for path in _directories(name):
+def _remove(client: DockerClient, removal: Removal) -> None:
+    if removal.failure:
+        return
+    try:
+        client.remove(removal.container)
+    except DockerError as error:
+        removal.fail(Diagnosis("cannot_remove", str(error), CANNOT_REMOVE))
+        return
+    for path in _directories(removal.name):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -243,13 +288,21 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
             task.fail(Diagnosis("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
-        if task.failure or not task.steps.replace:
+        if task.failure:
             continue
         try:
-            client.create(task.server.next_container, task.server.body)
+            stage(task.server, task.steps.write)
+            if task.steps.replace:
+                client.create(task.server.next_container, task.server.body)
         except DockerError as error:
             kind, next_step = explain_refusal(str(error), task.server)
-            task.fail(Diagnosis(kind, str(error), f"{next_step} The running instance was not touched."))
+            task.fail(Diagnosis(kind, str(error), f"{next_step} {_untouched(task)}"))
+        except OSError as error:
+            task.fail(_not_written(task.server, error, _untouched(task)))
+
+
+def _untouched(task: ServerTask) -> str:
+    return "The running instance was not touched." if task.observed.alive else "Fix that and run again."
 
 
 def _missing_device(server: ServerSpec) -> str:
@@ -267,7 +320,7 @@ def _change(client: DockerClient, task: ServerTask) -> None:
     try:
         if steps.create:
             client.create(server.container, server.body)
-        _write(server, steps.write)
+        put_in_place(server, steps.write)
         if steps.replace:
             client.remove(server.container)
             client.rename(server.next_container, server.container)
@@ -279,24 +332,18 @@ def _change(client: DockerClient, task: ServerTask) -> None:
     except ServerFailed as error:
         task.fail(error.finding)
     except OSError as error:
-        where = error.filename or server.directory  # a full disk has no file's name
-        task.fail(Diagnosis("files", f"{where}: {error.strerror}", f"Check that disk. {_go_on(steps)}"))
+        task.fail(_not_written(server, error, _go_on(steps)))
+
+
+def _not_written(server: ServerSpec, error: OSError, then: str) -> Diagnosis:
+    where = error.filename or server.directory  # a full disk has no file's name
+    return Diagnosis("files", f"{where}: {error.strerror}", f"Check that disk. {then}")
 
 
 def _go_on(steps: ServerSteps) -> str:
     if steps.replace:
         return "The old instance is stopped; fix that and run again, which continues from here."
     return "Fix that and run again."
-
-
-def _write(server: ServerSpec, names: Sequence[str]) -> None:
-    if names:
-        make_private(server.directory)
-    if server.cache_directory:
-        os.makedirs(server.cache_directory, mode=0o755, exist_ok=True)
-    for name in names:
-        file = wanted_files(server)[name]
-        write_atomic(os.path.join(server.directory, name), file.text, file.mode)
 
 
 def _start(client: DockerClient, server: ServerSpec) -> None:
@@ -355,7 +402,14 @@ def _note_ready(client: DockerClient, fleet: ConvergeContext, task: ServerTask) 
     container = client.container(task.server.container)
     if container is None:
         return
-    write_atomic(os.path.join(task.server.directory, READY_FILE), f"{container['Id']}\n", 0o600)
+    path = os.path.join(task.server.directory, READY_FILE)
+    try:
+        write_atomic(path, f"{container['Id']}\n", 0o600)
+    except OSError as error:
+        task.warning = (
+            f"{task.server.name} serves, but {path} cannot be written: {error.strerror}. "
+            "Make room on that disk: until then each run asks this instance for tokens again."
+        )
     with contextlib.suppress(NodeError, OSError):  # it serves, whatever its log proves
         _note_attention(client, fleet, task, str(container["Id"]))
 
@@ -417,18 +471,27 @@ def _outcome(task: ServerTask, state: str, check: bool, waited: bool) -> Json:
     return found
 
 
-def _message(failed: Sequence[ServerTask], total: int) -> str:
+def _message(failed: Sequence[ServerTask], remaining: Sequence[Removal], total: int, state: str) -> str:
     """All failures in one text; instances that failed for the same reason together."""
-    reasons: dict[Diagnosis, list[ServerTask]] = {}
+    reasons: dict[Diagnosis, list[str]] = {}
+    logs: dict[Diagnosis, list[str]] = {}
     for task in failed:
         if task.failure:
-            reasons.setdefault(task.failure, []).append(task)
+            reasons.setdefault(task.failure, []).append(task.server.name)
+            logs.setdefault(task.failure, []).extend(
+                str(task.outcome[key]) for key in ("log_file",) if key in task.outcome
+            )
+    for removal in remaining:
+        if removal.failure:
+            reasons.setdefault(removal.failure, []).append(f"{removal.name} (to be removed)")
     parts = []
-    for finding, tasks in reasons.items():
-        names = ", ".join(task.server.name for task in tasks)
-        logs = [str(task.outcome["log_file"]) for task in tasks if "log_file" in task.outcome]
-        where = f" Log: {', '.join(logs)}." if logs else ""
-        parts.append(f"{names}: {finding.kind}: {finding.line} | {finding.next_step}{where}")
+    for finding, names in reasons.items():
+        where = f" Log: {', '.join(logs[finding])}." if logs.get(finding) else ""
+        parts.append(f"{', '.join(names)}: {finding.kind}: {finding.line} | {finding.next_step}{where}")
     others = total - len(failed)
-    rest = f" The other {others} serve." if others > 1 else " The other one serves." if others else ""
-    return f"{len(failed)} of {total} instances failed.{rest} " + " || ".join(parts)
+    does = ("stopped", "stopped") if state == "stopped" else ("serve", "serves")
+    rest = f" The other {others} {does[0]}." if others > 1 else f" The other one {does[1]}." if others else ""
+    return (
+        f"{len(failed) + len(remaining)} of {total + len(remaining)} instances failed.{rest} "
+        + " || ".join(parts)
+    )

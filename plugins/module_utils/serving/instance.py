@@ -269,12 +269,12 @@ def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
     name, successor = server.container, server.next_container
     files = wanted_files(server)
     change = [f"POST /containers/create?name={name}"] if steps.create else []
-    change += [f"write {os.path.join(server.directory, f)} (mode {files[f].mode:04o})" for f in steps.write]
     if steps.replace:
         change += [f"DELETE /containers/{name}", f"POST /containers/{successor}/rename?name={name}"]
     if steps.start:
         change.append(f"POST /containers/{name}/start")
     prepare = [f"DELETE /containers/{successor} (left by an earlier run)"] if steps.tidy else []
+    prepare += [f"write {os.path.join(server.directory, f)} (mode {files[f].mode:04o})" for f in steps.write]
     prepare += [f"POST /containers/create?name={successor}"] if steps.replace else []
     return ServerActions(
         prepare=tuple(prepare),

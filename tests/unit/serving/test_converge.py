@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -24,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances i
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
     converge,
     readiness,
+    staged_files,
     supervisor_versions,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
@@ -380,6 +383,132 @@ def test_a_stop_that_ended_in_a_kill_is_warned_about(
 
 
 # ---- failures ------------------------------------------------------------------------------------
+
+UNSTOPPABLE = (
+    "cannot stop container: instinct-llama-0: tried to kill container, but did not receive an exit event"
+)
+
+
+@pytest.mark.parametrize(
+    "broken", ["POST /containers/instinct-llama-0/stop", "DELETE /containers/instinct-llama-0"]
+)
+def test_what_docker_cannot_do_for_one_leaves_the_others_alone(
+    broken: str, docker: FakeDocker, run_module: Any
+) -> None:
+    """As Docker says of a process that hangs in the driver."""
+    servers = [spec(f"llama-{index}") for index in range(3)]
+    for server in servers:
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    assert not run_module(vllm_server.main, args(docker, *servers))[1]
+    for server in servers:
+        new_spec(server)
+    docker.errors[broken] = (500, UNSTOPPABLE)
+    result, failed = run_module(vllm_server.main, args(docker, *servers))
+    assert failed
+    assert result["msg"].startswith("1 of 3 instances failed. The other 2 serve. llama-0: ")
+    assert UNSTOPPABLE in result["msg"]
+    assert [item["state"] for item in result["servers"]] == ["failed", "ready", "ready"]
+    assert [docker.containers[f"instinct-llama-{index}"].status for index in (1, 2)] == ["running"] * 2
+    docker.errors.clear()
+    again, failed = run_module(vllm_server.main, args(docker, *servers))
+    assert not failed, again["msg"]
+    assert [item["changed"] for item in again["servers"]] == [True, False, False]
+    assert statuses(docker) == {f"instinct-llama-{index}": "running" for index in range(3)}
+
+
+def test_one_that_cannot_be_stopped_keeps_its_files(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    old = {path.name: path.read_text() for path in Path(server["directory"]).iterdir()}
+    docker.errors["POST /containers/instinct-llama-0/stop"] = (500, UNSTOPPABLE)
+    new_spec(server)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert result["servers"][0]["class"] == "cannot_stop"
+    assert "playbooks/drain.yml" in result["servers"][0]["next_step"]
+    now = {
+        path.name: path.read_text() for path in Path(server["directory"]).iterdir() if path.suffix != ".next"
+    }
+    assert {name: text for name, text in now.items() if name != "startup.log"} == old
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        ("POST /containers/instinct-old-0/stop", "cannot_stop"),
+        ("DELETE /containers/instinct-old-0", "cannot_remove"),
+    ],
+)
+def test_one_that_cannot_be_removed_leaves_the_others_alone(
+    broken: str, kind: str, docker: FakeDocker, run_module: Any
+) -> None:
+    old, new = spec("old-0"), spec("llama-0")
+    for server in (old, new):
+        docker.programs[f"instinct-{server['name']}"] = vllm(server["port"])
+    assert not run_module(vllm_server.main, args(docker, old))[1]
+    docker.errors[broken] = (500, "no")
+    result, failed = run_module(vllm_server.main, args(docker, new, remove=["old-0"]))
+    assert failed
+    assert result["msg"].startswith(
+        f"1 of 2 instances failed. The other one serves. old-0 (to be removed): {kind}: no"
+    )
+    assert result["removed"] == []
+    assert docker.containers["instinct-llama-0"].status == "running"
+    assert Path(old["directory"]).exists()
+    journal = Path(paths.STATE_DIR, "journal.log").read_text()
+    assert "llama-0 serves" in journal
+    assert "removed" not in journal
+    docker.errors.clear()
+    result, failed = run_module(vllm_server.main, args(docker, new, remove=["old-0"]))
+    assert not failed, result["msg"]
+    assert result["removed"] == ["old-0"]
+    assert "old-0 removed" in Path(paths.STATE_DIR, "journal.log").read_text()
+
+
+def no_room(*_args: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_noticed_while_the_old_one_serves(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    monkeypatch.setattr(staged_files, "write_atomic", no_room)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert "files: " in result["msg"]
+    assert "No space left on device" in result["msg"]
+    assert "The running instance was not touched." in result["msg"]
+    assert docker.changes() == []
+    assert statuses(docker) == {"instinct-llama-0": "running"}
+    assert not list(Path(server["directory"]).glob("*.next"))
+
+
+def test_files_that_a_killed_run_left_are_removed(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    Path(server["directory"], "env.next").write_text("A='killed'\n")
+    new_spec(server)
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert not list(Path(server["directory"]).glob("*.next"))
+    assert Path(server["directory"], "env").read_text() == "A='b'\n"
+
+
+def test_one_that_serves_and_cannot_be_noted_serves(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(vllm_server.AnsibleModule, "warn", lambda _self, text: said.append(text))
+    monkeypatch.setattr(converge, "write_atomic", no_room)
+    server = spec()
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert result["servers"][0]["state"] == "ready"
+    assert said == [
+        f"llama-0 serves, but {server['directory']}/ready cannot be written: No space left on device. "
+        "Make room on that disk: until then each run asks this instance for tokens again."
+    ]
 
 
 def test_one_fails_the_others_serve(docker: FakeDocker, run_module: Any) -> None:
@@ -1098,4 +1227,4 @@ def test_documentation_is_the_argument_spec() -> None:
 
     compare(documented_by(vllm_server)["options"], vllm_server.argument_spec())
     returned = yaml.safe_load(vllm_server.RETURN)
-    assert {"servers", "actions", "seconds"} == set(returned)
+    assert {"servers", "removed", "actions", "seconds"} == set(returned)

@@ -171,20 +171,18 @@ def test_files_that_cannot_be_written(docker: FakeDocker, run_module: Any) -> No
         "Check that disk. Fix that and run again."
     )
     assert [item["state"] for item in result["servers"]] == ["failed", "ready"]
-    assert statuses(docker) == {"instinct-llama-0": "created", "instinct-llama-1": "running"}
+    assert statuses(docker) == {"instinct-llama-1": "running"}
 
 
 def test_files_of_a_replacement_that_cannot_be_written(docker: FakeDocker, run_module: Any) -> None:
-    """The old one had to stop first: the message says so, and the next run completes it."""
+    """They are written before the old one stops, which serves on; the next run completes it."""
     server = deployed(docker, run_module)
     a_file(server["cache_directory"])
     new_spec(server)
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
-    assert result["servers"][0]["next_step"] == (
-        "Check that disk. The old instance is stopped; fix that and run again, which continues from here."
-    )
-    assert statuses(docker) == {NAME: "exited", f"{NAME}.next": "created"}
+    assert result["servers"][0]["next_step"] == ("Check that disk. The running instance was not touched.")
+    assert statuses(docker) == {NAME: "running"}
     os.unlink(server["cache_directory"])
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed, result["msg"]
