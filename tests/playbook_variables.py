@@ -20,7 +20,17 @@ from jinja2 import meta, nodes
 
 EXPRESSIONS = ("when", "that", "until", "failed_when", "changed_when")
 """Keys whose texts are expressions without braces."""
-ANSIBLES = {"groups", "hostvars", "inventory_hostname", "item", "lookup", "omit", "playbook_dir", "role_path"}
+ANSIBLES = {
+    "groups",
+    "hostvars",
+    "inventory_hostname",
+    "item",
+    "lookup",
+    "now",
+    "omit",
+    "playbook_dir",
+    "role_path",
+}
 """What Ansible defines, besides all that begins with ansible_."""
 Options = Mapping[str, Mapping[str, Any]]
 _JINJA = jinja2.Environment()

@@ -49,6 +49,12 @@ options:
       - Generations of a deployment to keep, in addition to those that are held, on trial, or run by instances.
     type: int
     default: 5
+  at:
+    description:
+      - The time of O(bindings), UTC, such as V(2026-11-21T23:00:00Z). The planner compares the times of all nodes, so
+        the control node's clock should give them; default is this node's.
+    type: str
+    default: ""
 extends_documentation_fragment:
   - instinct.fleet.attributes
 attributes:
@@ -70,6 +76,7 @@ EXAMPLES = r"""
     record: "{{ fleet_host_plan.generations }}"
     instances: "{{ fleet_host_plan.instances }}"
     bindings: "{{ fleet_host_plan.bindings }}"
+    at: "{{ now(utc=true, fmt='%Y-%m-%dT%H:%M:%SZ') }}"
   become: true
 
 - name: Hold a deployment at a generation
@@ -98,7 +105,11 @@ actions:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import KEEP, change
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import (
+    KEEP,
+    StoreUpdate,
+    change,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 
 
@@ -110,6 +121,7 @@ def argument_spec():
         "bindings": {"type": "list", "elements": "dict", "default": []},
         "journal": {"type": "list", "elements": "str", "default": []},
         "keep": {"type": "int", "default": KEEP},
+        "at": {"type": "str", "default": ""},
     }
 
 
@@ -117,15 +129,7 @@ def work(params, check):
     """Update the store. Return the module's result."""
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
-    return change(
-        GenerationStore(),
-        params["record"],
-        params["instances"],
-        params["bindings"],
-        params["journal"],
-        params["keep"],
-        check,
-    )
+    return change(GenerationStore(), StoreUpdate(**params), check)
 
 
 def main():

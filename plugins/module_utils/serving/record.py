@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..common.generations import SCHEMA, Hold, OpenRollout
@@ -15,20 +17,34 @@ from ..docker.client import Json
 from .store import STATE, GenerationStore, now_text, without_files
 
 KEEP = 5
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-def change(
-    store: GenerationStore,
-    record: Sequence[Mapping[str, Any]],
-    instances: Sequence[Mapping[str, Any]],
-    bindings: Sequence[Mapping[str, Any]],
-    journal: Sequence[str],
-    keep: int,
-    check: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class StoreUpdate:
+    """What to record, in the form of the module's options.
+
+    at: the time of the holds and trials, by the control node's clock (UTC); "" for this node's. The planner compares
+    those of all nodes, so one clock has to give them.
+    """
+
+    record: Sequence[Mapping[str, Any]] = ()
+    instances: Sequence[Mapping[str, Any]] = ()
+    bindings: Sequence[Mapping[str, Any]] = ()
+    journal: Sequence[str] = ()
+    keep: int = KEEP
+    at: str = ""
+
+
+def change(store: GenerationStore, update: StoreUpdate, check: bool) -> dict[str, Any]:
     """Record generations, update holds and trials, and add journal lines. Existing records are not written again."""
-    now, actions, diff, lines = now_text(), [], [], []
-    described = {str(item.get("name")): item for item in instances}
+    if update.at and not _TIME.fullmatch(update.at):
+        raise NodeError(f"at: {update.at!r} is not a time such as 2026-11-21T23:00:00Z.")
+    actions: list[str] = []
+    diff: list[Json] = []
+    lines: list[str] = []
+    now, record = now_text(), update.record
+    described = {str(item.get("name")): item for item in update.instances}
     for wanted in record:
         deployment, number = _named(wanted), int(wanted["generation"])
         generation = _joined(wanted, described, now)
@@ -42,10 +58,10 @@ def change(
         lines.append(f"{deployment} generation {number} recorded: {names} ({generation['why']})")
         if not check:
             store.put(deployment, f"{number}.json", generation)
-    for wanted in bindings:
+    for wanted in update.bindings:
         deployment = _named(wanted)
         before = store.state(deployment)
-        after = _bound(before, wanted, now)
+        after = _bound(before, wanted, update.at or now)
         if after == before:
             continue
         path = store.path(deployment, STATE)
@@ -58,13 +74,13 @@ def change(
         needed = [int(item) for wanted in record for item in wanted.get("needed") or ()
                   if wanted["deployment"] == deployment]  # fmt: skip
         more = [int(w["generation"]) for w in record if w["deployment"] == deployment] if check else []
-        for number in _too_old(store, deployment, keep, needed, more):
+        for number in _too_old(store, deployment, update.keep, needed, more):
             actions.append(f"remove {store.path(deployment, f'{number}.json')}")
             if not check:
                 store.drop(deployment, number)
         if not check:
             store.summarise(deployment)
-    lines += journal
+    lines += update.journal
     actions += [f"append to {store.journal}: {line}" for line in lines]
     if not check:
         store.note(lines, now)
