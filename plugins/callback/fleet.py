@@ -152,11 +152,27 @@ def message(result: Mapping[str, Any]) -> str:
     """Return the error of a result, or of its first failed item, with the output of a command."""
     if result.get("censored"):
         return "hidden by no_log"
-    failed = next((item for item in result.get("results") or () if item.get("failed")), None)
-    text = str((failed or result).get("msg") or result.get("msg") or "no message")
+    # Not every module has the items of a loop under this name: dnf has lines of text there.
+    items = result.get("results")
+    failed = next(
+        (
+            item
+            for item in (items if isinstance(items, list) else ())
+            if isinstance(item, Mapping) and item.get("failed")
+        ),
+        result,
+    )
+    text = str(failed.get("msg") or result.get("msg") or "no message")
     text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
-    said = (str((failed or result).get(key) or "").strip() for key in ("stderr", "module_stderr"))
-    return "\n".join([text, *(more for more in said if more and more not in text)])
+    said = (str(failed.get(key) or "").strip() for key in ("stderr", "module_stderr"))
+    return printable("\n".join([text, *(more for more in said if more and more not in text)]))
+
+
+def printable(text: str) -> str:
+    """Replace control characters: hosts' logs stand in errors, and a terminal obeys what it gets."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
 def short(text: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LINE_LIMIT = 600  # characters of the decisive line that are reported
+READ_LIMIT = 4096  # characters of a line that are read: patterns take quadratic time on some texts
 SIGNATURES_FILE = "failure_signatures.json"
 SCHEMA = 1
 
@@ -51,7 +52,9 @@ _WARNING = re.compile(r"^[\w.]*Warning\b")
 
 _SOURCE = re.compile(r'^(?:    |  File ")')
 _PYDANTIC = re.compile(r" \[type=[a-z_]+, input_value=.*$")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# ECMA-48: control sequences (colours, cursor, screen), operating system commands (title, clipboard), other escapes.
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[ -/]*[0-~])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PROCESS = re.compile(r"^(?:\([^()]*pid=\d+[^()]*\)\s?)+")
 _STAMP = re.compile(
     r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\s+\[?[\w./]+:\d+\]\s?"
@@ -71,9 +74,14 @@ _NEXT_UNKNOWN = "The log does not say why. Read it whole; VLLM_LOGGING_LEVEL=DEB
 
 
 def clean(line: str) -> str:
-    """Remove colours, progress bars, process name and time stamp from a log line; keep its indentation."""
-    line = _COLOUR.sub("", line.rstrip()).rsplit("\r", 1)[-1]
-    return _STAMP.sub("", _PROCESS.sub("", line))
+    """Remove what a terminal would obey, progress bars, process name and time stamp; keep a line's indentation."""
+    return _STAMP.sub("", _PROCESS.sub("", _shown(line)))
+
+
+def _shown(line: str) -> str:
+    """Return what a terminal shows of a log line at its end, of limited length, and without control characters."""
+    line = _ESCAPE.sub("", line.rstrip().rsplit("\r", 1)[-1][:READ_LIMIT])
+    return _CONTROL.sub("", line)
 
 
 def classify(
@@ -137,7 +145,7 @@ def from_text(text: str) -> tuple[Signature, ...]:
 
 def tail(text: str, lines: int = 20) -> list[str]:
     """Return the last non-empty lines of a log; of a progress bar, its last state."""
-    shown = (_COLOUR.sub("", raw.rstrip()).rsplit("\r", 1)[-1] for raw in text.split("\n"))
+    shown = (_shown(raw) for raw in text.split("\n"))
     return [line for line in shown if line.strip()][-lines:]
 
 

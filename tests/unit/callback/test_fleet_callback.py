@@ -124,6 +124,10 @@ def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
         ({"msg": "\n".join("abcdefgh")}, "a\nb\nc\nd\ne\n…"),
         ({"msg": "MODULE FAILURE", "module_stderr": "no python\n"}, "MODULE FAILURE\nno python"),
         ({"msg": "git said: no", "stderr": "no"}, "git said: no"),
+        ({"msg": "no", "results": ["Nothing to do"]}, "no"),  # as dnf has them
+        ({"msg": "no", "results": {"a": 1}}, "no"),
+        ({"msg": "all", "results": ["x", {"failed": True, "msg": "this one"}]}, "this one"),
+        ({"msg": "ValueError: \x1b]52;c;Y3Vy\x07\tx"}, "ValueError: \ufffd]52;c;Y3Vy\ufffd\tx"),
     ],
 )
 def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:

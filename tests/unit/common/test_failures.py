@@ -365,5 +365,29 @@ def test_a_very_long_line_is_cut() -> None:
     assert len(classify("ValueError: " + "x" * 5000).line) < 700
 
 
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("a\x1b]52;c;Y3VybA==\x07b", "ab"),  # the clipboard
+        ("a\x1b]0;title\x1b\\b", "ab"),
+        ("a\x1b]0;never ended", "a"),
+        ("\x1b[?1049hb", "b"),  # another screen
+        ("\x1bcb\x1b(0", "b"),  # a reset, another set of characters
+        ("a\x9b31mb\x00\x08", "a31mb"),  # what remains is only text
+        ("a\tb", "a\tb"),
+    ],
+)
+def test_a_terminal_has_nothing_to_obey(raw: str, shown: str) -> None:
+    assert clean(raw) == shown
+    assert tail(raw) == [shown]
+    assert classify(f"ValueError: {raw}").line == f"ValueError: {shown}"
+
+
+def test_only_the_beginning_of_a_line_is_read() -> None:
+    """Some patterns take time that grows with the square of a line's length."""
+    assert len(clean("/dev/dri " * 20_000)) <= 4096
+    assert clean("x" * 10_000 + "\rdone") == "done"
+
+
 def test_tail() -> None:
     assert tail("a\n\nb\x1b[0m\n1%\r50%\rc  \n", 2) == ["b", "c"]
