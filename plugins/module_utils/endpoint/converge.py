@@ -36,6 +36,7 @@ SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.s
 ROUTER_SERVICE = "instinct-balancer-router.service"
 KEPT_CONFIGURATIONS = 3  # number of configurations
 READ_BACK_SECONDS = 20.0
+RUN_SECONDS = 60
 ROUTER_SECONDS = 300.0  # time for requests in flight through a router to finish before it is stopped
 SECRET = ("keys.map", "endpoint.pem", "instance.map")
 UNIT = """\
@@ -94,10 +95,14 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 def run(command: Sequence[str]) -> tuple[int, str]:
-    """Run a program; return its exit code and its output."""
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60
-    )  # fmt: skip
+    """Run a program; return its exit code and its output. One that does not end in time is killed, with code 124."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            timeout=RUN_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124, f"It did not end within {RUN_SECONDS} s."
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 

@@ -24,6 +24,7 @@ from ..common.run_lock import leave_if_abandoned, run_lock
 from .haproxy_socket import Haproxy, state_file
 
 POLL_SECONDS = 0.2
+ANSWER_BYTES = 8 << 20  # vLLM's metrics have some hundred kilobytes
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
@@ -224,13 +225,13 @@ def _wait(
 
 
 def engine_requests(host: str, port: int) -> int:
-    """Return the number of requests that an instance itself counts as running or waiting; 0 if it does not answer."""
+    """Return the number of requests that an instance itself counts as running or waiting; 0 if it does not say."""
     connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
+        text = connection.getresponse().read(ANSWER_BYTES).decode("utf-8", "replace")
+        return int(sum(float(value) for value in _BUSY.findall(text)))
+    except (OSError, http.client.HTTPException, ValueError, OverflowError):
         return 0
     finally:
         connection.close()
-    return int(sum(float(value) for value in _BUSY.findall(text)))

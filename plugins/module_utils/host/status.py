@@ -35,6 +35,7 @@ from ..serving.instance import LABELS, READY_FILE
 INTERVAL = 1.0
 """Seconds between the two looks at /metrics that give tokens/s."""
 TIMEOUT = 5.0
+ANSWER_BYTES = 8 << 20  # of one answer at most; vLLM's metrics have some hundred kilobytes
 """Seconds for an answer of an instance."""
 LOG_LINES = 2000
 
@@ -226,7 +227,7 @@ def get(where: Mapping[str, Any], path: str) -> tuple[int, str]:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode("utf-8", "replace")
+        return answer.status, answer.read(ANSWER_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):
         return 0, ""
     finally:

@@ -22,6 +22,7 @@ POLL_SECONDS = 1.0
 CONNECT_SECONDS = 3.0
 HEALTH_SECONDS = 10.0
 TOKEN_SECONDS = 900.0  # an engine's first tokens may compile kernels
+ANSWER_BYTES = 1 << 20  # an answer with one token has some hundred
 UNREACHABLE = "gone"
 """Connections are refused, or the engine reports that it is dead."""
 BUSY = "busy"
@@ -36,9 +37,14 @@ class ProbedInstance:
         self.proven: bool | None = None
 
     async def watch(self) -> None:
-        """Check the instance forever."""
+        """Check the instance forever, whatever it answers."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:
+                # No answer may end the watch: the instance would stay as it is for ever.
+                self.proven = False
+                sys.stderr.write(f"{self.host}:{self.port}: {type(error).__name__}: {error}\n")
             await asyncio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
@@ -80,12 +86,24 @@ class ProbedInstance:
             lines += self.authorization() if path.startswith("/v1/") else ""
             lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(lines.encode() + body)
-            answer = await asyncio.wait_for(reader.read(), seconds)
+            answer = await asyncio.wait_for(self.read(reader), seconds)
         finally:
             writer.close()
         head, _unused, text = answer.partition(b"\r\n\r\n")
         words = head.split(None, 2)
         return int(words[1]) if len(words) > 1 else 0, text
+
+    @staticmethod
+    async def read(reader: asyncio.StreamReader) -> bytes:
+        """Read a whole answer. Raise ValueError if it is longer than any that was asked for."""
+        answer = b""
+        while True:
+            part = await reader.read(65536)
+            if not part:
+                return answer
+            answer += part
+            if len(answer) > ANSWER_BYTES:
+                raise ValueError("an endless answer")
 
     def authorization(self) -> str:
         """Return the header that HAProxy sends too."""

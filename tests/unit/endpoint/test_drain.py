@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_change
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
     Balancer,
     DrainRecord,
     ServerStateRequest,
+    engine_requests,
     find_servers,
     set_state,
 )
@@ -292,3 +296,32 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
     assert called == []
     assert (tmp_path / "var/servers").read_text() == "1\nkept\n"
     assert not (tmp_path / "etc/current").exists()
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ('vllm:num_requests_running 2\nvllm:num_requests_waiting{engine="0"} 3.0\nother 9\n', 5),
+        ("vllm:num_requests_running 1e999\n", 0),
+        ("vllm:num_requests_running ...\n", 0),
+        ("", 0),
+    ],
+)
+def test_what_an_instance_counts_itself(page: str, count: int) -> None:
+    class Metrics(BaseHTTPRequestHandler):
+        def log_message(self, *_args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert engine_requests("127.0.0.1", server.server_address[1]) == count
+
+
+def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemctl may, and then the way back still has to be gone."""
+    monkeypatch.setattr(balancer_change, "RUN_SECONDS", 0.1)
+    assert balancer_change.run(["sleep", "60"]) == (124, "It did not end within 0.1 s.")

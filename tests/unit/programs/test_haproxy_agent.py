@@ -27,7 +27,7 @@ class Engine:
     def __init__(self) -> None:
         self.health, self.tokens, self.slow = 200, 1, 0.0
         self.asked: list[str] = []
-        self.sent = ""
+        self.sent = self.odd = ""
         self.server: asyncio.Server | None = None
         self.port = free_port()  # nobody else is there between a stop and a start
 
@@ -50,6 +50,7 @@ class Engine:
             length = int(head.lower().partition("content-length: ")[2].split()[0])
             assert json.loads(await reader.readexactly(length))["model"] == "m"
             status, body = 200, json.dumps({"usage": {"completion_tokens": self.tokens}}).encode()
+            body = self.odd.encode() or body
         with contextlib.suppress(ConnectionError):
             writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
             await writer.drain()
@@ -91,6 +92,28 @@ def test_tokens_once_and_again_after_it_was_gone() -> None:
             server.tokens = 1
             await instance.look()
             assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"usage": {"completion_tokens": 1e999}}', "[" * 100_000, "null", '{"usage": ' + "x" * 2_000_000]
+)
+def test_no_answer_ends_the_watch(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        async with engine() as (server, instance):
+            server.odd = odd
+            watching = asyncio.create_task(instance.watch())
+            async with asyncio.timeout(GENEROUS):
+                while server.asked.count("/v1/completions") < 2:
+                    await asyncio.sleep(0.02)
+                assert not instance.proven
+                server.odd = ""
+                while not instance.proven:
+                    await asyncio.sleep(0.02)
+            watching.cancel()
 
     asyncio.run(scenario())
 
