@@ -293,6 +293,8 @@ import os
 def init(**options): print("ray.init", options["address"], flush=True)
 def nodes():
     there = 1 + os.path.exists(os.environ["RAY_LOG"] + ".worker")
+    if there > 1:
+        open(os.environ["RAY_LOG"] + ".formed", "w").close()
     return [{"Alive": n < there, "NodeManagerAddress": f"10.0.0.{n}", "Resources": {"GPU": 8.0}} for n in range(2)]
 """
 
@@ -318,10 +320,11 @@ def ray(ranks: Ranks, tmp_path: Path) -> list[Supervised]:
 
 
 def test_ray_is_formed_around_vllm(ray: list[Supervised], tmp_path: Path) -> None:
-    start(ray, f"echo address $RAY_ADDRESS; {SERVES}", "echo never")
+    # What two programs say may come in any order; what the second one finds tells that the first had ended.
+    start(ray, f'[ -e "$RAY_LOG.formed" ] && echo formed, address $RAY_ADDRESS; {SERVES}', "echo never")
     all_running(ray)
-    said = ray[0].output
-    assert said.index("ray start --head") < said.index("ray: 10.0.0.1") < said.index("address 10.0.0.0:6379")
+    for text in ("ray start --head", "ray: 10.0.0.1", "formed, address 10.0.0.0:6379"):
+        wait_for(text, lambda text=text: text in ray[0].output)  # type: ignore[misc]
     assert "never" not in ray[1].output
     log = (tmp_path / "ray.log").read_text().splitlines()
     assert log == [
