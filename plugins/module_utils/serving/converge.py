@@ -288,7 +288,7 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
             task.fail(Diagnosis("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
-        if task.failure:
+        if task.failure or not task.steps.start:  # what only stops must not depend on a disk
             continue
         try:
             stage(task.server, task.steps.write)
@@ -478,15 +478,14 @@ def _message(failed: Sequence[ServerTask], remaining: Sequence[Removal], total: 
     for task in failed:
         if task.failure:
             reasons.setdefault(task.failure, []).append(task.server.name)
-            logs.setdefault(task.failure, []).extend(
-                str(task.outcome[key]) for key in ("log_file",) if key in task.outcome
-            )
+            if "log_file" in task.outcome:
+                logs.setdefault(task.failure, []).append(str(task.outcome["log_file"]))
     for removal in remaining:
         if removal.failure:
             reasons.setdefault(removal.failure, []).append(f"{removal.name} (to be removed)")
     parts = []
     for finding, names in reasons.items():
-        where = f" Log: {', '.join(logs[finding])}." if logs.get(finding) else ""
+        where = f" Log: {', '.join(logs[finding])}." if finding in logs else ""
         parts.append(f"{', '.join(names)}: {finding.kind}: {finding.line} | {finding.next_step}{where}")
     others = total - len(failed)
     does = ("stopped", "stopped") if state == "stopped" else ("serve", "serves")

@@ -190,6 +190,14 @@ def test_files_of_a_replacement_that_cannot_be_written(docker: FakeDocker, run_m
     assert docker.containers[NAME].body["Labels"]["instinct-fleet.spec"] == "2" * 64
 
 
+def test_one_is_stopped_whatever_its_disk_says(docker: FakeDocker, run_module: Any) -> None:
+    server = deployed(docker, run_module)
+    a_file(server["cache_directory"])
+    result, failed = run_module(vllm_server.main, args(docker, server, state="stopped"))
+    assert not failed, result["msg"]
+    assert statuses(docker) == {NAME: "exited"}
+
+
 def test_a_journal_that_cannot_be_written_is_a_warning(
     docker: FakeDocker, run_module: Any, warned: list[str]
 ) -> None:
