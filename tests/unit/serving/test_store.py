@@ -19,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.source impo
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import store
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 
+from tests import ROOT
 from tests.worlds.plan_world import deployment, plan, state
 
 SECRET = "sk-canary-Zq81-secret"
@@ -144,6 +145,29 @@ def test_the_oldest_go_but_for_what_something_stands_on(
     assert predicted["actions"] == result["actions"]
     assert [item["generation"] for item in observed(top)["kept"]] == left
     assert not any("needed" in item for item in observed(top)["kept"])
+
+
+def test_holds_have_the_time_that_the_control_node_gives(top: Path, run_module: Any) -> None:
+    """The planner compares those of all nodes, of which any clock may be wrong."""
+
+    def bind(at: str, **keys: Any) -> tuple[dict[str, Any], bool]:
+        return run_module(serving_generation.main, {"bindings": [{"deployment": "llama", **keys}], "at": at})
+
+    run_module(serving_generation.main, args())
+    bind("2031-01-01T00:00:00Z", held=HELD, trial=HELD)
+    assert [observed(top)[key]["since"] for key in ("held", "trial")] == ["2031-01-01T00:00:00Z"] * 2
+    bind("2032-01-01T00:00:00Z", held=None, trial=None)
+    assert [observed(top)[key] for key in ("lifted", "ended")] == ["2032-01-01T00:00:00Z"] * 2
+    result, failed = bind("yesterday", held=HELD)
+    assert failed
+    assert "at: 'yesterday' is not a time such as" in result["msg"]
+
+
+def test_every_playbook_gives_the_time_with_a_binding() -> None:
+    for path in [*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").rglob("tasks/*.yml")]:
+        for task in path.read_text(encoding="utf-8").split("- name:"):
+            if "instinct.fleet.serving_generation:" in task and "bindings:" in task:
+                assert "at:" in task, path
 
 
 def test_a_hold_is_set_kept_and_lifted(top: Path, run_module: Any) -> None:
