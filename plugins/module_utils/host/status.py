@@ -35,8 +35,8 @@ from ..serving.instance import LABELS, READY_FILE
 INTERVAL = 1.0
 """Seconds between the two looks at /metrics that give tokens/s."""
 TIMEOUT = 5.0
-ANSWER_BYTES = 8 << 20  # of one answer at most; vLLM's metrics have some hundred kilobytes
 """Seconds for an answer of an instance."""
+ANSWER_BYTES = 8 << 20  # of one answer at most; vLLM's metrics have some hundred kilobytes
 LOG_LINES = 2000
 
 # Sums over the engines of an instance, but the cache's use, of which the fullest counts. Two names for that: up to
