@@ -28,7 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock, update_lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources import read_models
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
@@ -99,7 +99,7 @@ class ActionModule(ControllerAction):
         fresh = resolve.resolve_pins(fleet, kept, refresh, reader.token)
         lock = merge_probed(fleet, kept.merged(fresh))
         if lock != kept and not self._task.check_mode:
-            write_json(path, lock.to_json())
+            lock = update_lock(path, kept, lock, refresh, write_json)
         return lock, fresh
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:

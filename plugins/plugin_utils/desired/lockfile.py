@@ -8,10 +8,10 @@ without changes needs neither a registry nor a hub. The caller reads and writes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from ...module_utils.common.image_ref import ImageSoftware, parse_ref
 
@@ -87,6 +87,16 @@ class Lock:
             images[ref] = replace(pin, software=known.software) if known and same else pin
         return Lock(images, {**self.models, **newer.models})
 
+    def rebased(self, read: Lock, changed: Lock, refresh: bool) -> Lock:
+        """Return this lock with what a run changed between the one that it read and `changed`.
+
+        Of a pin that another run wrote meanwhile, the other's stays, unless this run was told to refresh pins.
+        """
+        return Lock(
+            _rebased(self.images, read.images, changed.images, refresh, _joined_pin),
+            _rebased(self.models, read.models, changed.models, refresh, _later_pin),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of fleet.lock.json."""
         return {
@@ -109,6 +119,36 @@ class Lock:
                 for key, pin in sorted(self.models.items())
             },
         }
+
+
+_Pin = TypeVar("_Pin")
+
+
+def _rebased(
+    now: Mapping[str, _Pin],
+    read: Mapping[str, _Pin],
+    changed: Mapping[str, _Pin],
+    refresh: bool,
+    join: Callable[[_Pin, _Pin, bool], _Pin],
+) -> dict[str, _Pin]:
+    """Return `now` with the entries in which `changed` differs from `read`; join one that also others changed."""
+    found = dict(now)
+    for key, pin in changed.items():
+        if pin == read.get(key):
+            continue
+        other = now.get(key)
+        found[key] = pin if other is None or other == read.get(key) else join(other, pin, refresh)
+    return found
+
+
+def _joined_pin(other: ImagePin, mine: ImagePin, refresh: bool) -> ImagePin:
+    if other.digest == mine.digest:
+        return replace(mine, software=mine.software or other.software)
+    return mine if refresh else other
+
+
+def _later_pin(other: ModelPin, mine: ModelPin, refresh: bool) -> ModelPin:
+    return mine if refresh or other.commit == mine.commit else other
 
 
 def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
