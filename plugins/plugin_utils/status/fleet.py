@@ -5,12 +5,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import host_names, natural
 from ...module_utils.common.generations import History
-from .rows import IN, NEXT, NONE, NOT_REACHED, SERVING, STATES, StatusRow, balancer_state, row_of
+from .rows import (
+    IN,
+    MISSING,
+    NEXT,
+    NONE,
+    NOT_REACHED,
+    SERVING,
+    STATES,
+    STOPPED,
+    StatusRow,
+    balancer_state,
+    row_of,
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,13 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
                     balancer=balancer_state(items),
                 )
             )
+    advice = batch_advice(seen, rows)
+    rows = [
+        replace(row, next_step=advice[row.deployment])
+        if row.state in (STOPPED, MISSING) and row.deployment in advice
+        else row
+        for row in rows
+    ]
     rows.sort(key=order)
     names = sorted({row.deployment for row in rows}, key=natural)
     notes = bindings(seen)
@@ -140,6 +159,26 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
         balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
         problems={host: texts for host, texts in listed.items() if texts},
     )
+
+
+def batch_advice(seen: Mapping[str, Mapping[str, Any]], rows: Sequence[StatusRow]) -> dict[str, str]:
+    """Return the next step of deployments of which instances run another generation than their host is to run.
+
+    site.yml would move all of them at once, those that serve included; these playbooks go by batches.
+    """
+    known = {(host, name): item for host, state in seen.items() for name, item in histories(state).items()}
+    found: dict[str, str] = {}
+    for row in rows:
+        history = known.get((row.host, row.deployment))
+        wanted = history and (history.as_of(history.held.generation) if history.held else history.newest)
+        if history is None or not wanted or row.generation == wanted.generation:
+            continue
+        if history.held:
+            rollback = f"rollback.yml -e deployment={row.deployment} -e generation={history.held.generation}"
+            found[row.deployment] = f"{rollback} starts it and moves the others, a few at a time"
+        else:
+            found.setdefault(row.deployment, "upgrade.yml starts it and moves the others, a few at a time")
+    return found
 
 
 def order(row: StatusRow) -> tuple[Any, ...]:

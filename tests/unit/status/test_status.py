@@ -162,6 +162,31 @@ def test_generations_and_what_is_recorded_and_not_there() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "held", "step"),
+    [
+        ("aa", 2, "rollback.yml -e deployment=llama -e generation=2 starts it"),
+        ("old", 2, "site.yml starts it"),
+        ("aa", None, "site.yml starts it"),
+        ("old", None, "upgrade.yml starts it"),
+        ("unrecorded", None, "upgrade.yml starts it"),
+    ],
+    ids=["held, one runs another", "held, and equal", "equal", "divided", "of no record"],
+)
+def test_no_advice_replaces_at_once_what_serves(spec: str, held: int | None, step: str) -> None:
+    """One host serves; the other's instance is stopped. site.yml is named only where it leaves the first alone."""
+    kept = [generation(2, llama_0="old"), generation(3, llama_0="aa")]
+    hold = {"generation": held, "why": "slower", "since": "2026-01-01T00:00:00Z"} if held else None
+    history = {"deployment": "llama", "held": hold, "trial": None, "kept": kept}
+    stopped = instance(spec_hash="old" if held else "aa", status="exited", metrics=None, health=None)
+    seen = {
+        "n1": host(instance(spec_hash=spec), generations=[history]),
+        "n2": host(stopped, generations=[history]),
+    }
+    row = next(row for row in status(seen, {}).rows if row.state == s.STOPPED)
+    assert row.next_step.startswith(step)
+
+
 def test_a_record_that_is_not_understood_hides_nothing_else() -> None:
     made = status({"n1": host(instance(), generations=[{"deployment": "old", "kept": [{"schema": 9}]}])}, {})
     assert made.rows[0].state == s.SERVING
