@@ -71,8 +71,10 @@ class CallbackModule(Default):
         if not ignore_errors:
             self._keep(result, text if planning else short(text))
             self.planning = self.planning or planning
-        if ignore_errors or self._display.verbosity:
+        if self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
+        elif ignore_errors:
+            self._tell(result, "failed", text, " (ignored)")
         elif not (result.task.loop and "results" in result.result):  # items of a loop were printed already
             self._tell(result, "failed", text.partition("\n")[0] if planning else text)
 
@@ -88,10 +90,10 @@ class CallbackModule(Default):
         """Print why a host could not be reached, and record it."""
         text = message(result.result)
         self._keep(result, short(text))
-        if self._display.verbosity or result.task.ignore_unreachable:
+        if self._display.verbosity:
             super().v2_runner_on_unreachable(result)
         else:
-            self._tell(result, "unreachable", text)
+            self._tell(result, "unreachable", text, " (ignored)" if result.task.ignore_unreachable else "")
 
     def _tell(self, result: Any, what: str, text: str, item: str = "") -> None:
         """Print one line, or a line and the text indented below it."""

@@ -191,7 +191,13 @@ class InventoryReader:
 
 
 def why_unreached(registered: Mapping[str, Any]) -> str:
-    """Return the first line of what a host's task failed with."""
+    """Return why a host's task ended without an answer: its time-out, or the first line of its message."""
+    late = registered.get("timedout")
+    if isinstance(late, Mapping):
+        return (
+            f"it did not answer within {late.get('period')} s, so something on it may hang, such as the GPU driver or "
+            "a file system: look at its dmesg, and for processes in state D"
+        )
     return str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0]
 
 
