@@ -155,5 +155,8 @@ def _declared(
     if settings.memory is not None and settings.memory not in model.memory_for(mode):
         return (), False, [], [_mismatch(model, mode, settings.memory)]
     gpus = declared_gpus(model, settings.gpu_count, settings.compute, catalog)
-    repartition = settings.compute is not None and settings.compute != model.modes[0]
+    # A host that nobody has looked at is assumed to have the modes with which it leaves the factory.
+    factory = model.modes[0]
+    repartition = settings.compute not in (None, factory)
+    repartition = repartition or settings.memory not in (None, *model.memory_for(factory)[:1])
     return gpus, repartition, [], []

@@ -170,9 +170,9 @@ def partition(host: Host) -> tuple[Action, ...]:
     settings, state = host.settings, host.state
     gpus = state.gpus if state else ()
     found = []
-    if settings.memory and any(gpu.memory != settings.memory for gpu in gpus):
-        before = _modes(gpu.memory for gpu in gpus)
-        after = f"{settings.memory}, reloads the driver"
+    if settings.memory and (state is None or any(gpu.memory != settings.memory for gpu in gpus)):
+        before = _modes(gpu.memory for gpu in gpus) or "unknown"
+        after = f"{settings.memory}, reloads the driver" + ("" if state else " unless it has this mode")
         found.append(
             _partition(host, "memory_partition", before, after, "gpu_partition_memory", settings.memory)
         )

@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 
 from tests.worlds.plan_world import GIB, actions, apply_to_state, deployment, gpus, plan, problems, state
 
@@ -47,6 +48,28 @@ def test_the_memory_mode_alone() -> None:
         "compute": None, "memory": "NPS4", "clean": False, "backend": "auto", "stop_servers": [],
         "serve": [], "remove": [],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected"),
+    [
+        ({"gpu_partition_memory": "NPS4", "gpu_partition_compute": "CPX"}, ["memory", "compute"]),
+        ({"gpu_partition_compute": "CPX"}, ["compute"]),
+        ({"gpu_partition_memory": "NPS1"}, []),  # as it leaves the factory
+        ({"gpu_partition_memory": "NPS1", "gpu_partition_compute": "SPX"}, []),
+        ({}, []),
+    ],
+)
+def test_an_offline_plan_shows_modes_and_reloads(modes: dict[str, str], expected: list[str]) -> None:
+    gpus = {"model": "MI300X", "count": 8}
+    found = plan({"n1": None}, [], offline=True, instinct_gpus=gpus, host_prep_numa_balancing=None, **modes)
+    host = found.to_json()["hosts"]["n1"]
+    assert [item["kind"] for item in host["actions"] if item["role"] == "gpu_partition"] == [
+        f"{kind}_partition" for kind in expected
+    ]
+    text = explain(found)
+    assert ("reloads the driver" in text) == ("memory" in expected)
+    assert ("memory partition 8 GPUs: unknown → NPS4" in text) == ("memory" in expected)
 
 
 def test_nothing_to_do() -> None:
