@@ -103,7 +103,7 @@ class World:
         for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
             text = text.replace(line, "")
         # Who is here is slow by the machine only, and is not to be taken for ill; who is gone refuses at once.
-        for line in ("    timeout check 5s\n", "    timeout connect 3s\n"):
+        for line in ("    timeout check 5s\n", "    timeout connect 2s\n"):
             assert line in text
             text = text.replace(line, f"{line.rpartition(' ')[0]} {GENEROUS:.0f}s\n")
         text = text.replace(" check inter 1s ", " check inter 3s ")  # which also limits connections

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendered configuration in a real HAProxy, with engines behind it that tell what reached them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    Haproxy,
+    HaproxyUnavailable,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+    Backend,
+    BackendServer,
+    config_data,
+)
+
+from tests.helpers.eventually import GENEROUS, eventually
+from tests.helpers.ports import free_port
+from tests.worlds.balancer_world import DRAW
+from tests.worlds.defaults import balancer_settings
+from tests.worlds.programs import program
+
+KEYS = {"web": "sk-web-" + "w" * 30, "batch": "sk-batch,with-a-comma-" + "b" * 20}
+
+
+class Engine(BaseHTTPRequestHandler):
+    """An instance. X-Pauses: seconds before each part of its answer; it waits for `go_on` with X-Hold."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        self._answer({"path": self.path})
+
+    def do_POST(self) -> None:
+        left = int(self.headers["Content-Length"])
+        size = 0
+        while part := self.rfile.read(min(left - size, 1 << 20)):
+            size += len(part)
+        if self.headers["X-Hold"]:
+            self.server.go_on.wait(GENEROUS)  # type: ignore[attr-defined]
+        pauses = [float(word) for word in self.headers.get("X-Pauses", "").split()]
+        if not pauses:
+            return self._answer({"path": self.path, "bytes": size, "port": self.server.server_address[1]})
+        time.sleep(pauses[0])
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for pause in pauses[1:]:
+            self.wfile.write(b"data: token\n\n")
+            self.wfile.flush()
+            time.sleep(pause)
+        self.wfile.write(b"data: [DONE]\n\n")
+        return None
+
+    def _answer(self, found: Any) -> None:
+        text = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+class EngineServer(ThreadingHTTPServer):
+    """Listens at one port; stop() refuses connections as a host does whose services are gone."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Engine)
+        self.go_on = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes away is no error."""
+
+    def stop(self) -> None:
+        self.go_on.set()
+        self.shutdown()
+        self.server_close()
+
+
+class World:
+    """A load balancer with `deployments` of `count` instances each, which get `limit` requests at once."""
+
+    def __init__(
+        self,
+        tmp: Path,
+        deployments: Sequence[str] = ("llama",),
+        count: int = 2,
+        limit: int = 50,
+        **settings: Any,
+    ) -> None:
+        self.port = free_port()
+        self.ports = {name: [free_port() for _ in range(count)] for name in deployments}
+        self.engines = {port: EngineServer(port) for ports in self.ports.values() for port in ports}
+        given = {
+            "listen": "127.0.0.1",
+            "port": self.port,
+            "tls": False,
+            "metrics_port": free_port(),
+            **settings,
+        }
+        backends = [
+            Backend(name, (f"lab/{name}",), tuple(
+                BackendServer("n1", f"{name}-{port}", "127.0.0.1", port, limit) for port in ports
+            ))
+            for name, ports in self.ports.items()
+        ]  # fmt: skip
+        text = DRAW({**config_data(balancer_settings(**given), backends), "agent_port": free_port()})
+        for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
+            assert line in text
+            text = text.replace(line, "")
+        (tmp / "haproxy.cfg").write_text(text.replace("/var/lib/instinct-fleet/balancer", str(tmp)))
+        (tmp / "keys.map").write_text(keys_map(KEYS))
+        (tmp / "servers").write_text("1\n")
+        self.haproxy = Haproxy(str(tmp / "admin.sock"), GENEROUS)
+        with (tmp / "log").open("wb") as log:
+            command = [program("haproxy"), "-db", "-C", str(tmp), "-f", "haproxy.cfg"]
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        self.log = tmp / "log"
+        eventually("HAProxy", lambda: self.up() == len(self.engines))
+
+    def up(self) -> int:
+        """How many servers are in service."""
+        try:
+            return sum(server.up for server in self.haproxy.servers().values())
+        except HaproxyUnavailable:
+            assert self.process.poll() is None, self.log.read_text()
+            return 0
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """A connection of a client at this loopback address."""
+        return socket.create_connection(("127.0.0.1", self.port), GENEROUS, (source, 0))
+
+    def ask(
+        self, method: str = "POST", path: str = "/v1/completions", body: bytes = b'{"model": "lab/llama"}',
+        key: str = KEYS["web"], source: str = "127.0.0.1", **headers: str,
+    ) -> tuple[int, Any]:  # fmt: skip
+        """Status and content of an answer."""
+        link = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=GENEROUS, source_address=(source, 0)
+        )
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            link.request(method, path, body, {"Authorization": f"Bearer {key}", **given} if key else given)
+            answer = link.getresponse()
+            text = answer.read()
+        finally:
+            link.close()
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, text.decode()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for engine in self.engines.values():
+            with contextlib.suppress(OSError):
+                engine.stop()
+
+
+@contextlib.contextmanager
+def balancer(tmp: Path, **given: Any) -> Iterator[World]:
+    """A running load balancer."""
+    world = World(tmp, **given)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def seconds_open(link: socket.socket) -> float:
+    """How long it takes until the other side ends the connection, whatever it says before."""
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while link.recv(65536):
+            pass
+    return time.monotonic() - begun
