@@ -49,6 +49,7 @@ def serve_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
     parser.add_argument("--attention-backend")
+    parser.add_argument("--middleware", action="append", default=[])
     parser.add_argument("--disable-uvicorn-access-log", action="store_true")
     parser.add_argument("--headless", action="store_true")
     parser.add_argument("--nnodes", "-n", type=int, default=1)
@@ -114,6 +115,7 @@ def serve(arguments: Sequence[str], knobs: Knobs) -> int:
         api_keys=keys,
         shutdown_timeout=known.shutdown_timeout,
         log_access=not known.disable_uvicorn_access_log,
+        middleware=known.middleware,
     )
 
     async def run() -> None:

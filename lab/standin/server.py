@@ -14,7 +14,9 @@ An engine that dies ends its streams with an error event, /health returns 503, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import importlib
 import json
 import os
 import signal
@@ -22,7 +24,8 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .api import Answer, ApiError, dump, parse
 from .engine import BLOCK_SIZE, Engine, EngineDead
@@ -45,6 +48,11 @@ class Settings:
     api_keys: list[str]
     shutdown_timeout: float
     log_access: bool = True
+    middleware: list[str] = field(default_factory=list)
+
+
+async def _pass_on(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 299, "headers": []})
 
 
 class Server:
@@ -62,6 +70,7 @@ class Server:
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged = (time.monotonic(), 0, 0)
+        self._middleware = [self._load(name) for name in settings.middleware]
         self._routes: dict[str, tuple[str, Callable[[Connection, Call], None]]] = {
             "/health": ("GET", self._health),
             "/ping": ("GET POST", self._health),
@@ -159,7 +168,37 @@ class Server:
 
     # Calls.
 
+    @staticmethod
+    def _load(name: str) -> Any:
+        """Return a middleware by its dotted name, on no application: it is asked what it answers by itself."""
+        module, _, kind = name.rpartition(".")
+        return getattr(importlib.import_module(module), kind)(_pass_on)
+
+    def _answered(self, connection: Connection, call: Call) -> bool:
+        """Return whether a middleware answered by itself; its coroutines wait for nothing."""
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in call.headers.items()]
+        scope = {"type": "http", "method": call.method, "path": call.path, "headers": headers}
+        for middleware in self._middleware:
+            sent: list[dict[str, Any]] = []
+
+            async def send(message: dict[str, Any], sent: list[dict[str, Any]] = sent) -> None:
+                sent.append(message)
+
+            with contextlib.suppress(StopIteration):
+                middleware(scope, None, send).send(None)
+            if sent[0]["status"] != 299:
+                more = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+                kind = more.pop("content-type", None)
+                more.pop("content-length", None)
+                connection.respond(sent[0]["status"], sent[1]["body"], kind, **more)
+                return True
+            connection.more = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return False
+
     def _call(self, connection: Connection, call: Call) -> None:
+        connection.more = {}
+        if self._answered(connection, call):
+            return
         if call.path.startswith(_GUARDED) and call.method != "OPTIONS" and not self._authorized(call):
             connection.respond(401, b'{"error":"Unauthorized"}')
             return

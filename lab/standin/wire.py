@@ -43,6 +43,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = True
         self._chunked = True
         self._line = ""
+        self.more: dict[str, str] = {}  # further headers of the next answer
         self.transport: asyncio.Transport | None = None
         self.busy = False  # a call is being answered
         self.closing = False  # close when it is
@@ -77,7 +78,8 @@ class Connection(asyncio.Protocol):
         self, status: int, body: bytes, kind: str | None = "application/json", **headers: str
     ) -> None:
         """Send a complete answer. Header names have _ for -."""
-        extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        extra = "".join(f"{name}: {value}\r\n" for name, value in self.more.items())
+        extra += "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         if kind is not None:
             extra = f"content-type: {kind}\r\n{extra}"
         self._write(self._head(status, f"content-length: {len(body)}\r\n{extra}") + body)

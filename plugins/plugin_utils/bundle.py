@@ -38,6 +38,10 @@ PACKAGES = {
 }
 
 
+# Further files beside the one that starts a program: programs of one text that others import by that name.
+BESIDE = {"supervisor": {"instinct_guard.py": "guard"}}
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A program's files: their texts by path."""
@@ -60,6 +64,8 @@ def bundle(name: str) -> Bundle:
         files[f"{package}/{place}"] = path.read_text(encoding="utf-8")
         for parent in place.parents:
             files[f"{package}/{parent / '__init__.py'}"] = ""
+    for beside, program in BESIDE.get(name, {}).items():
+        files[beside] = script(program)
     return Bundle(dict(sorted(files.items())))
 
 

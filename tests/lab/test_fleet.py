@@ -174,7 +174,10 @@ def test_containers_have_what_serving_needs_and_no_more(fleet: Lab) -> None:
             assert not config["Privileged"]
             assert [name.removeprefix("CAP_") for name in config["CapAdd"]] == ["SYS_PTRACE"]
             # Docker itself adds the second one to whatever shares the host's IPC.
-            assert set(config["SecurityOpt"]) - {"label=disable"} == {"seccomp=unconfined"}
+            assert set(config["SecurityOpt"]) - {"label=disable"} == {
+                "no-new-privileges",
+                "seccomp=unconfined",
+            }
             assert (config["NetworkMode"], config["IpcMode"], config["PidMode"]) == ("host", "host", "")
             assert [mount["Destination"] for mount in item["Mounts"] if mount["RW"]] == ["/cache"]
             assert not any("docker.sock" in mount["Source"] for mount in item["Mounts"])

@@ -27,7 +27,7 @@ IMAGE = (
 BUILD_KEYS = ("repo", "ref", "dockerfile", "args", "tag")
 RUNTIME_KEYS = (
     "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
-    "ready_timeout",
+    "ready_timeout", "hang_timeout",
 )  # fmt: skip
 NUMA = ("local", "any")
 ULIMITS = (
@@ -63,7 +63,8 @@ class Build:
 class Runtime:
     """The container's runtime options; sizes in bytes, timeouts in seconds.
 
-    numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one.
+    numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one. hang_timeout: without
+    progress in spite of requests until the engine is started again; 0: never.
     """
 
     privileged: bool = False
@@ -76,6 +77,7 @@ class Runtime:
     restart: str = "unless-stopped"
     stop_timeout: int = 120
     ready_timeout: int = 1800
+    hang_timeout: int = 600
 
 
 def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
@@ -283,6 +285,13 @@ def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
             (*path, "ready_timeout"),
             base.ready_timeout,
             1,
+            86400,
+        ),
+        hang_timeout=check.integer(
+            values.get("hang_timeout", base.hang_timeout),
+            (*path, "hang_timeout"),
+            base.hang_timeout,
+            0,
             86400,
         ),
     )

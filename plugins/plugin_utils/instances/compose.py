@@ -25,6 +25,7 @@ from ..bundle import bundle
 from ..catalog.recipes import Advice
 from ..catalog.settings import flag_argv
 from ..desired.deployment import Deployment
+from ..desired.deployment_parts import Runtime
 from ..desired.fleet import LOOPBACK
 from ..desired.lockfile import ImagePin, ModelPin
 from ..desired.reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
@@ -35,8 +36,11 @@ from ..tuning.feasibility import Feasibility
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings
 
-LEAVING = 20
-"""Seconds that vLLM gets to go when its last request has ended or its time is over, before Docker kills it."""
+LEAVING = 30
+"""Seconds beside those for running requests, before Docker kills it: 8 for load balancers to leave (the supervisor's
+Times.leave), 20 for vLLM to go when its last request has ended or its time is over."""
+GUARD = "instinct_guard.Guard"
+"""The middleware that closes what vLLM leaves open without a key, and with which load balancers leave in time."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,9 @@ def compose(
     argv: list[tuple[str, ...]] = [("vllm", "serve", deployment.model)]
     argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in own]
     argv += [tuple(flag_argv(tuned.table, name, value)) for name, value in sorted(tuned.args.items())]
+    guard = _guard_args(slot, tuned)
+    # After the operator's own ones: vLLM's last middleware is the first to see a request.
+    argv += [tuple(flag_argv(tuned.table, item.flag, item.value)) for item in guard]
     env, env_reasons = _environment(slot, tuned)
     source = deployment_key(deployment, "model")
     return Instance(
@@ -182,7 +189,7 @@ def compose(
         group_ids=node.group_ids,
         reasons=(
             Reason("model", deployment.model, "the deployment's model", source),
-            *(_reason(item) for item in own),
+            *(_reason(item) for item in (*own, *guard)),
             *sorted(
                 (item for item in tuned.reasons if item.setting in tuned.args), key=lambda item: item.setting
             ),
@@ -232,6 +239,13 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
         key = deployment_key(deployment, "port")
         found.append(Argument("port", slot.port, "the deployment's port plus the instance's index", key))
     return tuple(found)
+
+
+def _guard_args(slot: Slot, tuned: TunedSettings) -> tuple[Argument, ...]:
+    if (slot.rank and slot.rank.headless) or not tuned.table.get("middleware"):
+        return ()
+    reason = "needs the instance's key for all but /health and /metrics, and lets load balancers leave before a stop"
+    return (Argument("middleware", GUARD, reason, VLLM_CLI),)
 
 
 def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, ...]:
@@ -363,8 +377,8 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
     found.append(
         Reason(
             "capabilities",
-            "SYS_PTRACE, seccomp unconfined",
-            "HIP's IPC between workers needs them",
+            "SYS_PTRACE, seccomp unconfined, no-new-privileges",
+            "HIP's IPC between workers needs the first two; a setuid program in the image or a cache gains nothing",
             VLLM_ROCM,
         )
     )
@@ -381,7 +395,9 @@ def supervise_args(slot: Slot) -> tuple[tuple[str, ...], ...]:
     use per physical GPU: where that is partitioned or shared, others use it rightly.
     """
     alone = slot.share == 1 and all(gpu.whole for gpu in slot.gpus)
-    return tuple(("--gpu", gpu.render_node) for gpu in slot.gpus if alone)
+    limit = slot.deployment.runtime.hang_timeout
+    hang = (("--time", f"hang={limit}"),) if limit != Runtime.hang_timeout else ()
+    return (*(("--gpu", gpu.render_node) for gpu in slot.gpus if alone), *hang)
 
 
 def container(instance: Instance) -> dict[str, Any]:
@@ -400,7 +416,7 @@ def container(instance: Instance) -> dict[str, Any]:
         "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
         "NetworkMode": "host",
         "RestartPolicy": {"Name": runtime.restart},
-        "SecurityOpt": ["seccomp=unconfined"],
+        "SecurityOpt": ["no-new-privileges", "seccomp=unconfined"],
         "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, soft, hard in runtime.ulimits],
     }
     if runtime.restart == "on-failure":

@@ -98,6 +98,7 @@ def test_everything_that_can_be_said() -> None:
             "restart": "on-failure",
             "stop_timeout": 10,
             "ready_timeout": 20,
+            "hang_timeout": 0,
         },
     )
     assert found.local_model
@@ -119,6 +120,7 @@ def test_everything_that_can_be_said() -> None:
         restart="on-failure",
         stop_timeout=10,
         ready_timeout=20,
+        hang_timeout=0,
     )
 
 

@@ -70,7 +70,8 @@ def test_serve_sh() -> None:
         """  --limit-mm-per-prompt '{"image":2,"video":0}' \\\n"""
         "  --max-model-len 8192 \\\n"
         "  --middleware a.b --middleware 'c d' \\\n"
-        "  --trust-remote-code\n"
+        "  --trust-remote-code \\\n"
+        "  --middleware instinct_guard.Guard\n"
     )
 
 
@@ -132,7 +133,7 @@ def test_container() -> None:
             "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
             "NetworkMode": "host",
             "RestartPolicy": {"Name": "unless-stopped"},
-            "SecurityOpt": ["seccomp=unconfined"],
+            "SecurityOpt": ["no-new-privileges", "seccomp=unconfined"],
             "Ulimits": [
                 {"Name": "memlock", "Soft": -1, "Hard": -1},
                 {"Name": "nofile", "Soft": 1048576, "Hard": 1048576},

@@ -6,7 +6,8 @@
 Every exit of vLLM that nobody requested is a failure, whatever its exit code (vLLM exits with 0 when its engine dies).
 The supervisor classifies the failure, records it in state.json and exits with 1, so that Docker restarts the
 container. After three failures in a row it gives up: it says so and keeps running without vLLM. A requested stop
-exits with 0. It uses the standard library of Python 3.9 only.
+exits with 0; load balancers leave the instance first. An engine that hangs is ended like one that failed. It uses the
+standard library of Python 3.9 only.
 
 An engine that spans hosts has one supervisor per rank. The ranks start vLLM together and stop together; a peer's
 failure does not count as this rank's own. options.py describes the options.
@@ -24,13 +25,17 @@ from typing import Any
 from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify, from_text
 from ...common.redact import Redactor, is_secret_name
 from .child import ChildProcess, Event, Events, LogTee, adopt_orphans
+from .engine import Engine, GuardSwitch
 from .gpus import NEXT_STEP, unclean
 from .group import RankGroup
+from .hang import HangWatch
 from .options import Options, parse
 from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, FailureHistory, RunFailure
 
 _NO_COMMAND = 127
+_ARRIVAL_SECONDS = 0.5
 _OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_HUNG = "It was ended, to start again. If it hangs again: dmesg (amdgpu) on its host, VLLM_LOGGING_LEVEL=DEBUG in env."
 _STOPPED = ("stopped", "it was stopped", "Start it: playbooks/site.yml.")
 SECONDARY = (*UNSPECIFIC, "collective_failed", "peer_lost")
 """Kinds of failure that another rank's failure may have caused; the other rank's failure then counts."""
@@ -69,6 +74,10 @@ class Supervisor:
         self._begun = time.monotonic()
         self._group: RankGroup | None = None
         self._child: ChildProcess | None = None
+        # Who has no port of its own, such as a headless rank, serves no requests by itself.
+        self._engine = Engine(options.argv) if "--port" in options.argv else None
+        self._switch = GuardSwitch()
+        self._watch: HangWatch | None = None
 
     def run(self) -> int:
         """Run vLLM and return the exit code."""
@@ -182,7 +191,8 @@ class Supervisor:
 
     def _what(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the command line of the main process, and its environment."""
-        options, env = self._options, dict(os.environ)
+        options = self._options
+        env = self._switch.environment(os.environ, os.path.dirname(os.path.abspath(sys.argv[0])))
         if options.ray is None:
             return options.argv, env
         if not options.ray.head:
@@ -211,16 +221,22 @@ class Supervisor:
             if event.kind == "signal":
                 asked = True
                 self._memory.asked()
+                if serving is not None:
+                    self._leave_balancers(child)
                 if options.member and options.member.rank:
                     self._tell_end(*_STOPPED)  # without this rank the others cannot go on
                 child.signal(signal.SIGINT if event.value == signal.SIGINT else signal.SIGTERM)
             elif event.kind == "lost" and not asked:
                 self._stop_after_peer(child, event.value)
                 raise PeerLost(event.value)
+            elif event.kind == "hung" and not asked:
+                finding = Diagnosis("hung", str(event.value), _HUNG)
+                raise Failed(finding, 1, child.seconds, time.monotonic() - (serving or child.begun))
             elif event.kind == "serving" and not asked and serving is None:
                 serving = time.monotonic()
                 self._memory.lost(None)
                 self._note(RUNNING)
+                self._watch_for_hangs()
                 if self._group and options.member and options.member.rank == 0:
                     self._group.tell("serving")
         if asked:
@@ -234,6 +250,33 @@ class Supervisor:
         if self._group and diagnosis.kind in SECONDARY:
             self._await_cause_elsewhere(2 * self._options.times.settle)
         raise Failed(diagnosis, child.code or 0, seconds, served)
+
+    def _watch_for_hangs(self) -> None:
+        times = self._options.times
+        if self._engine is not None and times.hang > 0:
+            self._watch = HangWatch(
+                self._engine.look, times.hang, times.look, lambda line: self._events.put("hung", line)
+            )
+            self._watch.start()
+
+    def _leave_balancers(self, child: ChildProcess) -> None:
+        """Let load balancers send nothing more, before vLLM refuses requests.
+
+        An instance that none of them counts on, as after a playbook drained it, does not wait.
+        """
+        if self._engine is None:
+            return
+        self._switch.leave()
+        deadline = time.monotonic() + self._options.times.leave
+        waited = False
+        while not child.ended() and time.monotonic() < deadline:
+            look = self._engine.look(1.0)
+            if look is not None and not look.balancers:
+                # What was on its way when the last of them noticed arrives within this.
+                child.wait(_ARRIVAL_SECONDS if waited else 0)
+                return
+            waited = True
+            child.wait(0.2)
 
     def _await_cause_elsewhere(self, seconds: float) -> None:
         """Wait for another rank to report the cause of a failure that may be a consequence.
@@ -296,6 +339,8 @@ class Supervisor:
                 self._child.wait(self._options.times.grace)
             except OSError as error:
                 self._output.say(f"ray stop: {error.strerror}")
+        if self._watch:
+            self._watch.end()
         if self._child:
             self._child.end_all(self._options.times.grace)
             self._child = None

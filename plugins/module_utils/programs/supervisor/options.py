@@ -18,7 +18,7 @@
 
 --signatures FILE       failure signatures (default: failure_signatures.json beside the program)
 
---time NAME=SECONDS     change a value of Times or HeartbeatTimes, for tests; repeatable
+--time NAME=SECONDS     change a value of Times or HeartbeatTimes; repeatable
 --sysfs DIR             use another directory than /sys, for tests
 """
 
@@ -40,7 +40,9 @@ class Times:
     """Seconds. gpu: until GPUs that are not clean are a failure; poll: between two checks of the GPUs; tell: between
     two messages about them; stop: for vLLM to end after another rank ended; grace: between SIGTERM and SIGKILL for
     remaining processes; settle: to find the cause of an end here, and twice that to learn it from another rank; ray:
-    for the Ray cluster to form.
+    for the Ray cluster to form; leave: at most for load balancers to notice that it stops, which they do within two of
+    their checks, one a second; hang: without progress in spite of requests until the engine counts as hung, 0: never;
+    look: between two looks at the engine.
     """
 
     gpu: float = 600.0
@@ -50,6 +52,10 @@ class Times:
     grace: float = 10.0
     settle: float = 2.0
     ray: float = 180.0
+    leave: float = 8.0
+    # Twice what vLLM itself allows for one step of the model: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, 300.
+    hang: float = 600.0
+    look: float = 10.0
 
 
 @dataclass(frozen=True)

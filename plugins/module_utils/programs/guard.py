@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard in front of vLLM's API, an ASGI middleware: who lacks the instance's key gets health and metrics only.
+
+vLLM itself asks for its key below some prefixes and leaves other routes open, some of which generate. Here it is the
+other way round: every route needs the key, but for OPEN. Where the instance has no key, everything passes.
+
+The supervisor runs vLLM with this file on its path, and tells it through one byte of a file when the instance is about
+to stop: /health then answers 503, so that load balancers leave before requests are refused. In return, every answer of
+an open route says how many requests are in work, and how many balancers still count on this instance.
+
+One file of the standard library of Python 3.9: it runs inside vLLM's API server, in the image's Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import time
+from typing import Any
+
+OPEN = ("/health", "/metrics")
+"""Routes that need no key: load balancers and monitoring ask for these."""
+DRAINING = b"1"
+"""The byte in the supervisor's file when the instance is about to stop."""
+REQUESTS_HEADER, BALANCERS_HEADER = b"x-instinct-requests", b"x-instinct-balancers"
+_STATE_HEADER = b"x-haproxy-server-state"  # HAProxy's `http-check send-state`
+_FORGET_SECONDS = 5.0
+"""A balancer that has not checked for so long does not count on this instance: it checks every second."""
+_DENIED = b'{"error":{"message":"This instance answers its load balancers only.","code":401}}'
+
+
+class Guard:
+    """The middleware: `vllm serve --middleware instinct_guard.Guard`."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._key = os.environ.get("VLLM_API_KEY", "").encode()
+        self._requests = 0
+        self._balancers: dict[
+            bytes, float
+        ] = {}  # those that send requests here, with the time of their last check
+        self._file = -1
+        with contextlib.suppress(OSError):
+            self._file = os.open(os.environ.get("INSTINCT_GUARD", ""), os.O_RDONLY | os.O_CLOEXEC)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle one request, websocket, or the application's start and end."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http" and _path(scope) in OPEN:
+            await self._open(scope, receive, send)
+        elif not self._allowed(scope):
+            await _deny(scope, receive, send)
+        else:
+            self._requests += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._requests -= 1
+
+    def _allowed(self, scope: Any) -> bool:
+        if not self._key:
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _unused, key = given.partition(b" ")
+        # The comparison takes the same time whatever is given.
+        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+    async def _open(self, scope: Any, receive: Any, send: Any) -> None:
+        if _path(scope) == "/health":
+            self._note(scope["headers"])
+            if self._draining():
+                return await _answer(send, 503, b'{"status":"draining"}', self._figures())
+        figures = self._figures()
+
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *figures]}
+            await send(message)
+
+        await self._app(scope, receive, counted)
+        return None
+
+    def _note(self, headers: Any) -> None:
+        """Note what a balancer reports of its server in its check: "UP 2/3; name=…; node=…; weight=…"."""
+        text = next((value for name, value in headers if name == _STATE_HEADER), b"")
+        if not text:
+            return
+        state, *rest = text.split(b";")
+        place = b";".join(item for item in rest if item.strip().startswith((b"name=", b"node=")))
+        self._balancers.pop(place, None)
+        if state.strip().upper().startswith(b"UP") and len(self._balancers) < 64:
+            self._balancers[place] = time.monotonic()
+
+    def _figures(self) -> list[tuple[bytes, bytes]]:
+        since = time.monotonic() - _FORGET_SECONDS
+        count = sum(seen >= since for seen in self._balancers.values())
+        return [(REQUESTS_HEADER, b"%d" % self._requests), (BALANCERS_HEADER, b"%d" % count)]
+
+    def _draining(self) -> bool:
+        if self._file < 0:
+            return False
+        try:
+            return os.pread(self._file, 1, 0) == DRAINING
+        except OSError:
+            return False
+
+
+def _path(scope: Any) -> str:
+    """Return the path as the application's routes see it."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+async def _deny(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": "no key"})
+    else:
+        await _answer(send, 401, _DENIED, [(b"www-authenticate", b"Bearer")])
+
+
+async def _answer(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    headers = [(b"content-type", b"application/json"), length, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard in front of vLLM's API, on a small application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.programs import guard
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import Guard
+
+KEY = "k" * 30
+RIGHT = (b"authorization", b"Bearer " + KEY.encode())
+Header = tuple[bytes, bytes]
+
+
+class App:
+    """What the guard guards; `during` runs within each request."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+        self.during: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached.append(scope.get("path", scope["type"]))
+        if self.during:
+            await self.during()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def guarded(app: App, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Guard:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    (tmp_path / "switch").write_bytes(b"0")
+    monkeypatch.setenv("INSTINCT_GUARD", str(tmp_path / "switch"))
+    return Guard(app)
+
+
+async def ask(
+    guarded: Guard, path: str, headers: Sequence[Header] = (), kind: str = "http", **more: Any
+) -> tuple[int, dict[bytes, bytes]]:
+    """Status and headers of the answer; of a websocket the code with which it is closed."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    await guarded({"type": kind, "path": path, "headers": list(headers), **more}, receive, send)
+    if sent[0]["type"] == "websocket.close":
+        return sent[0]["code"], {}
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+def status(guarded: Guard, path: str, *headers: Header, **more: Any) -> int:
+    return asyncio.run(ask(guarded, path, headers, **more))[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions", "/invocations", "/tokenize", "/pooling", "/ping", "/version", "/docs", "/", "", "/metrics/",
+        "/health/", "//health", "/health/../invocations", "/HEALTH", "/metricsx", "/v1/../health",
+    ],
+)  # fmt: skip
+def test_all_but_the_open_routes_need_the_key(guarded: Guard, app: App, path: str) -> None:
+    for wrong in [(), ((b"authorization", b"Bearer " + b"x" * 30),), ((b"authorization", KEY.encode()),),
+                  ((b"authorization", b"Basic " + KEY.encode()),), ((b"authorization", b"Bearer \xff"),)]:  # fmt: skip
+        assert status(guarded, path, *wrong) == 401
+        assert status(guarded, path, *wrong, kind="websocket") == 1008
+    assert app.reached == []
+    assert status(guarded, path, RIGHT) == 200
+    assert status(guarded, path, (b"authorization", b"bearer " + KEY.encode())) == 200
+    assert app.reached == [path, path]
+
+
+@pytest.mark.parametrize("path", guard.OPEN)
+def test_open_routes_need_none(guarded: Guard, path: str) -> None:
+    assert status(guarded, path) == 200
+    assert status(guarded, "/api" + path, root_path="/api") == 200
+    assert status(guarded, "/api" + path) == 401
+    assert status(guarded, path, kind="websocket") == 1008
+
+
+def test_without_a_key_everything_passes(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.delenv("INSTINCT_GUARD", raising=False)
+    assert status(Guard(app), "/invocations") == 200
+
+
+def test_the_start_of_the_application_passes(guarded: Guard, app: App) -> None:
+    assert status(guarded, "", kind="lifespan") == 200
+    assert app.reached == [""]
+
+
+def test_an_instance_that_leaves_is_not_healthy_and_goes_on_answering(guarded: Guard, tmp_path: Path) -> None:
+    assert status(guarded, "/health") == 200
+    (tmp_path / "switch").write_bytes(b"1")
+    assert (status(guarded, "/health"), status(guarded, "/metrics")) == (503, 200)
+    assert status(guarded, "/v1/completions", RIGHT) == 200
+
+
+def test_it_counts_requests(guarded: Guard, app: App) -> None:
+    async def during() -> None:
+        app.during = None
+        _status, headers = await ask(guarded, "/metrics")
+        assert headers[guard.REQUESTS_HEADER] == b"1"
+
+    app.during = during
+    assert status(guarded, "/v1/completions", RIGHT) == 200
+    assert asyncio.run(ask(guarded, "/metrics"))[1][guard.REQUESTS_HEADER] == b"0"
+
+
+@pytest.mark.parametrize(
+    ("checks", "count"),
+    [
+        ([], b"0"),
+        (["UP 2/3; name=llama/n1; node=lb-01; weight=1/2"], b"1"),
+        (["UP; name=llama/n1; node=lb-01; scur=1", "UP; name=llama/n1; node=lb-01; scur=9"], b"1"),
+        (["UP; name=llama/n1; node=lb-01", "UP; name=llama/n1; node=lb-02"], b"2"),
+        (["UP; name=llama/n1; node=lb-01", "NOLB 2/3; name=llama/n1; node=lb-01"], b"0"),
+        (["UP; name=llama/n1; node=lb-01", "DOWN; name=llama/n1; node=lb-01"], b"0"),
+        (["nonsense", "\xff;;;"], b"0"),
+    ],
+)
+def test_it_knows_which_balancers_count_on_it(guarded: Guard, checks: list[str], count: bytes) -> None:
+    for text in checks:
+        status(guarded, "/health", (b"x-haproxy-server-state", text.encode("latin-1")))
+    assert asyncio.run(ask(guarded, "/metrics"))[1][guard.BALANCERS_HEADER] == count
+
+
+def test_a_balancer_that_is_gone_does_not_count(guarded: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    status(guarded, "/health", (b"x-haproxy-server-state", b"UP; name=a; node=lb"))
+    now = guard.time.monotonic()
+    monkeypatch.setattr(guard.time, "monotonic", lambda: now + 6)
+    assert asyncio.run(ask(guarded, "/metrics"))[1][guard.BALANCERS_HEADER] == b"0"
