@@ -23,6 +23,7 @@ EXPRESSIONS = ("when", "that", "until", "failed_when", "changed_when")
 ANSIBLES = {
     "groups",
     "hostvars",
+    "inventory_dir",
     "inventory_hostname",
     "item",
     "lookup",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import STOP
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
@@ -23,7 +24,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_var
     unknown_variables,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import VaultReader, load_endpoint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
+    SecretsPolicy,
+    VaultReader,
+    load_endpoint,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
@@ -55,9 +60,14 @@ class ActionModule(ControllerAction):
         checked = check_fleet(fleet, request.parse_request(options))
         lock, fresh = self._pins(options, checked.composed, reader, base)
         models = read_models(checked.composed, base)
-        make = not offline and not self._task.check_mode
         balancers, files = reader.balancers(offline), VaultReader(self._loader)
-        endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, make, files)
+        policy = SecretsPolicy(
+            make=options["apply"] and not self._task.check_mode,
+            replace=tuple(options["new_secrets"]),
+            check=not offline and options["operation"] != STOP,
+            marks={host.name: host.state.instance_key for host in fleet.hosts if host.state},
+        )
+        endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
         factory = InstanceFactory(Knowledge(CATALOG), lock, load_renderer(), models, key)
         plan = news = plan_fleet(checked, factory, endpoint)

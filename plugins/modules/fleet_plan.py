@@ -56,6 +56,20 @@ options:
     description:
       - The pins. Default is C(fleet.lock.json) in the inventory's directory. Not written in check mode.
     type: path
+  apply:
+    description:
+      - Whether the run applies the plan. Only such a run generates missing keys and certificates of load balancers, and
+        it cannot be O(offline).
+    type: bool
+    default: false
+  new_secrets:
+    description:
+      - Secrets of the fleet that this run may replace by those beside the inventory, or by new ones where there are
+        none. Without it, a run that would do so fails.
+    type: list
+    elements: str
+    choices: [api_keys, certificate, instance_key]
+    default: []
   operation:
     description:
       - How the run treats serving instances. V(deploy) replaces them at once. V(upgrade), V(rollback) and V(restart)

@@ -232,10 +232,12 @@ node_state:
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
     balancer:
       description:
-        - The load balancer on this host. C(files) are the hashes of the files in use, C(applied) that of the
-          configuration last loaded by HAProxy, C(config) its configuration, C(out) the drained servers.
+        - The load balancer on this host. C(files) are the hashes of the files in use, C(keys) fingerprints of the
+          clients' keys, C(applied) the hash of the configuration last loaded by HAProxy, C(config) its configuration,
+          C(out) the drained servers.
       type: dict
-      sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
+      sample: {installed: true, keepalived: false, running: true, files: {}, keys: [], applied: null, config: null,
+               out: null}
     problems:
       description: Sources that could not be read.
       type: list
@@ -350,6 +352,7 @@ NO_BALANCER = {
     "keepalived": False,
     "running": False,
     "files": {},
+    "keys": [],
     "applied": None,
     "config": None,
     "out": None,
@@ -380,6 +383,8 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     found["out"] = json.loads(found["out"]) if found["out"] else None
     found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
     found["files"] = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    # Enough to recognize a key by: the rule of common/api_keys.py.
+    found["keys"] = [line[:12].decode("ascii", "replace") for line in texts.get("keys.map", b"").splitlines()]
     found["running"] = all(
         process_of(os.path.join(state, name), word)  # an absolute name stays as it is
         for name, word in (

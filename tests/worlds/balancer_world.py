@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import key_marks, keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
@@ -30,7 +30,7 @@ ADDRESSES = {"n1": {"ansible_host": "192.0.2.11"}, "n2": {"ansible_host": "192.0
 
 NEVER = {
     "installed": False, "keepalived": False, "running": False,
-    "files": {}, "applied": None, "config": None, "out": None,
+    "files": {}, "keys": [], "applied": None, "config": None, "out": None,
 }  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def applied(plan: BalancerPlan, **changes: Any) -> dict[str, Any]:
         "keepalived": False,
         "running": True,
         "files": {name: text_hash(text) for name, text in texts.items()},
+        "keys": key_marks(texts.get("keys.map", "")),
         "applied": spec_hash(texts),
         "config": json.loads(texts["balancer.json"]),
         "out": None,

@@ -71,3 +71,8 @@ def header_map(key: str) -> str:
     It is kept out of HAProxy's configuration, because that is in the plan.
     """
     return f"key Bearer {key}\n"
+
+
+def key_of_map(text: str) -> str:
+    """Return the key in the text of instance.map."""
+    return text.split()[-1]

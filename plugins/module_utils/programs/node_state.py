@@ -230,10 +230,12 @@ node_state:
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
     balancer:
       description:
-        - The load balancer on this host. C(files) are the hashes of the files in use, C(applied) that of the
-          configuration last loaded by HAProxy, C(config) its configuration, C(out) the drained servers.
+        - The load balancer on this host. C(files) are the hashes of the files in use, C(keys) fingerprints of the
+          clients' keys, C(applied) the hash of the configuration last loaded by HAProxy, C(config) its configuration,
+          C(out) the drained servers.
       type: dict
-      sample: {installed: true, keepalived: false, running: true, files: {}, applied: null, config: null, out: null}
+      sample: {installed: true, keepalived: false, running: true, files: {}, keys: [], applied: null, config: null,
+               out: null}
     problems:
       description: Sources that could not be read.
       type: list

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any
 
+from ...module_utils.common.api_keys import HASHED
 from ...module_utils.common.endpoint import AGENT_PORT
 from ...module_utils.common.errors import Problem
 from ..catalog.checker import Checker
@@ -95,14 +96,15 @@ class BalancerSettings:
 class ObservedBalancer:
     """What was observed of a load balancer on its host.
 
-    config: its balancer.json. drained: drained servers, by "backend/server". applied: the hash of the configuration
-    that the running HAProxy loaded last.
+    keys: fingerprints of the clients' keys. config: its balancer.json. drained: drained servers, by "backend/server".
+    applied: the hash of the configuration that the running HAProxy loaded last.
     """
 
     installed: bool = False
     keepalived: bool = False
     running: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
     applied: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     drained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class ObservedBalancer:
             keepalived=bool(found.get("keepalived")),
             running=bool(found["running"]),
             files=dict(found["files"]),
+            keys=tuple(map(str, found.get("keys") or ())),
             applied=str(found["applied"] or ""),
             config=dict(found["config"] or {}),
             drained=dict(found["out"] or {}),
@@ -206,6 +209,8 @@ def key_problem(name: Any, key: Any) -> str:
         return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
     if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
         return f"its key must be text of at least {MIN_KEY} visible ASCII characters, without spaces."
+    if key.startswith(HASHED) and not re.fullmatch(r"[0-9A-Fa-f]{64}", key[len(HASHED) :]):
+        return f"its key begins with {HASHED}, but no SHA-256 of 64 hexadecimal digits follows."
     return ""
 
 

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 
+from ...module_utils.common.errors import FleetError
 from ..bundle import script
 from ..desired.endpoint_settings import BalancerHost
 from ..desired.variables import to_plain_data
 from ..instances.render import template_renderer, template_text
+from .foreign_secrets import LocalSecrets, foreign_secrets
 from .plan import EndpointAssets, EndpointInputs
 from .secrets import instance_key, load_secrets
 
@@ -38,22 +41,54 @@ class VaultReader:
             raise ValueError from None
 
 
+@dataclass(frozen=True)
+class SecretsPolicy:
+    """What a run may do with secrets.
+
+    make: generate missing ones. replace: kinds of which the fleet may get others. check: refuse a run without those of
+    the fleet. marks: of the keys of the instances, by GPU host.
+    """
+
+    make: bool = False
+    replace: tuple[str, ...] = ()
+    check: bool = True
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+
 def load_endpoint(
-    hosts: tuple[BalancerHost, ...], fleet: Iterable[str], base: Path, make: bool, files: VaultReader
+    hosts: tuple[BalancerHost, ...],
+    fleet: Iterable[str],
+    base: Path,
+    policy: SecretsPolicy,
+    files: VaultReader,
 ) -> EndpointInputs | None:
     """Return the load balancers of `hosts` in front of the hosts of `fleet`; None when there are none.
 
-    Keys and certificates are kept beside the inventory (`base`); with `make`, missing ones are made. Raises FleetError.
+    Keys and certificates are kept beside the inventory (`base`). Raises FleetError, before any is made.
     """
     if not hosts:
         return None
+    here = _read_secrets(hosts, base, False, files)
+    problems = foreign_secrets(hosts, policy.marks, here, policy.replace) if policy.check else ()
+    if problems:
+        raise FleetError(problems)
+    if policy.make:
+        here = _read_secrets(hosts, base, True, files)
     assets = EndpointAssets(
         template_renderer(template_text("haproxy.cfg.j2")),
         script("haproxy_agent"),
-        load_secrets(hosts, base, make, files.text, files.data),
-        instance_key(hosts, base, make, files.text),
+        here.material,
+        here.instance_key,
         script("router"),
         template_renderer(template_text("keepalived.conf.j2")),
         script("keepalived_check"),
     )
     return EndpointInputs(hosts, frozenset(fleet), assets)
+
+
+def _read_secrets(
+    hosts: tuple[BalancerHost, ...], base: Path, make: bool, files: VaultReader
+) -> LocalSecrets:
+    return LocalSecrets(
+        load_secrets(hosts, base, make, files.text, files.data), instance_key(hosts, base, make, files.text)
+    )

@@ -17,6 +17,7 @@ from ...module_utils.common.generations import (
     OperationRequest,
 )
 from ..desired.public_variables import public_variables
+from ..endpoint.foreign_secrets import KINDS
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from .batches import parse_policy
@@ -41,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "again": {"type": "list", "elements": "str"},
     "lock_file": {"type": "path"},
+    "apply": {"type": "bool", "default": False},
     "operation": {"type": "str", "choices": list(OPERATIONS), "default": DEPLOY},
     "canary_terms": {
         "type": "dict",
@@ -48,6 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "options": {name: public_variables()[name].option for name in CANARY_SETTINGS},
     },
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
+    "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
 }
 
 
@@ -80,6 +83,9 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
         what = f"{operation}.yml needs the current state of the hosts, so it cannot run offline."
         found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
+    elif options.get("offline") and options.get("apply"):
+        what = "an offline plan cannot be applied: what the hosts have is unknown."
+        found.append(Problem(("offline",), what, "Leave it out, or run plan.yml, which plans offline."))
     return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
 
 
