@@ -262,7 +262,8 @@ class Supervisor:
     def _leave_balancers(self, child: ChildProcess) -> None:
         """Let load balancers send nothing more, before vLLM refuses requests.
 
-        An instance that none of them counts on, as after a playbook drained it, does not wait.
+        An instance that no balancer counts on does not wait. A drained one does, until its check has failed twice:
+        HAProxy reports a server that is up and drained as up.
         """
         if self._engine is None:
             return
