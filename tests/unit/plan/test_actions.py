@@ -259,7 +259,16 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             [("memory_partition", "1 GPUs", "none", "NPS1, reloads the driver", "gpu_partition_memory is NPS1")],
         ),
         (None, {"compute": "CPX"}, [("compute_partition", "8 GPUs", "unknown", "CPX", "gpu_partition_compute is CPX")]),
-        (None, {"memory": "NPS4"}, []),
+        (
+            None,
+            {"memory": "NPS4"},
+            [
+                (
+                    "memory_partition", "8 GPUs", "unknown", "NPS4, reloads the driver unless it has this mode",
+                    "gpu_partition_memory is NPS4",
+                )
+            ],
+        ),
         (
             {**in_modes(("SPX", "NPS1")), "partition_change": "load"},
             {"compute": "SPX"},
