@@ -80,7 +80,7 @@ class ActionModule(ControllerAction):
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint)
         if rollout:
             data["rollout"] = rollout.to_json()
-        lines = request.explain_request(options, plan, data, rollout)
+        lines = request.explain_request(options, plan, data, rollout, endpoint)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self._display.display(f"\n{text}")
         if options["plan_file"]:

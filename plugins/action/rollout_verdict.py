@@ -42,10 +42,11 @@ class ActionModule(ControllerAction):
             return {"changed": False, **_kept(before), "back": False, "phases": [], "steps": {}}
         alive = set(facts["ansible_play_hosts"])
         notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
-        gone = [host for host in batch["hosts"] if host not in alive]
+        # Without what was to start first on hosts that it awaits, the batch changed nothing.
+        gone = [host for host in (*batch["hosts"], *batch["awaits"]) if host not in alive]
         why = {host: message_of(note["result"]) for host, note in notes.items()}
         not_started = [host for host, note in notes.items() if note["action"] == SERVER]
-        verdict = judge_batch(rollout["operation"], batch, why, gone, not_started)
+        verdict = judge_batch(batch, why, gone, not_started)
         self._display.display(verdict.message)
         return {"changed": False, **verdict.to_json(), "turned": verdict.back, "batch": batch["number"]}
 

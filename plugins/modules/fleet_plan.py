@@ -72,11 +72,15 @@ options:
     default: []
   operation:
     description:
-      - How the run treats serving instances. V(deploy) replaces them at once. V(upgrade), V(rollback) and V(restart)
-        work in batches, which are returned as RV(rollout) and listed in the plan's text; V(stop) only stops instances.
+      - How the run treats serving instances. V(deploy), V(upgrade), V(rollback) and V(restart) work in batches, which
+        are returned as RV(rollout) and listed in the plan's text; V(stop) only stops instances.
+      - Without it, the plan is that of a deploy, its text lists the batches, and nothing is refused for their sake.
     type: str
     choices: [deploy, upgrade, rollback, restart, stop]
-    default: deploy
+  at_once:
+    description: Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
+    type: bool
+    default: false
   deployment:
     description: For V(restart) and V(stop), only this deployment's instances.
     type: str
@@ -172,7 +176,9 @@ todo:
   elements: dict
   sample: [{name: n1, groups: [todo_host_prep, todo_vllm_serve], plan: {}}]
 rollout:
-  description: The operation, its batches in order, and the seconds to watch each; null for V(deploy).
+  description:
+    - The operation, its batches in order, and the seconds to watch each; null where V(deploy) replaces nothing that
+      serves.
   returned: success
   type: dict
 partial:

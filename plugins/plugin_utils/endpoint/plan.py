@@ -73,9 +73,16 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def drain_steps(self, gpu_host: str) -> dict[str, list[str]]:
-        """Return the servers of one GPU host to drain before it changes, and to return to service afterwards."""
-        drain = [name for name, host in self.drain.items() if host == gpu_host]
+    def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
+        """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
+
+        without: names of instances whose servers are left out.
+        """
+        drain = [
+            name
+            for name, host in self.drain.items()
+            if host == gpu_host and name.rpartition(":")[0].rpartition(".")[2] not in without
+        ]
         return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
 
     @property

@@ -44,6 +44,7 @@ class RolloutInstance:
         changes: this run changes it.
         in_service: it is in service, as far as the load balancer shows.
         headless: it works for another server, and receives no requests.
+        starts: it starts before the first batch, and serves from then on.
     """
 
     host: str
@@ -57,6 +58,7 @@ class RolloutInstance:
     in_service: bool = True
     headless: bool = False
     resources_known: bool = True
+    starts: bool = False
 
     @property
     def id(self) -> str:
@@ -128,11 +130,15 @@ class RolloutPolicy:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Engines of a deployment: existing ones, those in service, and the minimum in service."""
+    """Engines of a deployment: existing ones, those in service, and the minimum in service.
+
+    starting: how many of those in service have yet to start, before the first batch.
+    """
 
     total: int
     serving: int
     min_available: int
+    starting: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,17 +238,19 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
     """Return the capacity by deployment; by default, a deployment with a single engine keeps none in service."""
     engines: dict[str, dict[str, list[RolloutInstance]]] = {}
     for item in members:
-        if item.exists:
-            engines.setdefault(item.deployment, {}).setdefault(item.old_engine or item.id, []).append(item)
+        if item.exists or item.starts:
+            key = (item.engine if item.starts else item.old_engine) or item.id
+            engines.setdefault(item.deployment, {}).setdefault(key, []).append(item)
     wanted = {item.deployment for item in members if item.new is not None}
     found = {}
     for name, groups in engines.items():
         there = len(groups)
-        serving = sum(all(item.in_service for item in group) for group in groups.values())
+        whole = [group for group in groups.values() if all(item.in_service or item.starts for item in group)]
+        starting = sum(any(item.starts for item in group) for group in whole)
         kept = math.ceil(resolve_count(DEFAULT_MIN_AVAILABLE if keep is None else keep, there))
         if (keep is None and there == 1) or name not in wanted:
             kept = 0
-        found[name] = Capacity(there, serving, min(kept, there))
+        found[name] = Capacity(there, len(whole), min(kept, there), starting)
     return found
 
 
@@ -373,6 +381,7 @@ def _reference(group: ChangeGroup, members: Sequence[RolloutInstance]) -> Rollou
             and item.exists
             and item.in_service
             and not item.headless
+            and not item.starts
         ),
         None,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE, History
+from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, History
 from ..desired.actions import ALIVE
 from ..desired.node_state import NodeState, ObservedInstance
 from ..endpoint.backends import BackendServer
@@ -29,6 +29,7 @@ from .batches import (
     plan_rollout,
     sorted_members,
 )
+from .deploy import awaited_hosts, operation_of, serving_changes
 from .steps import (
     FORWARD,
     PASSED,
@@ -78,6 +79,11 @@ class RolloutPlan:
             "soak": self.policy.soak,
         }
 
+    def batched(self, host: str) -> tuple[str, ...]:
+        """Return a host's instances that change in batches."""
+        groups = (group for batch in self.rollout.batches for group in batch.groups)
+        return tuple(item.name for group in groups for item in group.members if item.host == host)
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts that take part."""
@@ -99,11 +105,17 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers) for host in plan.hosts}
     trials = _trials(hosts.values(), revisions) if wanted.operation == UPGRADE else {}
     members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
-    canary = wanted.operation == UPGRADE and wanted.canary
+    operations = {name: operation_of(wanted.operation, revision) for name, revision in revisions.items()}
+    judged = trials
+    if wanted.operation == DEPLOY:
+        members = serving_changes(members, partitioned_hosts(plan))
+        # What returns to a generation that served before is not measured.
+        judged = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
+    canary = wanted.operation in (DEPLOY, UPGRADE) and wanted.canary
     policy = (
         RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
     )
-    rollout, wrong = plan_rollout(members, policy, trials if canary else {})
+    rollout, wrong = plan_rollout(members, policy, judged if canary else {})
     problems = (*problems, *wrong, *_refusals(plan, wanted, rollout))
     batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
     changes = {item.number: _change(item, wanted, revisions, policy) for item in batches}
@@ -115,8 +127,14 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     for number, parts in work.items():
         for name, part in parts.items():
             steps.setdefault(name, {})[number] = steps_of(part, changes[number])
-    listed = tuple(_batch(item, batches, changes[item.number], work, steps) for item in batches)
-    upgraded = {item["deployment"]: item for item in listed} if wanted.operation == UPGRADE else {}
+    awaited = {item.number: awaited_hosts(item, members, rollout.capacity) for item in batches}
+    listed = tuple(
+        {**_batch(item, batches, changes[item.number], work, steps), "awaits": awaited[item.number]}
+        for item in batches
+    )
+    upgraded = {item["deployment"]: item for item in listed if item["operation"] == UPGRADE}
+    for name in dict.fromkeys(name for names in awaited.values() for name in names):
+        steps.setdefault(name, {})  # what fails there is seen only where it takes part
     begun: dict[str, list[dict[str, Any]]] = {}
     finish: dict[str, dict[str, Any]] = {}
     for name, host in hosts.items():
@@ -146,8 +164,16 @@ def _change(
 ) -> BatchChange:
     revision = revisions.get(batch.deployment)
     why = (revision.why if revision else "") or "once more"
+    operation = operation_of(wanted.operation, revision)
     return BatchChange(
-        wanted.operation, batch.deployment, revision.generation if revision else None, why, policy.soak
+        operation, batch.deployment, revision.generation if revision else None, why, policy.soak
+    )
+
+
+def partitioned_hosts(plan: FleetPlan) -> tuple[str, ...]:
+    """Return the hosts whose GPUs this plan changes, which stops every instance there."""
+    return tuple(
+        host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
     )
 
 
@@ -379,7 +405,9 @@ def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iter
         for name, why in wanted.absent:
             what = f"instances cannot be drained from load balancer {name} before they change: {why}."
             yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
-    for balancer in plan.balancers if rollout.batches and wanted.operation != STOP else ():
+    # A deploy configures and starts the load balancers before its batches.
+    checked = () if wanted.operation in (DEPLOY, STOP) else plan.balancers
+    for balancer in checked if rollout.batches else ():
         if balancer.host.observed is None or not balancer.host.observed.running:
             what = "the load balancer does not run, so instances cannot be drained before they change."
             yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
@@ -387,9 +415,7 @@ def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iter
         names = ", ".join(revision.deployment for revision in plan.revisions)
         yield Problem(("deployment",), "is required.", f"-e deployment=NAME; there are: {names or 'none'}.")
     if wanted.operation in (UPGRADE, ROLLBACK):
-        hosts = tuple(
-            host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
-        )
+        hosts = partitioned_hosts(plan)
         if hosts:
             what = "partition modes have to change first, which stops every instance of a host."
             yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
@@ -426,6 +452,7 @@ def _batch(
     return {
         "number": batch.number,
         "of": len(batches),
+        "operation": change.operation,
         "deployment": batch.deployment,
         "generation": change.generation,
         "held": held,

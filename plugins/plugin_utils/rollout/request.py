@@ -20,6 +20,7 @@ from ..desired.public_variables import public_variables
 from ..endpoint.foreign_secrets import KINDS
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
+from ..text import plural
 from .batches import parse_policy
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Options = Mapping[str, Any]
 
 CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
 VARIABLES = {
-    **{name: name for name in ("offline", "explain", "refresh", "plan_file")},
+    **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once")},
     **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
     "retry": "again",
     "serial": "upgrade_serial",
@@ -43,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "again": {"type": "list", "elements": "str"},
     "lock_file": {"type": "path"},
     "apply": {"type": "bool", "default": False},
-    "operation": {"type": "str", "choices": list(OPERATIONS), "default": DEPLOY},
+    "operation": {"type": "str", "choices": list(OPERATIONS)},
     "canary_terms": {
         "type": "dict",
         "default": {},
@@ -58,7 +59,7 @@ def parse_request(options: Options) -> OperationRequest:
     """Return what the run is about."""
     deployment = options["deployment"]
     return OperationRequest(
-        operation=options["operation"],
+        operation=options["operation"] or DEPLOY,
         deployments=frozenset([deployment]) if deployment else None,
         generation=options["generation"],
         retry=options["retry"],
@@ -92,20 +93,40 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
 def requested_rollout(
     options: Options, plan: FleetPlan, endpoint: EndpointInputs | None
 ) -> RolloutPlan | None:
-    """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError."""
-    if options["operation"] == DEPLOY or options["offline"] or plan.partial:
+    """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError.
+
+    A run without an operation only shows what a deploy would do, or needs the plan for something else.
+    """
+    operation = options["operation"]
+    if options["offline"] or plan.partial or operation is None:
         return None
-    planned, problems = _rollout(options, plan, endpoint, options["operation"])
+    if operation == DEPLOY and (
+        options["at_once"] or not any(host.start or host.remove for host in plan.hosts)
+    ):
+        return None
+    planned, problems = _rollout(options, plan, endpoint, operation)
     if problems:
-        raise FleetError(problems)
-    return planned
+        raise FleetError((*problems, *_ways_out(operation)))
+    return planned if operation != DEPLOY or planned.batches else None
+
+
+def _ways_out(operation: str) -> tuple[Problem, ...]:
+    """Return what an operator can do whose deploy is refused for the sake of what serves."""
+    if operation != DEPLOY:
+        return ()
+    what = "instances that serve would be replaced, which this run does in batches, as upgrade.yml does."
+    return (Problem((), what, "To replace them all at once, and lose what they work on: -e at_once=true."),)
 
 
 def explain_request(
-    options: Options, plan: FleetPlan, data: Mapping[str, Any], rollout: RolloutPlan | None
+    options: Options,
+    plan: FleetPlan,
+    data: Mapping[str, Any],
+    rollout: RolloutPlan | None,
+    endpoint: EndpointInputs | None = None,
 ) -> list[str]:
-    """Return the lines about the batches; of a deploy that replaces what serves, about those of an upgrade."""
-    if not rollout and (options["offline"] or not plan.changes):
+    """Return the lines about the batches; of a run that only plans, about those of a deploy."""
+    if not rollout and (options["offline"] or plan.partial or not plan.changes):
         return []
     from .plan import count_replaced  # as below
     from .text import explain_rollout
@@ -113,13 +134,13 @@ def explain_request(
     if rollout:
         return explain_rollout(rollout, timeouts(options, data))
     count = count_replaced(plan)
-    if not count:
+    if not count or options["operation"] not in (None, DEPLOY):
         return []
-    rollout, problems = _rollout(options, plan, None, UPGRADE)
-    if problems:
-        return []
-    text = f"site.yml would replace {count} serving instances at the same time. upgrade.yml replaces them in batches:"
-    return ["", text, *explain_rollout(rollout, timeouts(options, data))]
+    if options["at_once"]:
+        return ["", f"{plural(count, 'instance')} that serve change at the same time (at_once)."]
+    rollout, problems = _rollout(options, plan, endpoint, DEPLOY)
+    refused = [f"site.yml and deploy.yml refuse this: {problem.text()}" for problem in problems]
+    return ["", *refused] if refused else explain_rollout(rollout, timeouts(options, data))
 
 
 def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:

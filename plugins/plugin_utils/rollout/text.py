@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...module_utils.common.generations import RESTART, ROLLBACK, STOP, UPGRADE
+from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE
 from ..plan.text import wrapped
 from ..text import plural
 from .batches import DEFAULT_MIN_AVAILABLE, Batch, RolloutInstance
@@ -15,7 +15,7 @@ from .plan import RolloutPlan
 from .steps import Step, holds
 
 SHOWN = 8  # batches that are listed one by one
-VERBS = {UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
+VERBS = {DEPLOY: "Deploy", UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
 
 
 def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[str]:
@@ -28,9 +28,12 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
     for name in names:
         batches = [batch for batch in planned.rollout.batches if batch.deployment == name]
         groups = sum(len(batch.groups) for batch in batches)
-        verb = VERBS.get(planned.operation, UPGRADE)
+        operation = next(
+            (item["operation"] for item in planned.batches if item["deployment"] == name), planned.operation
+        )
+        verb = VERBS[operation]
         lines += ["", f"{verb} of {name}: {plural(groups, 'group')} in {plural(len(batches), 'batch', 'es')}"]
-        if planned.operation in (UPGRADE, ROLLBACK):
+        if operation in (UPGRADE, ROLLBACK):
             data = next(item for item in planned.batches if item["deployment"] == name)
             lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
         lines += _format_capacity(planned, name)
@@ -43,7 +46,7 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
         if len(shown) < len(batches):
             lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
         lines += wrapped("waits", _format_timeouts(planned, len(batches), timeouts))
-    return lines
+    return [*lines, *(f"Warning: {warning}" for warning in planned.rollout.warnings)]
 
 
 def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
@@ -119,7 +122,6 @@ class BatchVerdict:
 
 
 def judge_batch(
-    operation: str,
     batch: Mapping[str, Any],
     failures: Mapping[str, str],
     gone: Sequence[str],
@@ -131,7 +133,8 @@ def judge_batch(
     the new generation: the others keep it, and the rollout ends. not_started: hosts of which an instance did not start.
     A canary that did not start gets its report on the way back; one that was measured already has its report.
     """
-    what = f"{VERBS.get(operation, operation)} of {batch['deployment']}, {batch['text']}"
+    operation = batch["operation"]
+    what = f"{VERBS[operation]} of {batch['deployment']}, {batch['text']}"
     if failures:
         why = "; ".join(dict.fromkeys(f"{host}: {text}" for host, text in failures.items()))
         if operation != UPGRADE:
@@ -141,9 +144,18 @@ def judge_batch(
         return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why))
     if gone:
         return BatchVerdict(
-            True, False, f"{', '.join(gone)} can no longer be reached", f"{what}: interrupted"
+            True,
+            False,
+            f"{', '.join(gone)} {_gone(gone, batch)}",
+            f"{what}: interrupted",
         )
     return BatchVerdict(False, False, "", f"{what}: done", batch["passed"])
+
+
+def _gone(hosts: Sequence[str], batch: Mapping[str, Any]) -> str:
+    if set(hosts) & set(batch["hosts"]):
+        return "can no longer be reached"
+    return "failed to start what has to serve before others change"
 
 
 def unmended_message(action: str, result: Any) -> str:
@@ -192,7 +204,7 @@ def summarize_rollout(
             f"{host} could not be rolled back to generation {held}: {why}" for host, why in unmended.items()
         ]
         lines.append(f"Fix that first, then run rollback.yml -e deployment={name} to try again.")
-    elif operation == UPGRADE:
+    elif batch["operation"] == UPGRADE:
         lines.append(
             "The rollout stopped; finished batches keep the new generation. When the host is reachable, run "
             f"upgrade.yml to continue, or rollback.yml -e deployment={name} to undo it."

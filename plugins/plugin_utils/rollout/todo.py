@@ -42,17 +42,33 @@ def todo_hosts(
     for name, names in groups.items():
         mine = dict(data["hosts"].get(name, {}))
         if rollout:
+            if mine:
+                mine |= _unbatched(rollout.batched(name), mine)
             mine["rollout"] = rollout.host(name)
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
         if name in data["balancers"]:
             mine["balancer"] = data["balancers"][name]
-        found.append({"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name)}})
+        found.append(
+            {"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name, rollout)}}
+        )
     return found
 
 
-def balancer_steps(balancers: Iterable[BalancerPlan], host: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the servers of a host that leave each load balancer before it is touched (out), and come back (into)."""
-    states = [(balancer.host.name, balancer.drain_steps(host)) for balancer in balancers]
+def balancer_steps(
+    balancers: Iterable[BalancerPlan], host: str, rollout: RolloutPlan | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the servers of a host that leave each load balancer before it is touched (out), and come back (into).
+
+    Those of instances that change in batches leave with their batch.
+    """
+    batched = set(rollout.batched(host)) if rollout else set()
+    states = [(balancer.host.name, balancer.drain_steps(host, batched)) for balancer in balancers]
     out = [{"balancer": name, "servers": item["drain"]} for name, item in states if item["drain"]]
     into = [{"balancer": name, "servers": item["undrain"]} for name, item in states if item["undrain"]]
     return {**({"out": out} if out else {}), **({"into": into} if into else {})}
+
+
+def _unbatched(batched: Iterable[str], part: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what a host starts and removes at once: all but what changes in batches."""
+    left = set(batched)
+    return {key: [name for name in part[key] if name not in left] for key in ("serve", "spans", "remove")}

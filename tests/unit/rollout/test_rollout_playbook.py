@@ -101,7 +101,7 @@ def play(
     }
     inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"todo_rollout": {"hosts": hosts}}}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    playbook = "stop" if operation == STOP else "upgrade"
+    playbook = "stop" if operation == STOP else "parts/rollout"
     plays = [
         item for item in load(ROOT / f"playbooks/{playbook}.yml") if item["name"] in ("Roll out", "Stop")
     ]
@@ -239,6 +239,18 @@ def test_servers_of_several_hosts_all_start_before_one_is_waited_for(tmp_path: P
     done = play(tmp_path, parts=rollout(old=SPAN, new=SPAN_CHANGED, canary=canary))
     starts = [call for call in done.calls if call.startswith(("start", "serve"))]
     assert starts == ["start llama-0 2"] * 2 + ["serve llama-0 2"] * 2
+
+
+def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: Path) -> None:
+    """n3 failed in an earlier play, so it is no longer there."""
+    parts = rollout(canary=False)
+    for part in parts.values():
+        part["batches"][1]["awaits"] = ["n3"]
+    done = play(tmp_path, parts=parts)
+    assert done.rc != 0
+    assert [call for call in done.calls if call.startswith("serve")] == ["serve llama-0 2"]
+    assert not [call for call in done.calls if call.startswith(("hold", "trial ended"))]
+    assert "n3 failed to start what has to serve before others change" in done.out
 
 
 def test_all_stop_at_once(tmp_path: Path) -> None:

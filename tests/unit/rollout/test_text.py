@@ -19,6 +19,7 @@ def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
     base = {
         "number": number,
         "of": 3,
+        "operation": "upgrade",
         "deployment": "llama",
         "generation": 3,
         "held": 2,
@@ -45,6 +46,7 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
         # A host that went away says nothing about the release.
         ("upgrade", {}, ["n2"], True, False, "n2 can no longer be reached"),
         ("upgrade", {"n1": "slow"}, ["n2"], True, True, "n1: slow"),
+        ("rollback", {}, ["n3"], True, False, "n3 failed to start what has to serve before others change"),
         # There is nothing to go back to.
         ("restart", {"n1": "out of memory"}, [], True, False, "n1: out of memory"),
         ("rollback", {"n1": "no image"}, [], True, False, "n1: no image"),
@@ -53,7 +55,7 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
 def test_what_follows(
     operation: str, failures: dict[str, str], gone: list[str], stop: bool, back: bool, why: str
 ) -> None:
-    verdict = judge_batch(operation, BATCHES[1], failures, gone)
+    verdict = judge_batch({**BATCHES[1], "operation": operation}, failures, gone)
     assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
     assert list(verdict.phases) == (["hold", "drain", "serve_old", "confirm_hold"] if back else [])
     assert list(verdict.steps) == (["hold", "confirm_hold"] if back else [])
@@ -72,7 +74,7 @@ def test_what_follows(
 def test_phases_that_follow_a_canary(
     failures: dict[str, str], not_started: list[str], phases: list[str]
 ) -> None:
-    verdict = judge_batch("upgrade", BATCHES[0], failures, [], not_started)
+    verdict = judge_batch(BATCHES[0], failures, [], not_started)
     assert list(verdict.phases) == phases
     assert verdict.to_json()["phases"] == phases
 
@@ -149,7 +151,8 @@ END = {
 @pytest.mark.parametrize("case", END)
 def test_the_end(case: str) -> None:
     operation, ended, verdict, unmended, texts = END[case]
-    message = summarize_rollout(operation, BATCHES, ended, verdict, unmended)
+    batches = [{**item, "operation": operation} for item in BATCHES]
+    message = summarize_rollout(operation, batches, ended, verdict, unmended)
     assert [text for text in texts if text not in message] == []
 
 

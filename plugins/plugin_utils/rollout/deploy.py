@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Split a deploy: what serves changes in batches, and what only starts does so before them, at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ...module_utils.common.generations import DEPLOY, ROLLBACK, UPGRADE
+from ..generations.revisions import RevisionChange
+from ..generations.sources import INVENTORY
+from .batches import Batch, Capacity, RolloutInstance, change_groups, engines_lost
+
+
+def operation_of(operation: str, revision: RevisionChange | None) -> str:
+    """Return what a run does with a deployment: a deploy upgrades to the inventory, or returns to a held generation."""
+    if operation != DEPLOY:
+        return operation
+    return UPGRADE if revision is None or revision.source.kind == INVENTORY else ROLLBACK
+
+
+def serving_changes(
+    members: Sequence[RolloutInstance], partitioned: Collection[str]
+) -> tuple[RolloutInstance, ...]:
+    """Return the members with only those changing that change in batches, as somebody is served by their group.
+
+    partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself.
+    """
+    batched = {
+        item.id
+        for group in change_groups(members)
+        if group.engines_lost and not set(partitioned).intersection(group.hosts)
+        for item in group.members
+    }
+    found = []
+    for item in members:
+        if item.id in batched or not item.changes:
+            found.append(item)
+        elif item.host in partitioned:
+            found.append(replace(item, changes=False))
+        elif item.new is not None:
+            found.append(replace(item, changes=False, starts=True))
+    return tuple(found)
+
+
+def awaited_hosts(
+    batch: Batch, members: Iterable[RolloutInstance], capacity: Mapping[str, Capacity]
+) -> list[str]:
+    """Return the hosts whose instances have to have started before a batch, as too few would serve without them."""
+    short = {
+        name
+        for name, lost in engines_lost(batch.groups).items()
+        if capacity[name].starting
+        and capacity[name].serving - capacity[name].starting - lost < max(1, capacity[name].min_available)
+    }
+    return list(dict.fromkeys(item.host for item in members if item.starts and item.deployment in short))
