@@ -30,6 +30,10 @@ VARIABLES = (
     "load_balancer_metrics_port",
     "load_balancer_timeout",
     "load_balancer_queue_timeout",
+    "load_balancer_source_connections",
+    "load_balancer_key_share",
+    "load_balancer_body_limit",
+    "load_balancer_routes",
     "load_balancer_virtual_address",
     "load_balancer_virtual_router_id",
     *ADDRESS,
@@ -70,6 +74,10 @@ class BalancerSettings:
         timeout: how long a request may be silent.
         queue_timeout: how long a request may wait for an instance.
         instance_auth: instances accept only requests with the load balancers' key.
+        source_connections: connections of one client address; 0 for half of all.
+        key_share: percent of a deployment's running and waiting requests that one key may have.
+        body_limit: MiB of a request's body.
+        routes: paths that clients reach beside the usual ones.
         virtual: the address that moves between the load balancers.
     """
 
@@ -84,6 +92,10 @@ class BalancerSettings:
     metrics_port: int
     timeout: int
     queue_timeout: int
+    source_connections: int
+    key_share: int
+    body_limit: int
+    routes: tuple[str, ...]
     virtual: VirtualAddress | None
 
     @property
@@ -160,6 +172,10 @@ def parse_balancer(
         metrics_port=own.integer("load_balancer_metrics_port", 1, 65535),
         timeout=own.integer("load_balancer_timeout", 10, 86400),
         queue_timeout=own.integer("load_balancer_queue_timeout", 1, 3600),
+        source_connections=own.integer("load_balancer_source_connections", 0, 8192),
+        key_share=own.integer("load_balancer_key_share", 1, 100),
+        body_limit=own.integer("load_balancer_body_limit", 1, 1024),
+        routes=_routes(own),
         virtual=_virtual(own),
     )
     if len(set(settings.ports)) < len(settings.ports):
@@ -168,6 +184,17 @@ def parse_balancer(
         own.check.wrong(("load_balancer_port",), what, "Choose another one.")
     where, odd = parse_address(variables, name)
     return settings, where, (*own.check.problems, *odd)
+
+
+def _routes(own: HostVariables) -> tuple[str, ...]:
+    """Return the paths that clients reach beside the usual ones."""
+    name, pattern = "load_balancer_routes", r"(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)+"
+    items = enumerate(own.check.listing(own[name], (name,)))
+    found = (
+        own.check.text(item, (name, at), "", pattern, "a path such as /v1/realtime, without encoding")
+        for at, item in items
+    )
+    return tuple(route for route in found if route)
 
 
 def _virtual(own: HostVariables) -> VirtualAddress | None:

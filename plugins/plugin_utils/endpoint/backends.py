@@ -16,6 +16,27 @@ from ..desired.endpoint_settings import BalancerHost, BalancerSettings
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANY = ("0.0.0.0", "::")
 ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
+# HAProxy's connections, and those of them that clients cannot take: its own checks, metrics, and a stranger's rest.
+CONNECTIONS, RESERVED = 8192, 256
+# Per client address and 10 s: new connections that are accepted from one over its limit, and requests without a valid
+# key that are logged.
+SOURCE_RATE, GUESSES = 1000, 100
+# Routes of vLLM's server that clients need, https://docs.vllm.ai/en/v0.32.0/serving/online_serving/. Others may load
+# adapters, stop the engine or show what it does.
+ROUTES = (
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)
 # Bytes of a request that are searched for its model, if several models share one address.
 BODY = 1 << 20
 
@@ -109,6 +130,17 @@ def duplicate_model_names(gpu_hosts: Iterable[HostBackends]) -> Iterable[Problem
                     what = f"deployments {other} and {item.deployment} both serve {model!r} at one address."
                     fix = "Change served_model_name of one, set endpoint: false, or make them one deployment."
                     yield Problem(path, what, fix, (gpu_host.host,))
+
+
+def unprintable_model_names(gpu_hosts: Iterable[HostBackends]) -> Iterable[Problem]:
+    """Yield a problem for each model name that no line of a configuration can hold."""
+    for gpu_host in gpu_hosts:
+        for item in routable_instances(gpu_host):
+            for model in item.models:
+                if not model.isprintable():
+                    path = (*item.path, "served_model_name")
+                    what = f"{model!r} holds a control character or another one that cannot be seen."
+                    yield Problem(path, what, "Write it without.", (gpu_host.host,))
 
 
 def backends_of(
@@ -218,6 +250,7 @@ def config_data(
 
     instance_key: send the key of instance.map to instances. routers: their ports, by deployment.
     """
+    connections = CONNECTIONS // 2 if routers else CONNECTIONS  # a request through a router takes two
     data: dict[str, Any] = {
         "schema": 1,
         "listen": bracketed(settings.listen),
@@ -228,6 +261,13 @@ def config_data(
         "metrics": f"{bracketed(settings.metrics_listen)}:{settings.metrics_port}",
         "timeout": settings.timeout,
         "queue_timeout": settings.queue_timeout,
+        "max_connections": CONNECTIONS + RESERVED,
+        "connections": connections,
+        "source_connections": settings.source_connections or connections // 2,
+        "source_rate": SOURCE_RATE,
+        "guesses": GUESSES,
+        "body_limit": settings.body_limit << 20,
+        "routes": list(dict.fromkeys((*ROUTES, *settings.routes))),
         "agent_port": AGENT_PORT,
         "router_port": ROUTER_PORT,
         "routers": dict(routers or {}),
@@ -235,9 +275,17 @@ def config_data(
         "route_by_model": len(backends) > 1,
         "buffer": BODY if len(backends) > 1 else 16384,
         "models": _model_list(backends) if len(backends) > 1 else None,
-        "backends": [backend_json(backend) for backend in backends],
+        "backends": [
+            {**backend_json(backend), "key_limit": _key_limit(backend, settings.key_share)}
+            for backend in backends
+        ],
     }
     return {**data, "version": text_hash(canonical(data))[:16]}
+
+
+def _key_limit(backend: Backend, percent: int) -> int:
+    """Return how many requests of one key may run and wait at a time: its share of all that may."""
+    return max(1, 2 * backend.queue * percent // 100)
 
 
 def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[str, int]:

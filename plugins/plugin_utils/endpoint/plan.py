@@ -28,6 +28,7 @@ from .backends import (
     routable_instances,
     router_ports,
     transitional_backends,
+    unprintable_model_names,
 )
 from .virtual_address import address_files, address_problems, address_warnings, interface_of
 
@@ -157,7 +158,11 @@ def plan_balancers(
     hosts = endpoint.hosts
     if not hosts:
         return (), (), ()
-    problems = [*duplicate_model_names(gpu_hosts), *address_problems(hosts)]
+    problems = [
+        *unprintable_model_names(gpu_hosts),
+        *duplicate_model_names(gpu_hosts),
+        *address_problems(hosts),
+    ]
     warnings = [
         f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained: "
         f"{host.absent}"

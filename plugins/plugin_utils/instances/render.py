@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.hashing import canonical
 from .compose import Instance, container, supervise_args
 
@@ -17,7 +18,7 @@ FILES = ("serve.sh", "env", "container.json")
 Render = Callable[[Instance], dict[str, str]]
 
 
-def _environment() -> Any:
+def _environment(finalize: Callable[[Any], Any] | None = None) -> Any:
     import jinja2  # imported on use: importing this module does not require Jinja
 
     return jinja2.Environment(
@@ -25,17 +26,31 @@ def _environment() -> Any:
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=finalize,
         autoescape=False,  # shell, JSON and HAProxy's format, not HTML: the filters below quote
     )
 
 
 def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that renders haproxy.cfg from this template's text."""
-    environment = _environment()
+    """Return a function that renders haproxy.cfg from this template's text.
+
+    It raises FleetError for a value with a control character, by which a line would end and another one begin.
+    """
+    environment = _environment(finalize=_of_one_line)
     environment.filters["json"] = canonical
     environment.filters["word"] = haproxy_word
     compiled = environment.from_string(template)
     return lambda data: str(compiled.render(data))
+
+
+def _of_one_line(value: Any) -> Any:
+    if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
+        what = f"{value!r} holds a control character, and cannot be part of a load balancer's configuration."
+        fix = (
+            "Search the inventory for it, then the instances' records on the GPU hosts (plan.yml shows them)."
+        )
+        raise FleetError([Problem((), what, fix)])
+    return value
 
 
 def haproxy_word(text: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -110,3 +111,96 @@ def test_who_comes_back_serves_again(tmp_path: Path) -> None:
 def test_every_valid_key_works_whatever_is_in_it(world: World) -> None:
     assert {name: world.ask(key=key)[0] for name, key in KEYS.items()} == dict.fromkeys(KEYS, 200)
     assert world.ask(key="sk-wrong," + KEYS["web"])[0] == 401
+
+
+# ---- routes -----------------------------------------------------------------------------------------------
+
+CLOSED = [
+    "/", "/metrics", "/tokenize", "/detokenize", "/invocations", "/load", "/ping", "/version", "/docs", "/openapi.json",
+    "/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache", "/v1", "/v1/", "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter", "/v1/%6Coad_lora_adapter", "/v1/%256Coad_lora_adapter", "/v1/completions/",
+    "/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/completions/../../metrics", "/v1/completions%2f..%2f..%2fmetrics",
+    "//v1/load_lora_adapter", "/v1//load_lora_adapter", "/v1/responses/../load_lora_adapter",
+    "/v1/responses/x/../../load_lora_adapter", "/v1/responses/%2e%2e/load_lora_adapter", "/v1/responses/a/b",
+    "/V1/completions", "/v1/completions;x", "/v1/models/../load_lora_adapter", "/v1/not_known_yet",
+]  # fmt: skip
+OPEN = [
+    "/v1/completions", "/v1/chat/completions", "/v1/chat/completions?api-version=1", "/v1/responses",
+    "/v1/responses/resp_0a-1/cancel", "/v1/embeddings", "/v1/audio/transcriptions", "/v1/messages",
+]  # fmt: skip
+
+
+def test_only_listed_routes_pass_however_they_are_written(world: World) -> None:
+    assert {path: world.ask(path=path)[0] for path in CLOSED} == dict.fromkeys(CLOSED, 404)
+    assert {path: world.ask(path=path)[1].get("path") for path in OPEN} == {path: path for path in OPEN}
+    assert world.ask("GET", "/v1/models")[1] == {"path": "/v1/models"}
+    assert world.ask("GET", "/health", key="")[0] == 200
+
+
+def test_the_operator_may_open_more(tmp_path: Path) -> None:
+    with balancer(tmp_path, routes=("/tokenize",)) as world:
+        assert world.ask(path="/tokenize")[1]["path"] == "/tokenize"
+        assert world.ask(path="/tokenize", key="")[0] == 401
+        assert world.ask(path="/detokenize")[0] == 404
+
+
+# ---- limits -----------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_large_is_told(tmp_path: Path) -> None:
+    with balancer(tmp_path, body_limit=1) as world:
+        assert world.ask(body=b"x" * (1 << 20))[1]["bytes"] == 1 << 20
+        with world.connect() as link:  # told before it is sent
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['web']}\r\n"
+            link.sendall(f"{head}Content-Length: 200000000\r\n\r\n".encode())
+            answer = link.recv(65536)
+        assert b" 413 " in answer
+        assert b'"type":"invalid_request_error"' in answer
+
+
+def test_a_burst_from_one_address_leaves_room(tmp_path: Path) -> None:
+    """More connections than there are at all, none of which says anything."""
+    with balancer(tmp_path) as world:
+        links = []
+        try:
+            for _ in range(8300):
+                with contextlib.suppress(ConnectionError):  # refused beyond its share
+                    links.append(world.connect("127.0.0.2"))
+            assert len(links) > 1000
+            begun = time.monotonic()
+            assert [world.ask(source=source)[0] for source in ("127.0.0.1", "127.0.0.3")] == [200, 200]
+            assert world.ask("GET", "/health", key="")[0] == 200
+            assert time.monotonic() - begun < 5
+        finally:
+            for link in links:
+                link.close()
+
+
+def test_one_key_cannot_take_all_places(tmp_path: Path) -> None:
+    with balancer(tmp_path, count=1, limit=4) as world:  # 4 run, 4 wait, 6 of them may be of one key
+        (engine,) = world.engines.values()
+        found: list[int] = []
+        flood = [
+            threading.Thread(target=lambda: found.append(world.ask(key=KEYS["batch"], X_Hold="1")[0]))
+            for _ in range(20)
+        ]
+        for thread in flood:
+            thread.start()
+        eventually("what is too much is refused", lambda: found == [429] * 14)
+        other: list[int] = []
+        client = threading.Thread(target=lambda: other.append(world.ask()[0]))
+        client.start()
+        eventually("it waits", lambda: "key=web" in world.haproxy.ask("show table llama"))
+        engine.go_on.set()
+        for thread in (client, *flood):
+            thread.join()
+        assert (other, sorted(found)) == ([200], [200] * 6 + [429] * 14)
+
+
+def test_who_guesses_keys_is_slowed_down_and_the_log_is_not_filled(tmp_path: Path) -> None:
+    with balancer(tmp_path) as world:
+        statuses = [world.ask(key=f"sk-guess-{number:030}")[0] for number in range(300)]
+        assert {*statuses[:90]} == {401}
+        assert statuses.count(429) > 100
+        assert world.ask()[0] == 200  # from the same address
+        assert world.log.read_text().count(" 401 ") + world.log.read_text().count(" 429 ") < 150
