@@ -18,13 +18,16 @@ MASK = "********"
 MIN_LENGTH = 8
 """Characters. A shorter secret cannot be masked without damaging unrelated text."""
 
-_NAME = re.compile(r"(?:^|[_-])(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)(?:[_-]|$)", re.IGNORECASE)
+_NAME = re.compile(
+    r"(^|[_-])((SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIALS?)([_-]|$)|(TOKEN|(API)?KEY|PASS|PW|(?<=.)PWD|AUTH)$)",
+    re.I,
+)
 
 # Secrets recognised by their context, where the value itself is not known: in logs and in output of tools.
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), "hf_" + MASK),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/-]{8,}=*"), r"\1 " + MASK),
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@"), r"\1" + MASK + "@"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s'\"]+@"), r"\1" + MASK + "@"),
     (re.compile(r"(--api-key(?:[= ]|', '|\", \"))[^\s'\"]+"), r"\1" + MASK),
     # vLLM prints its arguments as a Python dict or namespace: 'api_key': ['…'], api_key='…'.
     (re.compile(r"(\bapi_key['\"]?\s*[:=]\s*)\[[^\]]*\]"), r"\1[" + MASK + "]"),
@@ -34,8 +37,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable of this name holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
-    return _NAME.search(name) is not None
+    """Return whether a value of this name is a secret: of HF_TOKEN or apiKey, not of TOKENIZERS_PARALLELISM."""
+    return _NAME.search(re.sub("(?<=[a-z])(?=[A-Z])", "_", name)) is not None
 
 
 def env_assignments(text: str) -> dict[str, str]:

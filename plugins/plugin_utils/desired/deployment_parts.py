@@ -177,8 +177,9 @@ def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag
 
 
 def _token(check: Checker, value: object, path: Path) -> bool:
-    """Return whether a value is refused because it contains a token; the message does not repeat it."""
-    if not holds_secret(value):
+    """Return whether a value is refused as a secret, by its form or its name; the message does not repeat it."""
+    named = isinstance(value, str) and value != "" and secret_place(str(path[-1])) != ""
+    if not named and not holds_secret(value):
         return False
     what = "looks like a token or a key, and would be readable in the instance's files and the process list."
     fix = "Put the hub's into hf_model_token or hf_model_token_file, others into a file in runtime.extra_mounts."

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+
+from ...module_utils.common.redact import is_secret_name
 
 # vLLM's own short spellings, so that `tp: 2` is recognized like `tensor_parallel_size: 2`.
 ENGINE_ALIASES = {
@@ -62,17 +65,39 @@ ENV_OWNED = {
     "GPU_DEVICE_ORDINAL": _VISIBLE,
 }
 
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
+# The value is where a secret is, not the secret.
+_PLACE = re.compile(r"_(FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
 
-# Hub tokens, and keys in OpenAI's format, which many services share, under any variable name.
-_SECRET_VALUE = re.compile(r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})")
+# Hub tokens, keys in OpenAI's format, which many services share, and URLs with a password, under any name.
+_SECRET_VALUE = re.compile(
+    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s]+@)"
+)
 
 
 def holds_secret(value: object) -> bool:
-    """Return whether a text contains a token or a key."""
-    return isinstance(value, str) and _SECRET_VALUE.search(value) is not None
+    """Return whether a text contains a token, a key or a password."""
+    if not isinstance(value, str):
+        return False
+    return _SECRET_VALUE.search(value) is not None or _names_secret(_json(value))
+
+
+def _json(text: str) -> object:
+    """Return the data of a text that is a JSON map or list, as many flags take it; None of another."""
+    try:
+        return json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _names_secret(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(
+            (isinstance(item, str) and item != "" and secret_place(key) != "") or _names_secret(item)
+            for key, item in value.items()
+        )
+    return isinstance(value, list) and any(map(_names_secret, value))
 
 
 def secret_place(name: str) -> str:
@@ -81,6 +106,6 @@ def secret_place(name: str) -> str:
         return "Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables."
     if name.upper() == "VLLM_API_KEY":
         return "Keep API keys in the proxy in front of vLLM."
-    if _SECRET_NAME.search(name):
+    if is_secret_name(name) and not _PLACE.search(name):
         return "Keep it in a file on the node, and mount that with runtime.extra_mounts."
     return ""

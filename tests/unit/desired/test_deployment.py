@@ -387,6 +387,13 @@ API_KEY = "sk-" + "proj-" + "x" * 20
         ({"engine_args": {"allowed_origins": ["x", API_KEY]}}, "engine_args.allowed_origins[1]"),
         ({"engine_args": {"hf_overrides": {"a": {"b": HUB_TOKEN}}}}, "engine_args.hf_overrides.a.b"),
         ({"engine_args": {"hf_overrides": {"a": ["x", HUB_TOKEN]}}}, "engine_args.hf_overrides.a[1]"),
+        ({"engine_args": {"x": {"remote_password": "p"}}}, "engine_args.x.remote_password"),
+        ({"engine_args": {"x": {"a": {"secret_access_key": "p"}}}}, "engine_args.x.a.secret_access_key"),
+        ({"engine_args": {"x": '{"a": [{"remote_password": "p"}]}'}}, "engine_args.x"),
+        ({"env": {"LMCACHE": '{"redis_pass": "p"}'}}, "env.LMCACHE"),
+        ({"engine_args": {"x": {"accessKey": "p"}}}, "engine_args.x.accessKey"),
+        ({"engine_args": {"x": {"url": "redis://:p@h:1/0"}}}, "engine_args.x.url"),
+        ({"env": {"HTTPS_PROXY": "http://svc:PASS@proxy:3128"}}, "env.HTTPS_PROXY"),
         ({"settings": {"attention_backend": API_KEY}}, "settings.attention_backend"),
         (
             {"image": None, "build": {"repo": "https://x/y", "ref": "v1", "args": {"A": HUB_TOKEN}}},
@@ -405,6 +412,36 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(keys: dict[str, An
 @pytest.mark.parametrize("text", ["hf_transfer", "disk-cache-of-a-node-with-a-long-name", "task-" + "x" * 30])
 def test_what_only_begins_like_a_secret_is_not_one(text: str) -> None:
     assert one(env={"FOO": text}, engine_args={"chat_template": text}).env == (("FOO", text),)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LMCACHE_REDIS_PASS",
+        "MYSERVICE_APIKEY",
+        "VLLM_AUTH",
+        "DB_PW",
+        "DB_PWD",
+        "SECRET_X",
+        "CREDENTIALS_JSON",
+    ],
+)
+def test_variables_with_secrets_are_refused_by_name(name: str) -> None:
+    (found,) = errors([deployment(env={name: "hunter22"})])
+    assert f"env.{name}: is a secret" in found
+    assert "hunter22" not in found
+
+
+def test_names_and_addresses_that_are_no_secrets() -> None:
+    env = {
+        "PASSWORD_FILE": "/run/p",
+        "VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD": "256",
+        "PROXY": "http://h:80/@",
+    }
+    env["JSON"] = '{"pass_config": {"on": true}, "key": "", "n": [1], "x": "{broken"}'
+    env["NO_JSON"] = "{not json" + "[" * 2000
+    args = {"x": {"pass_config": {"on": True}, "sp_min_token_num": 4, "tokenizer_mode": "auto", "key": None}}
+    assert one(env=env, engine_args=args).env == tuple(sorted(env.items()))
 
 
 def test_all_errors_at_once_and_the_secret_in_none() -> None:

@@ -223,7 +223,8 @@ def test_secrets_are_masked_by_name_by_value_and_by_look() -> None:
         (["--api-key=k", "left"], [f"--api-key={MASK}", "left"]),
         (["--max-num-batched-tokens", "5"], ["--max-num-batched-tokens", "5"]),
         (["--tokenizer", "t", "--port", 8000], ["--tokenizer", "t", "--port", "8000"]),
-        (["--ssl-key-file", "/k.pem"], ["--ssl-key-file", MASK]),
+        (["--ssl-key-file", "/k.pem"], ["--ssl-key-file", "/k.pem"]),
+        (["--redis-pass", "p"], ["--redis-pass", MASK]),
     ],
 )
 def test_mask_argv(argv: list[object], masked: list[str]) -> None:
