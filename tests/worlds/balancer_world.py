@@ -12,12 +12,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     BalancerHost,
     balancer_host,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
     BalancerSecrets,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
 from tests import ROOT

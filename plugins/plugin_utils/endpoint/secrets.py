@@ -8,7 +8,6 @@ their owner only. Either file may be vaulted. Control node only: it needs crypto
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,11 +18,11 @@ from ...module_utils.common.api_keys import keys_map
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.instance_key import UNMADE, InstanceKey, header_map, key_wrong, mark
 from ..desired.endpoint_settings import BalancerHost, key_problem
+from .certificate import certificate_warnings, self_signed
 from .plan import BalancerSecrets
 
 DIRECTORY = ".secrets"
 KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"
-VALID_DAYS = 825  # the maximum that clients accept for a server's certificate
 
 ReadText = Callable[[Path], Any]
 """Reads a text file, vaulted or not; raises OSError or ValueError."""
@@ -44,8 +43,9 @@ def load_secrets(
         _write(
             keys, f"# API keys of the endpoint: a name, and a key that clients send.\ndefault: {_new_key()}\n"
         )
-    signed = [host for host in wanted if host.settings.tls and not host.settings.certificate_file]
-    if make and signed and not own.exists():
+    # Those outside this run, too: the certificate is the same on all.
+    signed = [host for host in hosts if host.settings.tls and not host.settings.certificate_file]
+    if make and any(host in wanted for host in signed) and not own.exists():
         _write(own, self_signed([address for host in signed for address in _addresses(host)]))
     return {host.name: _material(host, base, keys, own, load, parse) for host in wanted}
 
@@ -94,36 +94,20 @@ def _material(
         certificate,
         str(keys) if settings.auth and not settings.api_keys else "",
         str(path) if settings.tls else "",
-        _lacking(host, own, certificate) if path == own else (),
+        _warnings(host, path, certificate, path == own) if certificate else (),
     )
+
+
+def _warnings(host: BalancerHost, path: Path, certificate: str, own: bool) -> tuple[str, ...]:
+    """Return what is wrong with a certificate. Who brings their own knows by which names clients come."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return certificate_warnings(str(path), certificate, _addresses(host) if own else (), now)
 
 
 def _addresses(host: BalancerHost) -> list[str]:
     """Return the addresses where clients reach the load balancer."""
     virtual = host.settings.virtual
     return [host.address, *([virtual.address] if virtual else [])]
-
-
-def _lacking(host: BalancerHost, own: Path, certificate: str | None) -> tuple[str, ...]:
-    """Return a warning if an existing certificate does not cover the virtual address."""
-    from cryptography import x509
-
-    virtual = host.settings.virtual
-    if virtual is None or certificate is None:
-        return ()
-    try:
-        made = x509.load_pem_x509_certificate(certificate.encode())
-        names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        given = names.get_values_for_type(x509.IPAddress)
-    except (ValueError, x509.ExtensionNotFound):
-        given = []
-    if ipaddress.ip_address(virtual.address) in given:
-        return ()
-    return (
-        f"{own} does not cover the virtual address {virtual.address}, and clients reject it there: remove the file, "
-        "and a "
-        "new one is generated, which clients must be given",
-    )
 
 
 def _keys(path: Path, host: BalancerHost, load: ReadText, parse: Callable[[str], Any]) -> dict[str, str]:
@@ -180,41 +164,3 @@ def _write(path: Path, text: str) -> None:
         what = f"{path} cannot be written: {error.strerror}."
         fix = "Provide a key and a certificate (docs/runbooks/endpoint.md), or make the directory writable."
         raise FleetError([Problem((), what, fix)]) from None
-
-
-def self_signed(addresses: Sequence[str]) -> str:
-    """Return a certificate for these addresses and its private key, as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "instinct-fleet endpoint")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    names: list[x509.GeneralName] = []
-    for address in dict.fromkeys((*addresses, "localhost", "127.0.0.1")):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(address)))
-        except ValueError:
-            names.append(x509.DNSName(address))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.KeyUsage(True, False, False, False, False, True, False, False, False), critical=True
-        )
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode() + private.decode()

@@ -401,7 +401,7 @@ def test_some_configurations_are_kept(node: Node) -> None:
             os.utime(entry.path, (1000 + number * 10 + at, 1000 + number * 10 + at), follow_symlinks=False)
     there = [entry for entry in os.scandir(node.tmp / "etc") if entry.is_dir(follow_symlinks=False)]
     kept = sorted(Path(entry.path, "haproxy.cfg").read_text() for entry in there)
-    assert (kept, len(kept)) == (["v3", "v4", "v5"], KEPT_CONFIGURATIONS)
+    assert (kept, len(kept)) == (["v5"], KEPT_CONFIGURATIONS)
     assert Path(node.path("haproxy.cfg")).read_text() == "v5"
 
 

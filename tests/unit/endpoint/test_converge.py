@@ -248,7 +248,7 @@ def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
     assert host.balancer.haproxy.servers()[host.name(0)].state == "drain"
     assert (
         len([entry for entry in (host.tmp / "etc").iterdir() if entry.is_dir() and not entry.is_symlink()])
-        == 2
+        == 1
     )
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import (
+    certificate_warnings,
+    self_signed,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
     instance_key,
     load_secrets,
-    self_signed,
 )
 
 from tests.worlds.defaults import balancer_settings
@@ -104,6 +109,58 @@ def test_a_self_signed_certificate_is_one_that_clients_can_trust(tmp_path: Path)
         shake_hands(server, client, name)
     with pytest.raises(ssl.SSLCertVerificationError, match=r"other\.example"):
         shake_hands(server, client, "other.example")
+
+
+def test_who_has_its_key_can_sign_for_no_other_name(tmp_path: Path) -> None:
+    """What a CA's key could do with a client that trusts its certificate."""
+    path = tmp_path / "endpoint.pem"
+    path.write_text(self_signed(["192.0.2.1"]))
+    for step in (
+        "req -new -newkey rsa:2048 -nodes -subj /CN=login.bank.example -keyout k.pem -out r.csr",
+        "x509 -req -in r.csr -CA endpoint.pem -CAkey endpoint.pem -CAcreateserial -out forged.pem",
+    ):
+        subprocess.run(["openssl", *step.split()], cwd=tmp_path, check=True, capture_output=True)
+    for name, works in (("endpoint.pem", True), ("forged.pem", False)):
+        verify = ["openssl", "verify", "-purpose", "sslserver", "-CAfile", "endpoint.pem", name]
+        done = subprocess.run(verify, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert (done.returncode == 0) is works, done.stdout + done.stderr
+
+
+def test_it_is_for_all_load_balancers_and_one_that_is_not_is_told(tmp_path: Path) -> None:
+    here = BalancerHost("lb", "192.0.2.1", balancer_settings())
+    there = BalancerHost("lb-2", "192.0.2.2", balancer_settings(), absent="it could not be reached")
+    reading = (lambda path: path.read_text(), yaml.safe_load)
+    assert load_secrets([here, there], tmp_path, True, *reading)["lb"].warnings == ()
+    new = BalancerHost("lb-3", "192.0.2.3", balancer_settings())
+    found = load_secrets([here, there, new], tmp_path, True, *reading)
+    assert found["lb"].warnings == ()
+    assert ["endpoint.pem does not cover 192.0.2.3, and" in text for text in found["lb-3"].warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [(0, ""), (794, ""), (796, "ends in 29 days"), (824, "ends in 1 days"), (826, "has ended")],
+)
+@pytest.mark.parametrize("addresses", [(), ("192.0.2.1", "localhost")])
+def test_its_end_is_told_a_month_before(days: int, told: str, addresses: tuple[str, ...]) -> None:
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days, minutes=-5)
+    found = certificate_warnings("mine.pem", self_signed(["192.0.2.1"]), addresses, now)
+    assert [told in text for text in found] == ([True] if told else [])
+
+
+def test_a_certificate_that_can_sign_is_told(tmp_path: Path) -> None:
+    """As earlier releases made it."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 90 -subj /CN=x -addext subjectAltName=IP:192.0.2.1"
+    )
+    subprocess.run(
+        [*command.split(), "-keyout", "k.pem", "-out", "c.pem"], cwd=tmp_path, check=True, capture_output=True
+    )
+    text, now = (tmp_path / "c.pem").read_text(), datetime.datetime.now(datetime.UTC)
+    (found,) = certificate_warnings("c.pem", text, ["192.0.2.1"], now)
+    assert "can sign for any name" in found
+    assert certificate_warnings("c.pem", text, (), now) == ()
+    assert certificate_warnings("c.pem", "no certificate", ["192.0.2.1"], now) == ()
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:

@@ -31,13 +31,14 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     VirtualAddress,
     balancer_host,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
     EndpointAssets,
     EndpointInputs,
     plan_balancers,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import load_secrets, self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import load_secrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
 from tests import ROOT
@@ -233,7 +234,7 @@ def test_a_certificate_is_made_for_it_and_an_older_one_is_told(tmp_path: Path) -
     older = self_signed(["192.0.2.1"])
     path.write_text(older)
     assert len(texts()) == 1
-    assert "endpoint.pem does not cover the virtual address 192.0.2.100" in texts()[0]
+    assert "endpoint.pem does not cover 192.0.2.100" in texts()[0]
     assert path.read_text() == older
 
 

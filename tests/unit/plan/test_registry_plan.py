@@ -20,7 +20,7 @@ import requests
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
     NOT_FOUND,
     REFUSED,
