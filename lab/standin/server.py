@@ -52,7 +52,7 @@ class Settings:
 
 
 async def _pass_on(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 299, "headers": []})
+    await send({"type": "http.response.start", "status": 299, "headers": [], "scope": scope})
 
 
 class Server:
@@ -192,6 +192,8 @@ class Server:
                 more.pop("content-length", None)
                 connection.respond(sent[0]["status"], sent[1]["body"], kind, **more)
                 return True
+            scope = sent[0]["scope"]
+            call.headers.update((name.decode(), value.decode("latin-1")) for name, value in scope["headers"])
             connection.more = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return False
 

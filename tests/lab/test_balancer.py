@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 
 from tests import ROOT
 
@@ -286,6 +287,40 @@ def test_after_a_reboot_of_its_host_it_balances_and_what_was_out_is_out(endpoint
         assert endpoint.ask("/v1/completions", body)[0] == 200
     assert endpoint.requests()["lab-n2.llama-1:8001"] == 0
     assert lab.play("undrain").rc == 0
+
+
+@pytest.mark.deep
+def test_secrets_are_replaced_without_a_lost_request(endpoint: Endpoint) -> None:
+    """The key of the instances, the certificate, and the clients' key; before, a checkout without them is refused."""
+    lab, kept, keys = endpoint.lab, endpoint.lab.tmp / "kept", endpoint.secrets / "api-keys.yml"
+    endpoint.secrets.rename(kept)
+    refused = lab.play("site", "--skip-tags", "benchmark")
+    assert (refused.rc, refused.changed(), endpoint.secrets.exists()) == (2, [], False)
+    assert refused.out.count("To replace them all the same: -e new_secrets=") == 3
+    kept.rename(endpoint.secrets)
+
+    old, old_key = endpoint.instance_key, endpoint.key
+    pem = self_signed([node_address(1), node_address(2)])
+    (endpoint.secrets / "endpoint.pem").write_text(pem)
+    (endpoint.secrets / "instance-key").unlink()
+    keys.write_text(f"{keys.read_text()}second: {'s' * 40}\n")
+    with endpoint.ca.open("a") as trusted:
+        trusted.write(pem[: pem.index("-----BEGIN PRIVATE KEY-----")])
+    with endpoint.load() as load:
+        load.wait_for(requests=50)
+        words = ("-e", "new_secrets=certificate,instance_key", "-e", "canary=false", "-e", "upgrade_soak=3")
+        run = lab.play("upgrade", *words)
+        assert run.rc == 0, run.out
+        load.wait_for(requests=50)
+    print(load.assert_nothing_lost(at_least=500))
+    assert endpoint.instance_key != old
+    for host in lab.hosts:
+        assert found_on(lab, host, [old]) == set()
+    endpoint.trust()  # the new certificate alone
+    keys.write_text(f"second: {'s' * 40}\n")
+    assert lab.play("site", "--skip-tags", "benchmark").rc == 0
+    assert [endpoint.ask("/v1/models", key=key)[0] for key in (old_key, endpoint.key)] == [401, 200]
+    assert lab.play("site", "--skip-tags", "benchmark").changed() == []
 
 
 def test_secrets_and_ports(endpoint: Endpoint) -> None:

@@ -4,6 +4,9 @@
 vLLM itself asks for its key below some prefixes and leaves other routes open, some of which generate. Here it is the
 other way round: every route needs the key, but for OPEN. Where the instance has no key, everything passes.
 
+A key is replaced while instances run. Load balancers send the node's present key from then on, and vLLM knows the one
+with which it was started until its instance is replaced, too. Both are right here.
+
 The supervisor runs vLLM with this file on its path, and tells it through one byte of a file when the instance is about
 to stop: /health then answers 503, so that load balancers leave before requests are refused. In return, every answer of
 an open route says how many requests are in work, and how many balancers still count on this instance.
@@ -21,6 +24,8 @@ from typing import Any
 
 OPEN = ("/health", "/metrics")
 """Routes that need no key: load balancers and monitoring ask for these."""
+KEY_FILE = "/instinct-keys/instances"
+"""The node's present key, as common/instance_key.py writes it."""
 DRAINING = b"1"
 """The byte in the supervisor's file when the instance is about to stop."""
 REQUESTS_HEADER, BALANCERS_HEADER = b"x-instinct-requests", b"x-instinct-balancers"
@@ -36,6 +41,7 @@ class Guard:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._key = os.environ.get("VLLM_API_KEY", "").encode()
+        self._newer, self._written = b"", 0  # the key in KEY_FILE, and when that was written
         self._requests = 0
         self._balancers: dict[
             bytes, float
@@ -50,22 +56,43 @@ class Guard:
             await self._app(scope, receive, send)
         elif scope["type"] == "http" and _path(scope) in OPEN:
             await self._open(scope, receive, send)
-        elif not self._allowed(scope):
-            await _deny(scope, receive, send)
         else:
+            admitted = self._admit(scope)
+            if admitted is None:
+                await _deny(scope, receive, send)
+                return
             self._requests += 1
             try:
-                await self._app(scope, receive, send)
+                await self._app(admitted, receive, send)
             finally:
                 self._requests -= 1
 
-    def _allowed(self, scope: Any) -> bool:
+    def _admit(self, scope: Any) -> Any:
+        """Return the request as vLLM is to get it, with the key that it knows; None without a right key."""
         if not self._key:
-            return True
+            return scope
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _unused, key = given.partition(b" ")
-        # The comparison takes the same time whatever is given.
-        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+        if scheme.lower() != b"bearer":
+            return None
+        # The comparisons take the same time whatever is given.
+        if hmac.compare_digest(key.strip(), self._key):
+            return scope
+        newer = self._present_key()
+        if not newer or not hmac.compare_digest(key.strip(), newer):
+            return None
+        others = [item for item in scope["headers"] if item[0] != b"authorization"]
+        return {**scope, "headers": [*others, (b"authorization", b"Bearer " + self._key)]}
+
+    def _present_key(self) -> bytes:
+        """Return the node's key, read again when its file was written; the last one while there is none."""
+        with contextlib.suppress(OSError):
+            written = os.stat(KEY_FILE).st_mtime_ns
+            if written != self._written:
+                with open(KEY_FILE, "rb") as file:
+                    self._newer = file.read(4096).strip().partition(b"=")[2]
+                self._written = written
+        return self._newer
 
     async def _open(self, scope: Any, receive: Any, send: Any) -> None:
         if _path(scope) == "/health":

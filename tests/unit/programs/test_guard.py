@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,39 @@ def test_all_but_the_open_routes_need_the_key(guarded: Guard, app: App, path: st
     assert status(guarded, path, RIGHT) == 200
     assert status(guarded, path, (b"authorization", b"bearer " + KEY.encode())) == 200
     assert app.reached == [path, path]
+
+
+def test_a_key_is_replaced_while_it_runs(app: App, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[list[Header]] = []
+
+    async def vllm(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["headers"])
+        await app(scope, receive, send)
+
+    file = tmp_path / "instances"
+    monkeypatch.setattr(guard, "KEY_FILE", str(file))
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    guarded, other = Guard(vllm), (b"accept", b"*/*")
+
+    def key(letter: str) -> Header:
+        return b"authorization", b"Bearer " + letter.encode() * 30
+
+    assert [status(guarded, "/v1/models", item) for item in (RIGHT, key("n"), key(""))] == [200, 401, 401]
+    for number, letter in enumerate("nm", 1):
+        file.write_text(f"VLLM_API_KEY={letter * 30}\n")
+        os.utime(file, ns=(number, number))
+        assert status(guarded, "/v1/models", RIGHT) == 200
+        assert status(guarded, "/v1/models", other, key(letter)) == 200
+        assert sorted(seen[-1]) == [other, RIGHT]  # all that vLLM itself knows
+        assert status(guarded, "/v1/models", (b"authorization", b"Basic " + letter.encode() * 30)) == 401
+    assert status(guarded, "/v1/models", key("n")) == 401  # neither its first nor the present one
+    for text in ("", "\n", "VLLM_API_KEY=\n", "nonsense\n"):
+        file.write_text(text)
+        os.utime(file)
+        assert status(guarded, "/v1/models", (b"authorization", b"Bearer ")) == 401
+        assert status(guarded, "/v1/models", RIGHT) == 200
+    file.unlink()
+    assert status(guarded, "/v1/models", RIGHT) == 200
 
 
 @pytest.mark.parametrize("path", guard.OPEN)
