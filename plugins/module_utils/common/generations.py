@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-SCHEMA = 1
+from .generation_schema import SCHEMA
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.generations import SCHEMA, Hold, OpenRollout
+from ..common.generation_schema import SCHEMA
+from ..common.generations import Hold, OpenRollout
 from ..common.hashing import canonical
 from ..common.module_main import NodeError
 from ..common.names import NAME

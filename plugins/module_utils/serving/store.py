@@ -21,7 +21,7 @@ from typing import Any
 
 from ..common import paths
 from ..common.files import make_private, read_text, sync_directory, write_atomic
-from ..common.generations import SCHEMA, History
+from ..common.generation_schema import SCHEMA
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..docker.client import Json
@@ -71,10 +71,13 @@ class GenerationStore:
         keys = ("held", "trial", "lifted", "ended")
         return {"schema": SCHEMA, **{key: found.get(key) for key in keys}}
 
-    def history(self, deployment: str) -> History:
-        """Return the records of a deployment, without files."""
-        kept = [without_files(self.generation(deployment, number)) for number in self.numbers(deployment)]
-        return History.from_json({"deployment": deployment, "kept": kept, **self.state(deployment)})
+    def number_of(self, deployment: str, name: str, spec_hash: str) -> int:
+        """Return the newest generation in which an instance has a spec hash; 0 for none."""
+        for number in reversed(self.numbers(deployment)):
+            members = self.generation(deployment, number)["members"]
+            if any((item["name"], item["spec_hash"]) == (name, spec_hash) for item in members):
+                return number
+        return 0
 
     def member(self, data: Mapping[str, Any]) -> Json:
         """Return the stored member that {"name", "deployment", "generation", "spec_hash"} refers to."""
@@ -211,10 +214,10 @@ VERBS = {"ready": ("serves", "serve"), "started": ("starts", "start"), "stopped"
 
 def _owner(store: GenerationStore, server: Any) -> str:
     """Return the start of a journal line: a server's deployment and, if known, its generation."""
-    made = None
+    number = 0
     if NAME.fullmatch(server.deployment):
         with contextlib.suppress(NodeError):
-            made = store.history(server.deployment).of_spec(server.name, server.spec_hash)
-    if made:
-        return f"{server.deployment} generation {made.generation}: "
+            number = store.number_of(server.deployment, server.name, server.spec_hash)
+    if number:
+        return f"{server.deployment} generation {number}: "
     return f"{server.deployment}: " if server.deployment else ""

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The version of the records of generations. It is apart from what reads them, which not every module needs."""
+
+from __future__ import annotations
+
+SCHEMA = 1
