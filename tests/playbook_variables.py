@@ -30,6 +30,7 @@ ANSIBLES = {
     "now",
     "omit",
     "playbook_dir",
+    "query",
     "role_path",
 }
 """What Ansible defines, besides all that begins with ansible_."""

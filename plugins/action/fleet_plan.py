@@ -17,12 +17,12 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    GROUP as BALANCERS,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
-    unknown_variables,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
     SecretsPolicy,
@@ -53,7 +53,10 @@ class ActionModule(ControllerAction):
         names = reader.hosts(options["hosts"])
         base, groups = reader.beside_inventory(names), reader.groups()
         inputs = {name: reader.host(name, offline) for name in names}
-        fleet = build_fleet(inputs, groups, load_gpus(), offline)
+        everyone = dict.fromkeys([*names, *groups.get(BALANCERS, ())])
+        slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
+        slips += reader.token_problems(names) if offline else ()
+        fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
             raise FleetError(wrong)
@@ -75,8 +78,7 @@ class ActionModule(ControllerAction):
             news = restrict_to(plan, again)
         else:
             found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
-            typos = unknown_variables(reader.names(names), public_variables())
-            plan = news = replace(plan, warnings=(*plan.warnings, *typos, *found))
+            plan = news = replace(plan, warnings=(*plan.warnings, *found))
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint)
         if rollout:
             data["rollout"] = rollout.to_json()

@@ -20,6 +20,7 @@ extends_documentation_fragment:
 """
 
 import gc
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,22 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 PLAN = "instinct.fleet.fleet_plan"
 LINES = 6
 WIDTH = 400
+
+
+ROOT = "Ansible becomes root there by sudo: "
+HINTS = (
+    (
+        re.compile("sudo: (command )?not found|sudo: No such file"),
+        ROOT + "install it, or set ansible_user to root.",
+    ),
+    (
+        re.compile(
+            "(?i)(missing|incorrect) sudo password|sudo: a password is required|waiting for become success"
+        ),
+        ROOT + "add -K to be asked for its password, or allow the user sudo without one (NOPASSWD).",
+    ),
+)
+"""The next step for errors of Ansible that name none; the first that matches."""
 
 
 class HostError(NamedTuple):
@@ -167,7 +184,8 @@ def message(result: Mapping[str, Any]) -> str:
     text = str(failed.get("msg") or result.get("msg") or "no message")
     text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
     said = (str(failed.get(key) or "").strip() for key in ("stderr", "module_stderr"))
-    return printable("\n".join([text, *(more for more in said if more and more not in text)]))
+    text = "\n".join([text, *(more for more in said if more and more not in text)])
+    return printable("\n".join([text, *[hint for pattern, hint in HINTS if pattern.search(text)][:1]]))
 
 
 def printable(text: str) -> str:

@@ -241,7 +241,7 @@ def _next(hosts: Sequence[HostReport]) -> list[str]:
     )
     if len(limit) > 60:
         limit = ""  # prepare.yml skips hosts without work
-    lines = [f"Next: ansible-playbook playbooks/prepare.yml{limit}" + ("" if change else " -e reboot=true")]
+    lines = [f"Next: prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
         message = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
         lines += wrap(message, WIDTH, "      ", "      ")

@@ -10,6 +10,7 @@ from typing import Any
 from ...module_utils.common.errors import Path, Problem, suggest
 
 SIZE = re.compile(r"^(\d+)([kmgt]?)b?$", re.IGNORECASE)
+BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -56,7 +57,12 @@ class Checker:
     def listing(self, value: Any, path: Path) -> list[Any]:
         """Check a list."""
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-            self.wrong(path, f"must be a list, not {kind(value)}.")
+            fix = (
+                "Begin each entry with a dash: - …"
+                if isinstance(value, Mapping)
+                else "Write [ … ] around it."
+            )
+            self.wrong(path, f"must be a list, not {kind(value)}.", "" if value is None else fix)
             return []
         return list(value)
 
@@ -100,7 +106,8 @@ class Checker:
     def boolean(self, value: Any, path: Path, default: bool) -> bool:
         """Check a boolean; YAML's yes/no arrive as booleans, texts are problems."""
         if not isinstance(value, bool):
-            self.wrong(path, f"must be true or false, not {kind(value)}.")
+            fix = "Write it without quotes." if isinstance(value, str) and value.lower() in BOOLEANS else ""
+            self.wrong(path, f"must be true or false, not {kind(value)}.", fix)
             return default
         return bool(value)
 

@@ -93,7 +93,8 @@ def wrong_value(setting: Mapping[str, Any], value: Value) -> str:
     """Return why a setting does not accept a value; empty if it does."""
     types = _TYPES[setting["type"]]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        return f"must be {setting['type']}, not {kind(value)}"
+        wanted = "true or false, without quotes" if bool in types else setting["type"]
+        return f"must be {wanted}, not {kind(value)}"
     choices = setting.get("choices")
     if choices and value not in choices:
         return f"{value!r} is not valid"

@@ -23,7 +23,7 @@ from .deployment_parts import (
 )
 
 NAME = r"[a-z0-9][a-z0-9-]{0,40}"
-REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
+REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 LOCAL = r"/[^\x00-\x1f:]*"
 
 KEYS = (

@@ -65,14 +65,15 @@ def build_fleet(
     groups: Mapping[str, Iterable[str]],
     catalog: GpuCatalog,
     offline: bool = False,
+    known: Iterable[Problem] = (),
 ) -> Fleet:
     """Validate the inventory's data of every host.
 
-    `groups` has every group and host name that exists. Variables that are equal on many hosts are checked once. Raise
-    FleetError with all problems.
+    `groups` has every group and host name that exists. `known`: problems that were found before. Variables that are
+    equal on many hosts are checked once. Raise FleetError with all problems.
     """
     members = {name: frozenset(hosts) for name, hosts in groups.items()}
-    problems: list[Problem] = []
+    problems: list[Problem] = list(known)
     hosts: list[Host] = []
     unreachable: list[tuple[str, str]] = []
     parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .endpoint_settings import BalancerHost, balancer_host
 from .fleet import HostInput
 from .host_settings import VARIABLES
+from .unknown_variables import unknown_variables
 
 GROUP = "instinct"
 MIN_TOKEN = 8
@@ -48,9 +51,15 @@ class InventoryReader:
         here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
         return [str(name) for name in here or fleet]
 
-    def names(self, hosts: Iterable[str]) -> set[str]:
-        """Return the names of all variables that some host has."""
-        return {str(key) for name in hosts for key in self.hostvars.raw_get(name)}
+    def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
+        """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
+        variables = {name: self.hostvars.raw_get(name) for name in hosts}
+        suspects = unknown_variables({str(key) for raw in variables.values() for key in raw}, known)
+        for key, near in suspects.items():
+            having = tuple(name for name, raw in variables.items() if key in raw)
+            if not any(_uses(variables[name], key) for name in having):
+                fix = f"Did you mean {near}? If it is your own variable, rename it."
+                yield Problem((key,), "unknown variable.", fix, having)
 
     def groups(self) -> dict[str, list[str]]:
         """Return every group of the inventory with its hosts."""
@@ -153,6 +162,18 @@ class InventoryReader:
             raise FleetError([Problem((key,), what, "Tokens of the hub look like hf_….")])
         return token
 
+    def token_problems(self, hosts: Iterable[str]) -> Iterator[Problem]:
+        """Yield what is wrong with the files of hub tokens, each of which is read once."""
+        read = set()
+        for name in hosts:
+            file = self.value(name, "hf_model_token_file")
+            if file and file not in read:
+                read.add(file)
+                try:
+                    self.token(name)
+                except FleetError as error:
+                    yield from (replace(problem, hosts=(name,)) for problem in error.problems)
+
     def deployment(self, problem: Problem) -> str:
         """Return the name of the deployment that a problem is about, or ""."""
         if problem.path[:1] != ("vllm_deployments",) or len(problem.path) < 2 or not problem.hosts:
@@ -188,6 +209,15 @@ class InventoryReader:
         except (KeyError, IndexError, TypeError, StopIteration):
             pass
         return _place(found)
+
+
+def _uses(value: Any, name: str) -> bool:
+    """Return whether a template somewhere in raw variables names a variable."""
+    if isinstance(value, str):
+        return ("{{" in value or "{%" in value) and re.search(rf"\b{re.escape(name)}\b", value) is not None
+    if isinstance(value, Mapping):
+        return any(_uses(item, name) for item in value.values())
+    return isinstance(value, (list, tuple)) and any(_uses(item, name) for item in value)
 
 
 def why_unreached(registered: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ def test_hosts_in_equal_state_are_told_together_and_the_worst_first() -> None:
         "Audit: 5 hosts: 2 with required items wrong, 1 with recommended items wrong, 1 fine, 1 not reached."
     )
     assert "n4: Connection refused" in message
-    assert "Next: ansible-playbook playbooks/prepare.yml --limit 'n2,n10'" in message
+    assert "Next: prepare.yml --limit 'n2,n10'" in message
     assert "reboots, a few at a time: n2, n10" in message
 
 

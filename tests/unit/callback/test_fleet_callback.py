@@ -127,6 +127,19 @@ def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
         ({"msg": "no", "results": ["Nothing to do"]}, "no"),  # as dnf has them
         ({"msg": "no", "results": {"a": 1}}, "no"),
         ({"msg": "all", "results": ["x", {"failed": True, "msg": "this one"}]}, "this one"),
+        (
+            {
+                "msg": "Premature end of stream waiting for become success.",
+                "module_stderr": "sudo: not found",
+            },
+            "Premature end of stream waiting for become success.\nsudo: not found\n"
+            "Ansible becomes root there by sudo: install it, or set ansible_user to root.",
+        ),
+        (
+            {"msg": "Missing sudo password"},
+            "Missing sudo password\nAnsible becomes root there by sudo: add -K to be asked for its password, or allow "
+            "the user sudo without one (NOPASSWD).",
+        ),
         ({"msg": "ValueError: \x1b]52;c;Y3Vy\x07\tx"}, "ValueError: \ufffd]52;c;Y3Vy\ufffd\tx"),
     ],
 )

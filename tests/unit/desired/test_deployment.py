@@ -181,8 +181,8 @@ def test_a_build_and_its_tag() -> None:
         ),
         ({"port": True}, "vllm_deployments[0].port: must be a whole number, not a boolean."),
         ({"port": 0}, "vllm_deployments[0].port: 0 is out of range. It must be from 1 to 65535."),
-        ({"gpus": 3}, "vllm_deployments[0].gpus: must be a list, not a number."),
-        ({"gpus": "0,1"}, "vllm_deployments[0].gpus: must be a list, not text."),
+        ({"gpus": 3}, "vllm_deployments[0].gpus: must be a list, not a number. Write [ … ] around it."),
+        ({"gpus": "0,1"}, "vllm_deployments[0].gpus: must be a list, not text. Write [ … ] around it."),
         (
             {"gpus": []},
             "vllm_deployments[0].gpus: must not be empty. Leave it out to use the host's GPUs in order.",
@@ -249,7 +249,10 @@ def test_a_build_and_its_tag() -> None:
             "vllm_deployments[0].exclude: has no meaning for a model that is a path on the node. Remove "
             "exclude.",
         ),
-        ({"exclude": "original/*"}, "vllm_deployments[0].exclude: must be a list, not text."),
+        (
+            {"exclude": "original/*"},
+            "vllm_deployments[0].exclude: must be a list, not text. Write [ … ] around it.",
+        ),
         (
             {"engine_args": {"port": 1}},
             "vllm_deployments[0].engine_args.port: is set by the toolkit. Use the deployment's key port.",
@@ -331,7 +334,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"runtime": {"privileged": "yes"}},
-            "vllm_deployments[0].runtime.privileged: must be true or false, not text.",
+            "vllm_deployments[0].runtime.privileged: must be true or false, not text. Write it without quotes.",
         ),
         (
             {"runtime": {"ipc": "shareable"}},
@@ -355,8 +358,8 @@ def test_errors(keys: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"a": 1}, "vllm_deployments: must be a list, not a map."),
-        ("x", "vllm_deployments: must be a list, not text."),
+        ({"a": 1}, "vllm_deployments: must be a list, not a map. Begin each entry with a dash: - …"),
+        ("x", "vllm_deployments: must be a list, not text. Write [ … ] around it."),
         ([3], "vllm_deployments[0]: must be a map, not a number."),
         ([None], "vllm_deployments[0]: must be a map, not empty."),
         (

@@ -199,13 +199,11 @@ def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> 
     (there / "instance.map").write_text(key.map or "")
     (second / "hosts.yml").write_text("load_balancer: {hosts: {lb: {ansible_connection: local}}}\n")
     (second / ".secrets").mkdir(mode=0o700)
-    command = [
-        str(Path(sys.executable).parent / "ansible-playbook"),
-        "-i",
-        str(second),
-        "playbooks/fetch_secrets.yml",
-    ]
-    extra = ["-e", f"balancer_files={there}", "-e", "ansible_become=false", "--diff", "-vvv"]
+    text = (ROOT / "playbooks/fetch_secrets.yml").read_text(encoding="utf-8")
+    playbook = tmp_path / "fetch_secrets.yml"
+    playbook.write_text(text.replace("/etc/instinct-fleet/balancer/current", str(there)), encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(second), str(playbook)]
+    extra = ["-e", "ansible_become=false", "--diff", "-vvv"]
     done = subprocess.run([*command, *extra], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     fetched = load_secrets(hosts, second, False, *reading)["lb"]

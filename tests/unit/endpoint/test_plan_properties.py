@@ -300,7 +300,7 @@ def test_a_port_that_both_want() -> None:
     ("variables", "text"),
     [
         ({"load_balancer_port": "8443"}, "load_balancer_port: must be a whole number, not text."),
-        ({"load_balancer_auth": "no"}, "load_balancer_auth: must be true or false, not text."),
+        ({"load_balancer_auth": "no"}, "load_balancer_auth: must be true or false, not text. Write it without quotes."),
         ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a key's name"),
         ({"load_balancer_api_keys": {"a": "short-secret"}}, "load_balancer_api_keys.a: its key must be text"),
         ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the balancer cannot use one port twice"),

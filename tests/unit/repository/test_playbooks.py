@@ -36,15 +36,20 @@ def reach(start: Path) -> set[Path]:
 def named(path: Path) -> Iterator[Path]:
     """Return the files that a playbook or task file names."""
     for item in tasks(load(path)):
-        for key, value in item.items():
-            words = value if isinstance(value, Mapping) else {"file": value}
-            match key.removeprefix(BUILTIN):
-                case "import_playbook" | "import_tasks" | "include_tasks":
-                    yield path.parent / words["file"]
-                case "import_role" | "include_role":
-                    yield task_file(words)
-                case "roles" if isinstance(value, list):
-                    yield from (task_file(role) for role in value if isinstance(role, Mapping))
+        yield from named_by(item, path.parent)
+
+
+def named_by(item: Mapping[str, Any], directory: Path) -> Iterator[Path]:
+    """Return the files that a play or task names."""
+    for key, value in item.items():
+        words = value if isinstance(value, Mapping) else {"file": value}
+        match key.removeprefix(BUILTIN):
+            case "import_playbook" | "import_tasks" | "include_tasks":
+                yield directory / words["file"]
+            case "import_role" | "include_role":
+                yield task_file(words)
+            case "roles" if isinstance(value, list):
+                yield from (task_file(role) for role in value if isinstance(role, Mapping))
 
 
 def task_file(role: Mapping[str, Any]) -> Path:
@@ -62,6 +67,16 @@ def test_an_upgrade_is_understood_from_a_few_files() -> None:
 def test_every_file_that_is_named_is_there(playbook: str) -> None:
     for path in reach(ROOT / f"playbooks/{playbook}.yml"):
         assert path.is_file()
+
+
+@pytest.mark.parametrize("playbook", sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml")))
+def test_every_run_begins_with_the_check_of_its_input(playbook: str) -> None:
+    """It stands in the hosts of the first play, which Ansible evaluates before it contacts any."""
+    first = load(ROOT / f"playbooks/{playbook}.yml")[0]
+    while "hosts" not in first:
+        path = next(iter(named_by(first, ROOT / "playbooks")))
+        first = load(path)[0]
+    assert "instinct.fleet.fleet_hosts" in str(first["hosts"]) + str(first.get("vars", {}).get("plan_hosts"))
 
 
 def test_every_part_and_every_task_file_is_used() -> None:

@@ -1,1 +1,0 @@
-../plugins/modules/extra_variables.py

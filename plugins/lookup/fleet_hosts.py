@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup plugin: the hosts of a play, after a check of everything that the run would otherwise silently ignore."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_hosts
+author: instinct-fleet contributors (@instinct-fleet)
+short_description: Name the groups of hosts of a play, and reject what the run would ignore
+version_added: "0.1.0"
+description:
+  - Returns those of the given groups that the inventory has, for a play's C(hosts).
+  - Ansible templates C(hosts) before it contacts a host. This plugin therefore fails the run there, with nothing
+    contacted, for an inventory that is missing, unreadable or has invalid YAML, for misspelled groups and files of
+    variables, for a C(--limit) or tag that matches nothing, and for misspelled names or invalid values of the toolkit's
+    variables given with C(-e).
+options:
+  _terms:
+    description: Groups of the inventory, C(instinct) and C(load_balancer) by default. One of them needs a host.
+    type: list
+    elements: str
+"""
+
+EXAMPLES = r"""
+- name: Status
+  hosts: "{{ query('instinct.fleet.fleet_hosts') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: The given groups that exist.
+  type: list
+  elements: str
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.errors import AnsibleError
+from ansible.inventory.manager import InventoryManager, split_host_pattern
+from ansible.plugins.lookup import LookupBase
+from ansible.utils.vars import load_extra_vars
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem, merge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import inventory_files, run_input
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    GROUP as BALANCERS,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.tags import own_playbooks, toolkit_tags
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
+    unknown_extra_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP
+
+KNOWN = (GROUP, BALANCERS)
+UNPARSED = re.compile(r"Unable to parse (\S+) as an inventory source")
+
+
+class LookupModule(LookupBase):
+    """fleet_hosts."""
+
+    def run(self, terms: Sequence[str], variables: Mapping[str, Any] | None = None, **_: Any) -> list[str]:
+        """Return the groups, or raise AnsibleError with every problem of the command and the inventory."""
+        facts = variables or {}
+        groups = {str(name): [str(host) for host in hosts] for name, hosts in facts["groups"].items()}
+        names = list(map(str, terms)) or list(KNOWN)
+        if not context.CLIARGS.get("syntax"):
+            problems = merge(self._problems(names, groups, facts))
+            if problems:
+                text = "\n".join(f"* {problem.text()}" for problem in problems)
+                raise AnsibleError(f"Nothing was done, and no host was contacted.\n{text}")
+        return [name for name in names if name in groups]
+
+    def _problems(
+        self, names: Sequence[str], groups: Mapping[str, list[str]], facts: Mapping[str, Any]
+    ) -> list[Problem]:
+        sources = [str(source) for source in facts.get("ansible_inventory_sources", ())]
+        broken = inventory_files.yaml_problems(sources)
+        broken += inventory_files.source_problems(sources, () if broken else self._unparsed())
+        given = load_extra_vars(self._loader)
+        known = public_variables()
+        problems = [Problem((), text) for text in unknown_extra_variables(map(str, given), known)]
+        problems += run_input.value_problems(given, known)
+        if own_playbooks(context.CLIARGS.get("args") or ()):
+            tags = (*facts.get("ansible_run_tags", ()), *facts.get("ansible_skip_tags", ()))
+            problems += run_input.tag_problems(tags, toolkit_tags() if tags else ())
+        if broken:
+            return [*broken, *problems]  # groups and hosts are not known
+        hosts = groups.get("all", [])
+        problems += run_input.group_problems(names, KNOWN, groups)
+        for kind, valid in (("group", groups), ("host", hosts)):
+            files = inventory_files.variable_files(sources, f"{kind}_vars")
+            problems += run_input.file_problems(kind, files, valid)
+        return [*problems, *self._limit_problems(names, groups, facts.get("ansible_limit"))]
+
+    def _limit_problems(
+        self, names: Sequence[str], groups: Mapping[str, list[str]], limit: str | None
+    ) -> Iterator[Problem]:
+        """Yield what --limit names in vain, and that it leaves no host of the groups."""
+        if not limit:
+            return
+        inventory = InventoryManager(self._loader, parse=False)
+        for group, hosts in groups.items():
+            inventory.add_group(group)
+            for host in hosts:
+                inventory.add_host(host, group)
+        unmatched = [text for text in patterns(limit) if not inventory.get_hosts(text.lstrip("!&"))]
+        yield from run_input.limit_problems(unmatched, [*groups, *groups.get("all", ())])
+        inventory.subset(limit)
+        there = [name for name in names if name in groups]
+        if there and not unmatched and not inventory.get_hosts(there):
+            what = f"--limit {limit}: leaves no host of the group {' or '.join(there)}."
+            yield Problem((), what, "Name hosts or groups of it.")
+
+    def _unparsed(self) -> list[str]:
+        """Return the sources that Ansible could not parse. Only its warnings say so, and it keeps those."""
+        warned = getattr(self._display, "_warns", ())
+        return sorted({path for text in warned for path in UNPARSED.findall(str(text))})
+
+
+def patterns(limit: str) -> list[str]:
+    """Return the patterns of --limit, those in its files included."""
+    found = []
+    for text in split_host_pattern(limit):
+        if text.startswith("@"):
+            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+            found += [line.strip() for line in lines if line.strip()]
+        else:
+            found.append(text)
+    return found

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the inventory's files before Ansible loads them: it reports errors in them without a line, or goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import yaml
+
+from ...module_utils.common.errors import Problem, suggest
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SUFFIXES = ("", ".yml", ".yaml", ".json")
+"""Files of group_vars and host_vars that Ansible loads."""
+VAULT = b"$ANSIBLE_VAULT"
+SYSTEM = "/etc/ansible/hosts"
+"""Ansible's inventory where none is given."""
+ADVICE = 'Write -i and your inventory\'s directory: -i inventory/mine (README.md, "A real fleet").'
+
+
+def source_problems(sources: Iterable[str], refused: Iterable[str]) -> list[Problem]:
+    """Return the inventory sources that are missing or unreadable.
+
+    refused: paths that no inventory plugin could parse.
+    """
+    problems = []
+    for source in sources:
+        path = Path(source)
+        if "," in source or path.exists():
+            continue
+        if source == SYSTEM:
+            problems.append(Problem((), "no inventory was given.", ADVICE))
+        else:
+            beside = [item.name for item in _entries(path.parent)]
+            near = suggest(path.name, beside) if beside else ADVICE
+            problems.append(Problem((), f"-i {shown(path)}: does not exist.", near))
+    for source in refused:
+        if os.path.isfile(source):
+            fix = "Ansible's warnings above say why; hosts of this file are missing from the run."
+            problems.append(Problem((), f"{shown(Path(source))}: cannot be read as an inventory.", fix))
+    return problems
+
+
+def yaml_problems(sources: Iterable[str]) -> list[Problem]:
+    """Return the YAML errors of the inventory's files and of the variables beside them."""
+    paths = {path: None for source in sources for path in _yaml_files(Path(source))}
+    return [problem for path in paths for problem in _yaml_error(path)]
+
+
+def variable_files(sources: Iterable[str], kind: str) -> dict[str, str]:
+    """Return the files and directories of group_vars or host_vars, by the name of the group or host."""
+    found = {}
+    for directory in {_directory(Path(source)): None for source in sources}:
+        for path in _entries(directory / kind):
+            if path.suffix in SUFFIXES[1:] or path.is_dir() or not path.suffix:
+                found[path.name.removesuffix(path.suffix) if path.is_file() else path.name] = shown(path)
+    return found
+
+
+def shown(path: Path) -> str:
+    """Return a path as an operator would write it here."""
+    near = os.path.relpath(path)
+    return str(path) if near.startswith("..") else near
+
+
+def _yaml_files(source: Path) -> Iterator[Path]:
+    inside = [source] if source.is_file() else _entries(source)
+    yield from (path for path in inside if path.is_file() and path.suffix in (".yml", ".yaml"))
+    for kind in ("group_vars", "host_vars"):
+        for top, directories, names in os.walk(_directory(source) / kind):
+            directories[:] = [name for name in directories if not name.startswith(".")]
+            for name in sorted(names):
+                hidden = name.startswith((".", "~")) or name.endswith("~")
+                if not hidden and os.path.splitext(name)[1] in SUFFIXES:
+                    yield Path(top, name)
+
+
+def _yaml_error(path: Path) -> Iterator[Problem]:
+    try:
+        data = path.read_bytes()
+        if not data.startswith(VAULT):
+            for _event in yaml.parse(data, Loader=LOADER):
+                pass
+    except OSError as error:
+        yield Problem((), f"{shown(path)}: cannot be read: {error.strerror}.")
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path)
+        reason = str(getattr(error, "problem", "") or error)
+        fix = "Look at the indentation, colons and quotes of this line and of the one above."
+        if r"'\t'" in reason or _begins_with_tab(data, mark):
+            fix = "Indent with spaces instead of a tab."
+        yield Problem((), f"{place}: is not valid YAML: {reason}.", fix)
+
+
+def _begins_with_tab(data: bytes, mark: yaml.Mark | None) -> bool:
+    lines = data.splitlines()
+    return mark is not None and mark.line < len(lines) and b"\t" in lines[mark.line][: mark.column + 1]
+
+
+def _directory(source: Path) -> Path:
+    return source if source.is_dir() else source.parent
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []

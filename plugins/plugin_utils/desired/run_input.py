@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what a run would silently ignore: in its inventory's groups and files, and in --limit, --tags and -e. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ...module_utils.common.errors import Problem, suggest
+from .endpoint_settings import GROUP as BALANCERS
+from .public_variables import PublicVariable
+
+MIN_SIMILARITY = 0.75
+"""Minimum ratio of equal letters in similar names of groups and hosts; a judgement: loadbalancers, instincts."""
+BOOLEANS = {"true", "false", "yes", "no", "on", "off", "y", "n", "t", "f", "1", "0", "1.0", "0.0"}
+"""What Ansible takes for a boolean, in small letters."""
+SPECIAL_TAGS = {"all", "always", "never", "tagged", "untagged"}
+NUMBERS: Mapping[str, type[int] | type[float]] = {"int": int, "float": float}
+
+
+def group_problems(
+    required: Iterable[str], known: Iterable[str], groups: Mapping[str, Collection[str]]
+) -> list[Problem]:
+    """Return the problems of the inventory's groups.
+
+    required: groups of which one needs a host. known: all groups that have a meaning; one of them that is missing while
+    another has almost its name is misspelled.
+    """
+    problems = []
+    own = sorted(set(groups) - set(known) - {"all", "ungrouped"})
+    for name in known:
+        near = nearest_name(name, own) if name not in groups else None
+        if near:
+            what = f"the inventory has a group {near}, which means nothing here, and no group {name}."
+            fix = f"Rename {near} to {name}; if it is your own group, give it a name that is less similar."
+            problems.append(Problem((), what, fix))
+    names = list(required)
+    if not problems and not any(groups.get(name) for name in names):
+        there = ", ".join(f"{name} ({len(groups[name])})" for name in own) or "none"
+        fix = f"Put the hosts into it, or the group that contains them (below children:). Groups with hosts: {there}."
+        if names == [BALANCERS]:
+            fix = "docs/runbooks/endpoint.md shows how to add a load balancer."
+        problems.append(Problem((), f"the inventory has no host in the group {names[0]}.", fix))
+    return problems
+
+
+def file_problems(kind: str, files: Mapping[str, str], names: Collection[str]) -> list[Problem]:
+    """Return the files of group_vars or host_vars that belong to none of the names, but almost to one.
+
+    kind: "group" or "host". files: their paths by the name that each is for.
+    """
+    found = ((path, name, nearest_name(name, names)) for name, path in files.items() if name not in names)
+    return [
+        Problem((), f"{path}: the inventory has no {kind} {name}.", f"Did you mean {near}?")
+        for path, name, near in found
+        if near
+    ]
+
+
+def nearest_name(name: str, valid: Iterable[str]) -> str | None:
+    """Return the most similar valid name whose numbers are the same, as mi300x-02 is no slip for mi300x-03."""
+    same = [item for item in valid if _numbers(item) == _numbers(name)]
+    found = difflib.get_close_matches(_letters(name), [_letters(item) for item in same], 1, MIN_SIMILARITY)
+    return next((item for item in same if found and _letters(item) == found[0]), None)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(part) for part in re.findall("[0-9]+", name)]
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower())
+
+
+def limit_problems(unmatched: Iterable[str], names: Collection[str]) -> list[Problem]:
+    """Return a problem for each pattern of --limit that matches no host."""
+    known = set(names) - {"all", "ungrouped"}
+    what = "no host or group of the inventory has this name."
+    return [Problem((), f"--limit {text}: {what}", suggest(text.lstrip("!&"), known)) for text in unmatched]
+
+
+def tag_problems(given: Iterable[str], known: Collection[str]) -> list[Problem]:
+    """Return a problem for each tag of --tags or --skip-tags that no task has."""
+    unknown = sorted(set(given) - set(known) - SPECIAL_TAGS)
+    return [Problem((), f"tag {name}: no task has it.", suggest(name, known)) for name in unknown]
+
+
+def value_problems(given: Mapping[str, Any], known: Mapping[str, PublicVariable]) -> list[Problem]:
+    """Return the problems of values given with -e, which are texts; those with a template are not known yet."""
+    problems = []
+    for name in sorted(set(given) & set(known)):
+        wrong = _wrong_value(given[name], known[name])
+        if wrong:
+            problems.append(Problem((), f"-e {name}={given[name]}: {wrong}"))
+    return problems
+
+
+def _wrong_value(value: Any, variable: PublicVariable) -> str:
+    if not isinstance(value, str) or "{{" in value:
+        return ""
+    if variable.type == "bool":
+        return "" if value.lower() in BOOLEANS else "must be true or false."
+    if variable.type in NUMBERS:
+        try:
+            NUMBERS[variable.type](value)
+        except ValueError:
+            return "must be a number."
+    if variable.choices:
+        parts = value.split(",") if variable.type == "list" else [value]
+        for part in parts:
+            if part.strip() not in variable.choices:
+                return f"{part.strip()!r} is not valid. {suggest(part, variable.choices)}"
+    return ""
