@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.child import LogTee
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.options import parse
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.state import (
     LIMIT,
@@ -199,6 +200,31 @@ def test_output_comes_at_once_and_a_deaf_reader_stops_nothing(program: Path, tmp
         assert running.stdout is not None
         running.stdout.close()
         assert running.wait(GENEROUS) == 1
+
+
+def test_vllm_and_a_stop_wait_for_no_reader(program: Path, tmp_path: Path) -> None:
+    """A Docker daemon that is away leaves the pipe open, and does not empty it."""
+    wrote = tmp_path / "wrote"
+    command = [sys.executable, str(program), f"--state={tmp_path}", "--", "sh", "-c"]
+    script = f"head -c 3000000 /dev/zero; touch {wrote}; sleep 600"
+    with subprocess.Popen([*command, script], stdout=subprocess.PIPE) as running:
+        wait_for("all output to be taken", wrote.exists)
+        running.terminate()
+        assert running.wait(GENEROUS) == 0
+
+
+def test_what_nobody_read_is_counted(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    tee = LogTee(str, writing)
+    first = b"x" * 80000 + b"\n"
+    tee.write(first)  # a pipe holds 65,536 bytes
+    tee.say("dropped, too")
+    seen = len(os.read(reading, 1 << 20))
+    tee.write(b"again\n")
+    os.close(writing)
+    dropped = len(first) - seen + len("supervise: dropped, too\n")
+    with open(reading, "rb") as stream:
+        assert stream.read().decode() == f"\nsupervise: nobody read the log, {dropped} bytes of it are lost\nagain\n"
 
 
 def test_secrets_are_in_no_file_and_no_line_of_its_own(made: Supervised) -> None:

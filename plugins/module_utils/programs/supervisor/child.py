@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import queue
+import select
 import signal
 import subprocess
 import threading
@@ -22,6 +23,8 @@ LINE_BYTES = 4096
 """Bytes kept of one line."""
 SERVING = b"Application startup complete"
 """uvicorn's message that vLLM's server answers requests."""
+PATIENCE_SECONDS = 1.0
+"""How long output waits for a reader. Docker does not read while its daemon is away, and vLLM must not wait for it."""
 SLICE_SECONDS = 1.0
 """The longest time for which the handler of a signal that another thread received is delayed."""
 _SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
@@ -68,11 +71,16 @@ class Events:
 
 
 class LogTee:
-    """Standard output: the program's output, byte for byte, and the supervisor's own lines. Keep the last lines."""
+    """Standard output: the program's output, byte for byte, and the supervisor's own lines. Keep the last lines.
+
+    Nobody waits for who reads it: while Docker's daemon is away, what does not fit into the pipe is dropped, and counted.
+    """
 
     def __init__(self, redact: Callable[[str], str], descriptor: int = 1) -> None:
         self._redact = redact
         self._descriptor = descriptor
+        self._patience = PATIENCE_SECONDS
+        self._dropped = 0
         self._lock = threading.Lock()
         self._fresh = True  # at the start of a line
         self._part = b""
@@ -107,11 +115,26 @@ class LogTee:
             self._part = b""
 
     def _out(self, data: bytes) -> None:
+        if self._dropped and self._writable(0):
+            note = f"supervise: nobody read the log, {self._dropped} bytes of it are lost\n"
+            self._dropped = 0
+            self._out(b"\n" + note.encode())
         while data:
+            if not self._writable(self._patience):
+                self._dropped += len(data)
+                self._patience = 0.0
+                return
             try:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
             except OSError:
-                return  # nobody reads; the program must continue all the same
+                return  # it is closed; the program must continue all the same
+        self._patience = PATIENCE_SECONDS
+
+    def _writable(self, seconds: float) -> bool:
+        """Wait for room for PIPE_BUF bytes. The pipe stays in blocking mode, as others write to it too."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(seconds * 1000))
 
 
 class ChildProcess:
