@@ -224,7 +224,10 @@ def test_what_nobody_read_is_counted(tmp_path: Path) -> None:
     os.close(writing)
     dropped = len(first) - seen + len("supervise: dropped, too\n")
     with open(reading, "rb") as stream:
-        assert stream.read().decode() == f"\nsupervise: nobody read the log, {dropped} bytes of it are lost\nagain\n"
+        assert (
+            stream.read().decode()
+            == f"\nsupervise: nobody read the log, {dropped} bytes of it are lost\nagain\n"
+        )
 
 
 def test_secrets_are_in_no_file_and_no_line_of_its_own(made: Supervised) -> None:

@@ -73,7 +73,7 @@ class Events:
 class LogTee:
     """Standard output: the program's output, byte for byte, and the supervisor's own lines. Keep the last lines.
 
-    Nobody waits for who reads it: while Docker's daemon is away, what does not fit into the pipe is dropped, and counted.
+    Nobody waits for who reads it: while Docker's daemon is away, what does not fit into the pipe is lost, and counted.
     """
 
     def __init__(self, redact: Callable[[str], str], descriptor: int = 1) -> None:
