@@ -13,6 +13,7 @@ from ansible.utils.vars import merge_hash
 
 from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from .bundle import GIVEN
+from .call_limit import CallTimeout, call_limit, time_limit
 
 
 class ProgramAction(ActionBase):
@@ -21,11 +22,25 @@ class ProgramAction(ActionBase):
     TRANSFERS_FILES = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the module's own result."""
+        """Return the module's own result, or a failure where the node does not end the call."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         name = str(self._task.action).rpartition(".")[2]
         args = {**self.arguments(), "program": GIVEN[name]()}
-        own = self._execute_module(module_args=args, task_vars=task_vars, wrap_async=self._task.async_val)
+        seconds = call_limit(name, args)
+        try:
+            with time_limit(seconds):
+                own = self._execute_module(
+                    module_args=args, task_vars=task_vars, wrap_async=self._task.async_val
+                )
+        except CallTimeout:
+            return {
+                **result,
+                "failed": True,
+                "changed": False,
+                "timedout": {"period": seconds},
+                "msg": f"{name} did not end within {seconds} s: something on this host may hang, such as the GPU "
+                "driver or a file system. See dmesg there; once the host answers, run the same command again.",
+            }
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
 
