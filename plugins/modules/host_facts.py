@@ -54,6 +54,7 @@ host_facts:
     boot_settings: {description: What C(tmpfiles.d) writes below C(/sys) at boot., type: dict}
     tuned: {description: Profile of the tuned daemon; null if it does not run., type: str}
     limits: {description: File and value of the limits that hold for all users., type: dict}
+    docker_stop: {description: File and value of docker.service's C(TimeoutStopSec); null without the unit., type: dict}
     shm_bytes: {description: Size of C(/dev/shm)., type: int}
     pci_gpus: {description: AMD's accelerators on the PCI bus., type: list, elements: dict}
     acs: {description: "Bridges with Access Control Services, and those that have them enabled.", type: dict}

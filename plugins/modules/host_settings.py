@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_settings
-short_description: Set sysctls, files of sysfs and limits, now and after every boot
+short_description: Set sysctls, files of sysfs, limits and settings of units, now and after every boot
 version_added: "0.1.0"
 description:
   - Sets values in the running kernel, and writes the files that set them again at boot - one in C(sysctl.d), one in
-    C(tmpfiles.d) with a unit that applies it late in the boot, and one in C(limits.d). Other lines in these files are
-    kept.
+    C(tmpfiles.d) with a unit that applies it late in the boot, one in C(limits.d), and a drop-in of each unit. Other
+    lines in these files are kept.
   - If another file under C(/etc) would override a sysctl later in a boot, its line is commented out. Such a file
     elsewhere belongs to a package, so the module fails and names it.
   - Reads the written values back.
@@ -26,6 +26,11 @@ options:
     default: {}
   limits:
     description: Soft and hard limits of every user, root included, by their names in C(limits.conf). For new logins.
+    type: dict
+    default: {}
+  units:
+    description: Settings of the section C([Service]) by systemd unit and name. They hold at once; the unit is not
+      restarted.
     type: dict
     default: {}
 extends_documentation_fragment:
@@ -70,6 +75,7 @@ actions:
 
 import glob
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +116,7 @@ class SettingWrite:
 
 def argument_spec() -> dict[str, Any]:
     """Return the module's arguments, as DOCUMENTATION describes them."""
-    return {name: {"type": "dict", "default": {}} for name in ("sysctl", "sysfs", "limits")}
+    return {name: {"type": "dict", "default": {}} for name in ("sysctl", "sysfs", "limits", "units")}
 
 
 def local(path: str) -> str:
@@ -193,7 +199,7 @@ def apply(module: AnsibleModule, edits: list[Edit], changed: list[SettingWrite],
         os.makedirs(os.path.dirname(local(persistent_files.WANTED_BY)), mode=0o755, exist_ok=True)
         os.symlink(persistent_files.UNIT, local(persistent_files.WANTED_BY))
     if os.path.isdir(local("/run/systemd/system")) and any(
-        edit.path == persistent_files.UNIT for edit in edits
+        edit.path.startswith("/etc/systemd/system/") for edit in edits
     ):
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     for write in changed:
@@ -221,11 +227,23 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         if not path.startswith("/sys/") or ".." in path:
             raise NodeError(f"sysfs: {path} is not a file below /sys.")
     changed = writes(sysctl, sysfs)
+    units = {
+        str(unit): {str(name): str(value) for name, value in values.items()}
+        for unit, values in module.params["units"].items()
+    }
+    for unit in units:
+        if not re.fullmatch(r"[\w@.-]+\.service", unit, re.ASCII):
+            raise NodeError(f"units: {unit} is not the name of a service, such as docker.service.")
     files = {
         path: text_of(path)
-        for path in (persistent_files.TMPFILES, persistent_files.UNIT, persistent_files.LIMITS)
+        for path in (
+            persistent_files.TMPFILES,
+            persistent_files.UNIT,
+            persistent_files.LIMITS,
+            *map(persistent_files.DROP_IN.format, units),
+        )
     }
-    edits = sysctl_edits(sysctl) + list(persistent_files.edits(files, sysfs, limits))
+    edits = sysctl_edits(sysctl) + list(persistent_files.edits(files, sysfs, limits, units))
     link = bool(sysfs) and not os.path.lexists(local(persistent_files.WANTED_BY))
     actions = [edit.text for edit in edits] + ([f"link {persistent_files.WANTED_BY}"] if link else [])
     actions += [write.text for write in changed]

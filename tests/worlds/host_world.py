@@ -67,6 +67,7 @@ def facts() -> dict[str, Any]:
         "tuned": None,
         "limits": {"memlock": ["/etc/security/limits.d/a.conf", "unlimited"],
                    "nofile": ["/etc/security/limits.d/a.conf", "1048576"]},
+        "docker_stop": {"file": "/etc/systemd/system/docker.service.d/x.conf", "value": "infinity"},
         "shm_bytes": 1 << 40,
         "pci_gpus": [gpu(index) for index in range(8)],
         "acs": {"able": 40, "on": []},

@@ -35,6 +35,14 @@ TROUBLE = re.compile(
 )
 LOG_LINES = 5
 LIMITS_CONF = "/etc/security/limits.conf"
+DOCKER = "docker.service"
+UNIT_DIRECTORIES = (
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+    "/run/systemd/system",
+    "/etc/systemd/system",
+)
+"""Where units and their drop-ins are, the last first in rank (systemd.unit(5))."""
 
 Run = Callable[[list[str]], str]
 """Runs a program and returns its output. Raises OSError."""
@@ -58,6 +66,7 @@ def read_host(source: Source, run: Run) -> dict[str, Any]:
         "boot_settings": part("tmpfiles.d", read_boot_settings),
         "tuned": part("tuned", read_tuned),
         "limits": part("limits", read_limits),
+        "docker_stop": part("docker.service", read_stop_limit, DOCKER),
         "shm_bytes": part("/dev/shm", read_shm),
         "pci_gpus": part("pci", read_pci_gpus),
         "acs": part("acs", read_acs),
@@ -186,6 +195,25 @@ def read_limits(source: Source) -> dict[str, list[str]]:
         for name in ("memlock", "nofile")
         if ("*", name) in found and found.get(("root", name), [0, 1])[1] == found["*", name][1]
     }
+
+
+def read_stop_limit(source: Source, unit: str) -> dict[str, str | None] | None:
+    """Return file and value of the TimeoutStopSec that counts for a unit (None: none is set); None without the unit."""
+    units = [f"{directory}/{unit}" for directory in UNIT_DIRECTORIES if source.exists(f"{directory}/{unit}")]
+    if not units:
+        return None
+    dropins: dict[str, str] = {}
+    for directory in UNIT_DIRECTORIES:
+        for name in source.names(f"{directory}/{unit}.d"):
+            if name.endswith(".conf"):
+                dropins[name] = f"{directory}/{unit}.d/{name}"
+    found: dict[str, str | None] = {"file": None, "value": None}
+    for path in (units[-1], *(dropins[name] for name in sorted(dropins))):
+        for line in (source.text(path) or "").splitlines():
+            key, _equals, value = line.strip().partition("=")
+            if key.strip() in ("TimeoutStopSec", "TimeoutSec"):
+                found = {"file": path, "value": value.strip()}
+    return found
 
 
 # --- hardware ------------------------------------------------------------------------------------------

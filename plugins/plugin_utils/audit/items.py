@@ -13,7 +13,7 @@ from ..generations.drift import Drift
 REQUIRED, RECOMMENDED, ADVISORY = "required", "recommended", "advisory"
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 ELSEWHERE, SKIPPED = "not applicable", "skipped"
-SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits")
+SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits", "units")
 """Kinds of fixes that prepare.yml applies."""
 
 

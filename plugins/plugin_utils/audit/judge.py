@@ -33,6 +33,7 @@ CHECKS: dict[str, Check] = {
         kernel_checks.idle_state,
         kernel_checks.huge_pages,
         kernel_checks.limit,
+        kernel_checks.stop_limit,
         hardware_checks.gpu_count,
         hardware_checks.gpu_driver,
         hardware_checks.gpu_link,
@@ -102,6 +103,7 @@ class HostWork:
     sysctl: Mapping[str, str] = field(default_factory=dict)
     sysfs: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
 
     @property
@@ -110,9 +112,9 @@ class HostWork:
         return bool(self.waiting)
 
     @property
-    def settings(self) -> dict[str, dict[str, str]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return the arguments of host_settings that are not empty."""
-        named = {"sysctl": self.sysctl, "sysfs": self.sysfs, "limits": self.limits}
+        named = {"sysctl": self.sysctl, "sysfs": self.sysfs, "limits": self.limits, "units": self.units}
         return {name: dict(value) for name, value in named.items() if value}
 
     @property
@@ -128,7 +130,7 @@ class HostWork:
 def host_work(findings: Iterable[AuditFinding]) -> HostWork:
     """Return the fixes of wrong items: required and recommended ones, and requested advisory ones."""
     words: list[str] = []
-    settings: dict[str, dict[str, str]] = {"sysctl": {}, "sysfs": {}, "limits": {}}
+    settings: dict[str, dict[str, Any]] = {"sysctl": {}, "sysfs": {}, "limits": {}, "units": {}}
     waiting = []
     for finding in findings:
         if finding.status != WRONG or finding.item.level == ADVISORY:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,39 @@ def _written(
             WRONG, found, value, f"{file} sets {value} at boot: changed since{_tuned(view)}", fix=fix
         )
     return CheckResult(WRONG, found, value, _tuned(view)[2:], fix=fix)
+
+
+_SPAN = re.compile(r"(\d+)\s*([a-z]*)")
+_UNITS = {"": 1, "s": 1, "sec": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minute": 60, "minutes": 60} | {
+    "h": 3600, "hr": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400,
+}  # fmt: skip
+
+
+def stop_limit(rule: Rule, view: HostView) -> CheckResult:
+    """Check that systemd waits at least `value` (a time span) until Docker has stopped its containers."""
+    wanted = f"TimeoutStopSec={rule['value']}"
+    found = view.facts.get("docker_stop")
+    if found is None:
+        return CheckResult(ELSEWHERE, "no unit docker.service", wanted)
+    value = found["value"]
+    seconds, least = span_seconds(value) if value else 90.0, span_seconds(rule["value"])
+    if seconds is None:
+        return CheckResult(UNKNOWN, f"TimeoutStopSec={value} is not understood", wanted, found["file"])
+    text = value if value else "systemd's default of 90 s"
+    if seconds >= (least or 0):
+        return CheckResult(OK, text, wanted)
+    return CheckResult(WRONG, text, wanted, f"{found['file']} sets it" if value else "")
+
+
+def span_seconds(text: str) -> float | None:
+    """Return a time span of systemd.time(7) in seconds, infinity included; None for one that is not understood."""
+    text = text.strip()
+    if text in ("infinity", "0"):
+        return float("inf")  # 0 switches a time-out off, too
+    parts = _SPAN.findall(text)
+    if not parts or _SPAN.sub("", text).strip() or any(unit not in _UNITS for _count, unit in parts):
+        return None
+    return float(sum(int(count) * _UNITS[unit] for count, unit in parts))
 
 
 def limit(rule: Rule, view: HostView) -> CheckResult:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import SYSCTLS, read_host
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import (
+    DOCKER,
+    SYSCTLS,
+    read_host,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.modules.node_state import RETURN
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
@@ -101,6 +105,14 @@ NUMA = "sysctls/kernel.numa_balancing"
         ("limit-nofile", {"limits/nofile": ["/etc/limits.conf", "65536"]}, WRONG, "65536", "limits.conf sets it"),
         ("limit-nofile", {"limits": {}}, WRONG, "not set for all users", ""),
         ("limit-memlock", {"limits/memlock": ["f", "infinity"]}, OK, "infinity", ""),
+        ("docker-stop", {"docker_stop": {"file": None, "value": None}}, WRONG, "systemd's default of 90 s", ""),
+        ("docker-stop", {"docker_stop/value": "14min 59s"}, WRONG, "14min 59s", "x.conf sets it"),
+        ("docker-stop", {"docker_stop/value": "15min"}, OK, "15min", ""),
+        ("docker-stop", {"docker_stop/value": "1 h"}, OK, "1 h", ""),
+        ("docker-stop", {"docker_stop/value": "900"}, OK, "900", ""),
+        ("docker-stop", {"docker_stop/value": "0"}, OK, "0", ""),
+        ("docker-stop", {"docker_stop/value": "a while"}, UNKNOWN, "a while is not understood", "x.conf"),
+        ("docker-stop", {"docker_stop": None}, ELSEWHERE, "no unit docker.service", ""),
         ("gpu-count", {"pci_gpus": [gpu(n) for n in range(7)]}, WRONG, "7 of 8", ""),
         ("gpu-count", {"pci_gpus": []}, WRONG, "no AMD accelerator", ""),
         ("gpu-count", {"pci_gpus": None}, UNKNOWN, "", ""),
@@ -189,7 +201,7 @@ def test_todo() -> None:
     seen = view({
         "cmdline/now": ["iommu=pt"], "cmdline/next": ["iommu=pt", "pci=bfsort"], f"{NUMA}/now": "1",
         "cpu/governors": {"ondemand": 2}, "cpu/idle": {"C2": {"state": "state3", "enabled": 2}}, "limits": {},
-        "huge_pages": "never",
+        "huge_pages": "never", "docker_stop/value": "90s",
     })  # fmt: skip
     found = audit(items(), seen)
     assert result(found) == FAILS
@@ -203,6 +215,7 @@ def test_todo() -> None:
             "/sys/devices/system/cpu/cpu*/cpuidle/state3/disable": "1",
         },
         "limits": {"memlock": "unlimited", "nofile": "1048576"},
+        "units": {"docker.service": {"TimeoutStopSec": "15min"}},
     }
 
 
@@ -240,6 +253,8 @@ def test_every_automatic_fix_mends_what_its_check_looks_at() -> None:
             assert values[1] == "1"
         elif how == "sysfs":
             assert values[1] in rule
+        elif how == "units":
+            assert what == {DOCKER: {"TimeoutStopSec": item.check["value"]}}
         else:
             assert set(values) <= set(rule), item.id
 

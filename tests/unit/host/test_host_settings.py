@@ -115,9 +115,25 @@ def test_limits(tmp_path: Path, settings: Run) -> None:
     assert settings(limits={"memlock": "unlimited", "nofile": "1048576"})[0]["changed"] is False
 
 
+def test_settings_of_a_unit(tmp_path: Path, settings: Run) -> None:
+    wanted = {"units": {"docker.service": {"TimeoutStopSec": "15min"}}}
+    result, failed = settings(**wanted)
+    assert not failed, result
+    path = "/etc/systemd/system/docker.service.d/60-instinct-fleet.conf"
+    assert result["actions"] == [f"write TimeoutStopSec=15min > {path}"]
+    text = "# Written by instinct-fleet.\n[Service]\nTimeoutStopSec=15min\n"
+    assert tree(tmp_path)[path[1:]] == text
+    assert settings(**wanted)[0]["changed"] is False
+    more, failed = settings(units={"docker.service": {"TimeoutStopSec": "1h"}}, diff=True)
+    assert not failed
+    assert tree(tmp_path)[path[1:]] == text.replace("15min", "1h")
+    assert more["diff"][0]["before"] == text
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ({"units": {"../x.service": {"A": "b"}}}, "../x.service is not the name of a service"),
         ({"sysfs": {"/etc/passwd": "x"}}, "/etc/passwd is not a file below /sys"),
         ({"sysfs": {"/sys/../etc/passwd": "x"}}, "is not a file below /sys"),
         ({"sysfs": {"/sys/nothing*": "x"}}, "No file on this host matches /sys/nothing*"),

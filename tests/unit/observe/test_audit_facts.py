@@ -68,6 +68,40 @@ def test_settings(tmp_path: Path) -> None:
     assert found["clock_synchronized"] is True
 
 
+UNIT = "usr/lib/systemd/system/docker.service"
+DROP_INS = "etc/systemd/system/docker.service.d"
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, None),
+        ({UNIT: "[Service]\nTimeoutStartSec=0\n"}, {"file": None, "value": None}),
+        ({UNIT: "[Service]\nTimeoutSec=0\n"}, {"file": f"/{UNIT}", "value": "0"}),
+        # A drop-in wins over the unit, and the last by name over the others; its namesake in /etc hides the vendor's.
+        (
+            {
+                UNIT: "TimeoutStopSec=1s\n",
+                f"{DROP_INS}/10.conf": "TimeoutStopSec = 2s\n",
+                f"{DROP_INS}/20.conf": "TimeoutStopSec=3min\n",
+                "run/systemd/system/docker.service.d/15.conf": "TimeoutStopSec=4s\n",
+                "usr/lib/systemd/system/docker.service.d/20.conf": "TimeoutStopSec=5s\n",
+            },
+            {"file": f"/{DROP_INS}/20.conf", "value": "3min"},
+        ),
+        # A unit of the same name in /etc replaces the vendor's.
+        (
+            {UNIT: "TimeoutStopSec=1s\n", "etc/systemd/system/docker.service": "#TimeoutStopSec=2s\n"},
+            {"file": None, "value": None},
+        ),
+    ],
+)
+def test_how_long_docker_may_stop(
+    tmp_path: Path, files: dict[str, str], found: dict[str, str] | None
+) -> None:
+    assert read(tmp_path, files)["docker_stop"] == found
+
+
 def test_gpus_nics_and_log(tmp_path: Path) -> None:
     port = "sys/class/infiniband/mlx5_0/ports/1"
     log = (
