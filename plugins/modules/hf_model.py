@@ -13,8 +13,9 @@ description:
     and the cache and nothing else. The node needs no Python packages.
   - The download continues if the control node dies, and the next run waits for it. If the download itself was
     killed, the next one keeps all complete files, and resumes the others as far as the image's C(huggingface_hub) can.
-  - Afterwards every file's size is compared with the hub's list, and a marker records that the snapshot is complete. A
-    second run only checks the files, and does not need the hub.
+  - Afterwards every file is written through to disk and compared with the hub's list, by size and by hash, and a marker
+    records that the snapshot is complete. A file of other content is removed, and the module fails. A second run only
+    checks the sizes, and does not need the hub.
   - A model given by an absolute path is not downloaded; only its presence is checked.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
@@ -40,6 +41,16 @@ options:
     description: The required files, as a map of path to size in bytes. Needed unless O(repo) is a path.
     type: dict
     default: {}
+  hashes:
+    description:
+      - The files' hashes, as a map of path to C(sha256:…) (of large files) or C(git-sha1:…) (git's id, of others).
+      - Where it lacks a file that the hub stores as a large one, the name of its blob is taken, which is its SHA-256.
+    type: dict
+    default: {}
+  verify:
+    description: Hash the files again that were hashed when they were downloaded.
+    type: bool
+    default: false
   include:
     description: Patterns of files to download, as C(--include) of the hub's client; empty for all.
     type: list
@@ -89,7 +100,7 @@ attributes:
     details: How many of the files exist, and whether the marker exists, before and after.
   idempotent:
     support: full
-    details: Files that exist with the right size are not downloaded again.
+    details: Files that exist with the right size are not downloaded again, and without O(verify) are hashed only once.
 """
 
 EXAMPLES = r"""
@@ -155,6 +166,8 @@ def argument_spec():
         "revision": {"type": "str", "default": "main"},
         "image": {"type": "str"},
         "files": {"type": "dict", "default": {}},
+        "hashes": {"type": "dict", "default": {}},
+        "verify": {"type": "bool", "default": False},
         "include": {"type": "list", "elements": "str", "default": []},
         "exclude": {"type": "list", "elements": "str", "default": []},
         "cache_dir": {"type": "path", "default": paths.HF_CACHE},

@@ -189,7 +189,8 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
-                complete: true, bytes: 1, files: 5, exclude: [], include: []}]
+                complete: true, bytes: 1, files: 5, exclude: [], include: [],
+                verified: true}]
     fetching:
       description: Repositories in a cache without such a marker, and their bytes so far.
       type: list
@@ -1086,6 +1087,7 @@ def read_model(path: str, cache_dir: str) -> dict[str, Any]:
         "files": len(marker["files"]),
         "exclude": marker["exclude"],
         "include": marker["include"],
+        "verified": bool(marker.get("verified")),
     }
 
 

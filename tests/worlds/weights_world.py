@@ -54,12 +54,12 @@ def mounts_of(container: FakeContainer) -> dict[str, str]:
     return {mount["Target"]: mount["Source"] for mount in container.body["HostConfig"]["Mounts"]}
 
 
-def put(cache: Path | str, name: str, size: int, blob: str = "") -> None:
+def put(cache: Path | str, name: str, size: int, blob: str = "", fill: bytes = b"x") -> None:
     """A file as the hub's client leaves it: a blob, and a link to it in the snapshot."""
     repo = Path(cache) / "hub/models--lab--tiny-llama"
     blob = blob or name.replace("/", "-")
     (repo / "blobs").mkdir(parents=True, exist_ok=True)
-    (repo / "blobs" / blob).write_bytes(b"x" * size)
+    (repo / "blobs" / blob).write_bytes(fill * size)
     (repo / "blobs" / blob).chmod(0o600)
     link = repo / "snapshots" / COMMIT / name
     link.parent.mkdir(parents=True, exist_ok=True)

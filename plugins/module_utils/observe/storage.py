@@ -44,6 +44,7 @@ def read_model(path: str, cache_dir: str) -> dict[str, Any]:
         "files": len(marker["files"]),
         "exclude": marker["exclude"],
         "include": marker["include"],
+        "verified": bool(marker.get("verified")),
     }
 
 

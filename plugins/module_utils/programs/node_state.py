@@ -187,7 +187,8 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, commit: "40 hex digits",
-                complete: true, bytes: 1, files: 5, exclude: [], include: []}]
+                complete: true, bytes: 1, files: 5, exclude: [], include: [],
+                verified: true}]
     fetching:
       description: Repositories in a cache without such a marker, and their bytes so far.
       type: list

@@ -9,11 +9,13 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.files import read_text, write_atomic
+from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
+
+VERIFIED = "verified"  # the marker's key of the hashes
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _UNIQUE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
@@ -22,7 +24,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model at a commit in a cache; `files` are the paths and sizes (bytes) that it must have."""
+    """A model at a commit in a cache; `files` are the paths and sizes (bytes) that it must have.
+
+    hashes: of the files' content, as far as the hub stated them, "sha256:…" or "git-sha1:…".
+    """
 
     cache_dir: str
     repo: str
@@ -31,6 +36,7 @@ class Snapshot:
     files: Mapping[str, int]
     include: tuple[str, ...]
     exclude: tuple[str, ...]
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def repo_dir(self) -> str:
@@ -59,7 +65,7 @@ class Snapshot:
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Return the marker's content."""
+        """Return the marker's content, but for the hashes that were found."""
         return {
             "repo": self.repo,
             "commit": self.commit,
@@ -147,18 +153,31 @@ def _unfinished(snapshot: Snapshot) -> dict[str, int]:
 
 
 def has_marker(snapshot: Snapshot) -> bool:
-    """Return whether the marker exists with the right content."""
-    text = read_text(snapshot.marker_path)
+    """Return whether the marker exists with the right content, hashes of all files included.
+
+    That of an earlier version has none: these files were compared by their sizes only.
+    """
     try:
-        return text is not None and json.loads(text) == snapshot.marker
-    except ValueError:
+        found = json.loads(read_text(snapshot.marker_path) or "")
+        verified = found.pop(VERIFIED, {})
+        return bool(found == snapshot.marker and set(snapshot.files) <= set(verified))
+    except (ValueError, TypeError, AttributeError):
         return False
 
 
-def write_marker(snapshot: Snapshot) -> None:
-    """Record that the snapshot is complete."""
-    os.makedirs(os.path.dirname(snapshot.marker_path), mode=0o755, exist_ok=True)
-    write_atomic(snapshot.marker_path, json.dumps(snapshot.marker, indent=1, sort_keys=True) + "\n", 0o644)
+def write_marker(snapshot: Snapshot, verified: Mapping[str, str]) -> None:
+    """Record that the snapshot is complete. verified: the hashes of its files."""
+    directory = os.path.dirname(snapshot.marker_path)
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    marker = {**snapshot.marker, VERIFIED: verified}
+    write_atomic(snapshot.marker_path, json.dumps(marker, indent=1, sort_keys=True) + "\n", 0o644)
+    sync_directory(directory)
+
+
+def remove_marker(snapshot: Snapshot) -> None:
+    """Remove the marker: files that replace others must not count as verified before they are."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(snapshot.marker_path)
 
 
 def has_ref(snapshot: Snapshot) -> bool:

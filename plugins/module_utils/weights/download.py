@@ -19,7 +19,7 @@ from ..common.module_main import NodeError, require_program
 from ..common.run_lock import leave_if_abandoned, run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
 from ..docker.logs import container_log
-from . import cache
+from . import cache, verify
 from .cache import Snapshot
 from .download_errors import DownloadContext, explain, explain_start, parse_report
 
@@ -37,7 +37,7 @@ _WAIT_SLICE = 5.0  # seconds of one wait request
 class DownloadRequest:
     """The download to make. `token` is a secret and is in no other field; `timeout`: seconds.
 
-    program: the text of programs/download.py, which runs in the container.
+    program: the text of programs/download.py, which runs in the container. verify: hash files that were hashed before.
     """
 
     snapshot: Snapshot
@@ -47,6 +47,7 @@ class DownloadRequest:
     timeout: int
     max_workers: int
     program: str = ""
+    verify: bool = False
 
     @property
     def container(self) -> str:
@@ -91,11 +92,21 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
         files=files,
         include=tuple(params["include"]),
         exclude=tuple(params["exclude"]),
+        hashes=_hashes(params["hashes"]),
     )
     cache.check_snapshot(snapshot)
     token = str(params["token"] or "").strip()
     limits = (params["timeout"], params["max_workers"])
-    return DownloadRequest(snapshot, params["image"], endpoint, token, *limits, params["program"])
+    return DownloadRequest(
+        snapshot, params["image"], endpoint, token, *limits, params["program"], params["verify"]
+    )
+
+
+def _hashes(given: Mapping[str, Any]) -> dict[str, str]:
+    for path, text in given.items():
+        if not verify.HASH.fullmatch(str(text)):
+            raise NodeError(f"hashes: {text!r} of {path} is neither sha256:… nor git-sha1:… in hex digits.")
+    return {str(path): str(text) for path, text in given.items()}
 
 
 def converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict[str, Any]:
@@ -111,15 +122,21 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     absent = cache.missing(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
     rubbish = {} if client.running_labelled(LABEL) else cache.abandoned(snapshot)
-    actions = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
-    before = {"files": len(snapshot.files) - len(absent), "marked": cache.has_marker(snapshot)}
+    marked = cache.has_marker(snapshot)
+    changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
+    rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
+    actions = [*changes, *([f"verify {_amount(snapshot)} by their content"] if rehash else ())]
+    if absent or not marked:
+        actions.append(f"write {snapshot.marker_path}")
+    before = {"files": len(snapshot.files) - len(absent), "marked": marked}
+    changed = bool(changes) or not marked
     result = {
-        "changed": bool(actions),
+        "changed": changed,
         "actions": actions,
         "bytes": snapshot.bytes,
         "snapshot": snapshot.path,
         "seconds": 0.0,
-        "diff": _diff(fetch, before, bool(actions)),
+        "diff": _diff(fetch, before, changed),
     }
     if absent and container != RUNNING:
         require_program(fetch.program)
@@ -129,22 +146,26 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     started = time.monotonic()
     for path in rubbish:
         os.unlink(path)
+    used = os.path.exists(snapshot.marker_path)
     if absent and container != RUNNING:
         _start(client, fetch, found)
     if absent or container == RUNNING:
         _wait(client, fetch)
     elif container:
         client.remove(fetch.container)
-    verify(fetch)
+    verify.check_sizes(snapshot)
     if not cache.has_ref(snapshot):
         cache.write_ref(snapshot)
     cache.make_readable(snapshot)
-    cache.write_marker(snapshot)
+    if rehash:
+        hashes = verify.check_content(snapshot, fetch.context.hub, used)
+        if absent or not marked:
+            cache.write_marker(snapshot, hashes)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
 
 
 def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], container: str) -> list[str]:
-    """Return the required actions in order, the same in check mode. `container`: the result of _container()."""
+    """Return what it takes to have every file, in order, the same in check mode. `container`: of _container()."""
     snapshot = fetch.snapshot
     absent = cache.missing(snapshot, found)
     actions: list[str] = []
@@ -164,9 +185,11 @@ def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], con
         ]
     if not cache.has_ref(snapshot):
         actions.append(f"write {snapshot.ref_path}")
-    if absent or not cache.has_marker(snapshot):
-        actions.append(f"write {snapshot.marker_path}")
     return actions
+
+
+def _amount(snapshot: Snapshot) -> str:
+    return f"{len(snapshot.files)} files ({sized(snapshot.bytes)})"
 
 
 def _diff(fetch: DownloadRequest, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
@@ -283,6 +306,7 @@ def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int
     snapshot = fetch.snapshot
     # An ended download of an earlier run, or one of other files, which gets time to close its own.
     engine_stop_and_remove(client, fetch.container)
+    cache.remove_marker(snapshot)
     for name in cache.wrong(snapshot, found):
         cache.remove_file(snapshot, name)
     os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
@@ -324,21 +348,3 @@ def _remove_token() -> None:
         os.unlink(os.path.join(SECRETS_DIR, "hf_token"))
     except FileNotFoundError:
         return
-
-
-def verify(fetch: DownloadRequest) -> None:
-    """Raise NodeError unless every file exists with its size."""
-    snapshot = fetch.snapshot
-    found = cache.sizes(snapshot)
-    absent = cache.missing(snapshot, found)
-    if not absent:
-        return
-    first = absent[0]
-    have = "is missing" if found[first] is None else f"has {found[first]} bytes"
-    raise NodeError(
-        f"The download of {snapshot.repo}@{snapshot.commit} ended, but {len(absent)} of "
-        f"{len(snapshot.files)} files are not as the hub listed them: {first} {have}, expected "
-        f"{snapshot.files[first]} bytes. Run again to repeat their download; if that fails, run playbooks/plan.yml "
-        "-e refresh=true, and check the exclude patterns.",
-        changed=True,
-    )

@@ -25,6 +25,7 @@ VARIABLES = (
     "vllm_image_registries",
     "instinct_gpus",
     "gpu_clean",
+    "verify",
     *ADDRESS,
 )
 
@@ -43,7 +44,7 @@ class Registry:
 class HostSettings:
     """The validated variables of a host; compute, memory and numa_balancing are None to leave them unchanged.
 
-    clean: the driver may be reloaded to free VRAM that no process holds.
+    clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again.
     """
 
     endpoint: str
@@ -56,13 +57,15 @@ class HostSettings:
     gpu_model: str | None
     gpu_count: int
     clean: bool
+    verify: bool
 
 
 def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
     """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
-    own = HostVariables({**variables, "gpu_clean": _switch(variables.get("gpu_clean"))})
+    switches = {name: _switch(variables.get(name)) for name in ("gpu_clean", "verify")}
+    own = HostVariables({**variables, **switches})
     model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
         endpoint=_endpoint(own).rstrip("/"),
@@ -75,6 +78,7 @@ def parse_settings(
         gpu_model=model,
         gpu_count=count,
         clean=own.boolean("gpu_clean"),
+        verify=own.boolean("verify"),
     )
     return settings, tuple(own.check.problems)
 

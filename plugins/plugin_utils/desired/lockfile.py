@@ -34,11 +34,15 @@ class ImagePin:
 
 @dataclass(frozen=True)
 class ModelPin:
-    """A model's commit, with every file of the repository and config.json; files is None if not resolved."""
+    """A model's commit, with every file of the repository and config.json; files is None if not resolved.
+
+    hashes: of the files' content, "sha256:…" or "git-sha1:…"; none if an earlier version resolved it.
+    """
 
     commit: str
     files: tuple[tuple[str, int], ...] | None = None
     config: Mapping[str, Any] | None = None
+    hashes: tuple[tuple[str, str], ...] = ()
 
     def selection(self, exclude: Iterable[str], include: Iterable[str]) -> dict[str, int]:
         """Return the files that a download with these patterns fetches, with their sizes in bytes."""
@@ -115,6 +119,7 @@ class Lock:
                     "commit": pin.commit,
                     "files": dict(pin.files or ()),
                     "config": pin.config,
+                    **({"hashes": dict(pin.hashes)} if pin.hashes else {}),
                 }
                 for key, pin in sorted(self.models.items())
             },
@@ -156,6 +161,11 @@ def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
     return ImagePin(pin["digest"], pin["bytes"], ImageSoftware.from_json(software) if software else None)
 
 
+def _model_pin(pin: Mapping[str, Any]) -> ModelPin:
+    files, hashes = pin["files"].items(), (pin.get("hashes") or {}).items()
+    return ModelPin(pin["commit"], tuple(sorted(files)), pin["config"], tuple(sorted(hashes)))
+
+
 def model_key(endpoint: str, repo: str, revision: str) -> str:
     """Return the key of a model in the lock; an empty endpoint is the public hub."""
     return f"{endpoint}|{repo}@{revision}"
@@ -168,10 +178,7 @@ def parse_lock(data: Any) -> Lock:
     try:
         return Lock(
             {ref: _image_pin(pin) for ref, pin in data["images"].items()},
-            {
-                key: ModelPin(pin["commit"], tuple(sorted(pin["files"].items())), pin["config"])
-                for key, pin in data["models"].items()
-            },
+            {key: _model_pin(pin) for key, pin in data["models"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"an entry is incomplete: {error!r}") from error

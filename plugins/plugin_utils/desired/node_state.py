@@ -61,7 +61,7 @@ class Image:
 
 @dataclass(frozen=True)
 class CachedWeights:
-    """A snapshot of a model in one of the node's hub caches."""
+    """A snapshot of a model in one of the node's hub caches. verified: its content was compared, once."""
 
     cache_dir: str
     repo: str
@@ -71,6 +71,7 @@ class CachedWeights:
     files: int
     exclude: tuple[str, ...]
     include: tuple[str, ...]
+    verified: bool = True
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,7 @@ def _weights(item: Mapping[str, Any]) -> CachedWeights:
         files=int(item.get("files") or 0),
         exclude=tuple(item.get("exclude") or ()),
         include=tuple(item.get("include") or ()),
+        verified=item.get("verified") is not False,
     )
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
@@ -16,7 +16,7 @@ from ..desired.deployment_parts import Build
 from ..desired.fleet import Host
 from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
-from ..desired.node_state import NodeState, ObservedInstance
+from ..desired.node_state import CachedWeights, NodeState, ObservedInstance
 from ..desired.packages import build_packages
 from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
 
@@ -52,7 +52,7 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Weights to download."""
+    """Weights to download; or, if they are present, to verify by their content."""
 
     repo: str
     revision: str
@@ -63,11 +63,13 @@ class ModelStep:
     exclude: tuple[str, ...]
     include: tuple[str, ...]
     image: str
+    hashes: Mapping[str, str]
+    present: bool = False
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files."""
-        return sum(self.files.values())
+        """Return the size of what is downloaded."""
+        return 0 if self.present else sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role hf_model."""
@@ -78,6 +80,8 @@ class ModelStep:
             "cache_dir": self.cache_dir,
             "endpoint": self.endpoint,
             "files": dict(self.files),
+            **({"hashes": dict(self.hashes)} if self.hashes else {}),
+            **({"verify": True} if self.present else {}),
             "bytes": self.bytes,
             "exclude": list(self.exclude),
             "include": list(self.include),
@@ -259,13 +263,7 @@ def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
 
 def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
     """Return whether a complete snapshot of the pinned commit contains the wanted files."""
-    if host.state is None:
-        return False
-    for found in host.state.models:
-        if (found.cache_dir.rstrip("/"), found.repo, found.commit) != (
-            host.settings.cache_dir, wanted.repo, pin.commit,
-        ) or not found.complete:  # fmt: skip
-            continue
+    for found in _snapshots(host, wanted, pin):
         if not found.exclude and not found.include:
             return True  # all files of the repository
         if (found.exclude, found.include) == (wanted.exclude, wanted.include):
@@ -275,6 +273,14 @@ def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
             if pin.selection(wanted.exclude, wanted.include).keys() <= there.keys():
                 return True
     return False
+
+
+def _snapshots(host: Host, wanted: ModelRepository, pin: ModelPin) -> Iterator[CachedWeights]:
+    """Yield the complete snapshots of the pinned commit in the host's cache."""
+    for found in host.state.models if host.state else ():
+        place = (found.cache_dir.rstrip("/"), found.repo, found.commit)
+        if found.complete and place == (host.settings.cache_dir, wanted.repo, pin.commit):
+            yield found
 
 
 def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
@@ -291,17 +297,19 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
             key = (wanted.repo, pin.commit if pin else wanted.revision)
             groups.setdefault(key, []).append((deployment, wanted))
             pins[key] = pin or ModelPin("")
-    found = []
+    found: list[tuple[ModelStep, Action]] = []
     for key, users in sorted(groups.items()):
         pin = pins[key]
+        image = image_of[users[0][0].name]
         if all(has_weights(host, wanted, pin) for _unused, wanted in users):
+            found += _verification(host, users[0][1], pin, image)
             continue
-        step = _model_step(host, [wanted for _unused, wanted in users], pin, image_of[users[0][0].name])
+        step = _model_step(host, [wanted for _unused, wanted in users], pin, image)
         amount = f", {size(step.bytes)} in {len(step.files)} files" if pin.files is not None else ""
         action = Action(
             "model",
             "hf_model",
-            f"{step.repo}@{step.revision}" if step.revision != pin.commit else step.repo,
+            _model_name(step),
             _weights_before(host, step.repo, pin),
             f"commit {pin.commit[:12]}{amount}"
             if pin.commit
@@ -346,9 +354,45 @@ def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, ima
         files.update(pin.selection(user.exclude, user.include))
     if any((user.exclude, user.include) != (exclude, include) for user in users):
         exclude, include = (), tuple(_literal(name) for name in sorted(files))
+    return _step(host, first, pin, image, files, exclude, include)
+
+
+def _verification(
+    host: Host, wanted: ModelRepository, pin: ModelPin, image: str
+) -> Iterator[tuple[ModelStep, Action]]:
+    """Yield the step that compares the content of complete weights: if asked to, or if nobody ever did."""
+    there = next(item for item in _snapshots(host, wanted, pin))
+    if not pin.files or (there.verified and not host.settings.verify):
+        return
+    files = pin.selection(there.exclude, there.include)
+    step = _step(host, wanted, pin, image, files, there.exclude, there.include)
+    before = "verified when it was fetched" if there.verified else "fetched, its content never verified"
+    after = f"verified by content, {size(sum(files.values()))} to read"
+    reason = (
+        "verify is true"
+        if host.settings.verify
+        else "an earlier release compared only the sizes of its files"
+    )
+    action = Action("verify_model", "hf_model", _model_name(step), before, after, reason, HUB)
+    yield replace(step, present=True), action
+
+
+def _model_name(step: ModelStep) -> str:
+    return f"{step.repo}@{step.revision}" if step.revision != step.commit else step.repo
+
+
+def _step(
+    host: Host,
+    wanted: ModelRepository,
+    pin: ModelPin,
+    image: str,
+    files: Mapping[str, int],
+    exclude: tuple[str, ...],
+    include: tuple[str, ...],
+) -> ModelStep:
     return ModelStep(
-        repo=first.repo,
-        revision=first.revision,
+        repo=wanted.repo,
+        revision=wanted.revision,
         commit=pin.commit,
         cache_dir=host.settings.cache_dir,
         endpoint=host.settings.endpoint,
@@ -356,6 +400,7 @@ def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, ima
         exclude=exclude,
         include=include,
         image=image,
+        hashes={name: text for name, text in pin.hashes if name in files},
     )
 
 

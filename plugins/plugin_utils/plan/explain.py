@@ -26,6 +26,7 @@ TITLES = {
     "stop_server": "stop",
     "image": "image",
     "model": "download",
+    "verify_model": "verify",
     "generation": "record",
     "hold": "hold",
     "remove_server": "remove",

@@ -92,4 +92,4 @@ def _model_missing(host: Host, wanted: ModelRepository, lock: Lock) -> bool:
     pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
     if pin is None:
         return True
-    return pin.files is None and not has_weights(host, wanted, pin)
+    return pin.files is None and (host.settings.verify or not has_weights(host, wanted, pin))

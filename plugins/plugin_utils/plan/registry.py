@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ TIMEOUT = 20.0
 HUB = "https://huggingface.co"
 # Attempts at a hub that limits requests, with pauses between them; after that the operator decides.
 RETRY_PAUSES = (2.0, 5.0, 10.0)
+_HASH = re.compile(r"sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40}")
 _T = TypeVar("_T")
 
 
@@ -202,9 +204,22 @@ def model_pin(
             what = f"the hub at {hub} does not report the {'size of ' + unsized[0] if unsized else 'commit'}."
             raise ResolveError(Problem(path, what, "Use a hub with the API of huggingface.co."))
         files = tuple(sorted((item.rfilename, int(item.size or 0)) for item in siblings))
-        return ModelPin(info.sha, files, _config(repo, info.sha, dict(files), hub, token))
+        hashes = ((item.rfilename, _content_hash(item)) for item in siblings)
+        return ModelPin(
+            info.sha,
+            files,
+            _config(repo, info.sha, dict(files), hub, token),
+            tuple(sorted((name, text) for name, text in hashes if text)),
+        )
 
     return _hub_request(ask, (repo, revision), path, hub, token, sleep)
+
+
+def _content_hash(item: Any) -> str:
+    """Return the hash of a file that a hub lists: git's id of a small one; "" if the hub states none."""
+    lfs = getattr(item, "lfs", None)
+    text = f"sha256:{lfs.sha256}" if lfs else f"git-sha1:{getattr(item, 'blob_id', '')}"
+    return text if _HASH.fullmatch(text) else ""
 
 
 def model_access(repo: str, pin: ModelPin, path: Path, endpoint: str, token: str | None) -> None:

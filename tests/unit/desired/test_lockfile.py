@@ -124,6 +124,16 @@ def test_the_form_of_the_file() -> None:
     assert read.models == {"k": ModelPin(COMMIT, (("a", 1), ("b", 2)), {"x": 1}), "z": ModelPin(COMMIT, ())}
 
 
+def test_hashes_of_files_are_kept_and_older_files_have_none() -> None:
+    hashes = (("a", "git-sha1:" + "1" * 40), ("b", "sha256:" + "2" * 64))
+    lock = Lock({}, {"k": ModelPin(COMMIT, (("a", 1), ("b", 2)), None, hashes)})
+    data = lock.to_json()
+    assert data["models"]["k"]["hashes"] == dict(hashes)
+    assert parse_lock(data) == lock
+    del data["models"]["k"]["hashes"]
+    assert parse_lock(data).models["k"] == ModelPin(COMMIT, (("a", 1), ("b", 2)))
+
+
 def test_what_an_image_said() -> None:
     for software in (SOFTWARE, ImageSoftware(""), ImageSoftware("1", gfx=())):
         assert ImageSoftware.from_json(software.to_json()) == software

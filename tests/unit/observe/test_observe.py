@@ -523,8 +523,10 @@ def test_models(tmp_path: Path) -> None:
     }  # fmt: skip
     assert state["models"][2] == {
         "cache_dir": str(cache), "repo": "lab/whole", "commit": commit, "complete": True,
-        "bytes": 7, "files": 2, "exclude": ["original/*"], "include": [],
+        "bytes": 7, "files": 2, "exclude": ["original/*"], "include": [], "verified": False,
     }  # fmt: skip
+    marker("lab/whole2", verified={"config.json": "sha256:…"})
+    assert [model["verified"] for model in observed(tmp_path)["models"]] == [False, False, False, True]
     assert [problem["error"].split(":")[0] for problem in state["problems"]] == ["broken marker"] * 2
     assert state["fetching"] == [{"cache_dir": str(cache), "repo": "lab/unfetched", "bytes": 8}]
     assert observed(tmp_path, cache_dirs=["/nowhere"])["models"] == []

@@ -505,6 +505,77 @@ def test_weights_that_one_of_two_deployments_lacks() -> None:
     assert (action.before, len(step.files)) == ("other files of this commit", 3)
 
 
+@pytest.mark.parametrize(
+    ("complete", "commit", "before"),
+    [
+        (True, COMMIT, "other files of this commit"),
+        (False, COMMIT, "incomplete"),
+        (False, "d" * 40, "absent"),
+        (True, "d" * 40, f"commit {'d' * 12}"),
+    ],
+)
+def test_what_of_a_model_is_there(complete: bool, commit: str, before: str) -> None:
+    there = {"cache_dir": HF, "repo": REPO, "commit": commit, "complete": complete, "files": 1, "bytes": 1}
+    found = state(models=[{**there, "exclude": [], "include": ["*.txt"]}])
+    ((_, action),) = models(host(found, deployment()), LOCK, {"llama": "image:1"})
+    assert action.before == before
+
+
+KEY_OF_REPO = model_key("", REPO, "main")
+HASHES = (("config.json", "git-sha1:1"), ("gone.bin", "sha256:2"))
+HASHED = Lock(LOCK.images, {KEY_OF_REPO: replace(LOCK.models[KEY_OF_REPO], hashes=HASHES)})
+NEVER = "fetched, its content never verified"
+SIZES = "an earlier release compared only the sizes of its files"
+
+
+@pytest.mark.parametrize(
+    ("verified", "asked", "before", "reason"),
+    [
+        (True, False, "", ""),
+        (None, False, "", ""),  # an observation of an earlier version
+        (False, False, NEVER, SIZES),
+        (False, True, NEVER, "verify is true"),
+        (True, "true", "verified when it was fetched", "verify is true"),
+    ],
+)  # fmt: skip
+def test_complete_weights_are_verified_once_or_when_asked_for(
+    verified: bool | None, asked: bool | str, before: str, reason: str
+) -> None:
+    there = {"cache_dir": HF, "repo": REPO, "commit": COMMIT, "complete": True, "files": 1, "bytes": 1}
+    there |= {"exclude": ["original/*"], "include": []} | ({} if verified is None else {"verified": verified})
+    wanted = deployment(exclude=["original/*"])
+    found = host(state(models=[there]), wanted, verify=asked)
+    assert has_weights(
+        found, ModelRepository("model", REPO, "main", (), ("original/*",), ()), LOCK.models[f"|{REPO}@main"]
+    )
+    made = models(found, HASHED, {"llama": "image:1"})
+    assert bool(made) is bool(reason)
+    for step, action in made:
+        assert told(action) == (f"{REPO}@main", before, "verified by content, 4.8 GiB to read", reason, HUB)
+        assert (action.kind, action.role, step.bytes) == ("verify_model", "hf_model", 0)
+        data = step.to_json()
+        assert (data["verify"], data["hashes"]) == (True, {"config.json": "git-sha1:1"})
+        assert (list(data["files"]), data["exclude"]) == (
+            ["config.json", "model-1.safetensors"],
+            ["original/*"],
+        )
+
+
+def test_weights_whose_files_nobody_lists_are_not_verified() -> None:
+    there = {"cache_dir": HF, "repo": REPO, "commit": COMMIT, "complete": True, "files": 1, "bytes": 1, **ALL}
+    found = host(state(models=[{**there, "verified": False}]), deployment(revision=COMMIT))
+    assert models(found, Lock(LOCK.images), {"llama": "image:1"}) == ()
+
+
+def test_verifying_restarts_and_fetches_nothing() -> None:
+    done = apply_to_state(state(), plan({"n1": state()}, [deployment()]).to_json()["hosts"]["n1"])
+    done["models"][0]["verified"] = False
+    done["disk"][1]["free_bytes"] = 0
+    made = plan({"n1": done}, [deployment()]).to_json()["hosts"]["n1"]
+    assert [(item["kind"], item["role"]) for item in made["actions"]] == [("verify_model", "hf_model")]
+    assert (made["todo"], made["models"][0]["bytes"]) == (["hf_model"], 0)
+
+
 def test_weights_of_another_commit_are_named_by_it() -> None:
     other = "0123456789abcdef" * 2 + "01234567"
     there = {"cache_dir": HF, "repo": REPO, "commit": other, "complete": True, "files": 1, "bytes": 1, **ALL}

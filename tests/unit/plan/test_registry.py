@@ -204,6 +204,11 @@ def test_a_model(hub: server.Hub, written: tuple[Path, list[str]]) -> None:
         commits[1],
         (("a/b.bin", 5), ("c.safetensors", 1 << 40), ("config.json", len(CONFIG))),
         {"model_type": "llama"},
+        (
+            ("a/b.bin", "git-sha1:bd41cba781d8349272bf3eb92568285b411c027c"),
+            ("c.safetensors", "sha256:9c269dbd16d120d7a51e55cece96d3ea4bc7dd4ac5166f2ceec4f3c65d353d69"),
+            ("config.json", "git-sha1:230d5f4da0da586aad26ead694ea67cd15bd6df1"),
+        ),
     )
     assert pin(hub, make.OPEN, commits[0]).config == {}
     # Nothing but the listing and config.json was asked for.

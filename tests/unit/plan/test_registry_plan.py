@@ -259,6 +259,27 @@ def test_a_hub_that_keeps_files_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ({}, ()),
+        ({"blobId": "ab" * 20}, (("a.bin", "git-sha1:" + "ab" * 20),)),
+        # Of a large file the hub's id is that of git's pointer, not of its content.
+        (
+            {"blobId": "ab" * 20, "lfs": {"sha256": "cd" * 32, "size": 3, "pointerSize": 9}},
+            (("a.bin", "sha256:" + "cd" * 32),),
+        ),
+        ({"blobId": 'W/"etag"'}, ()),
+        ({"lfs": {"sha256": "?", "size": 3, "pointerSize": 9}}, ()),
+    ],
+)
+def test_the_hashes_that_a_hub_states(said: dict[str, Any], known: tuple[tuple[str, str], ...]) -> None:
+    info = listing(a__bin=3)
+    info["siblings"][0].update(said)
+    with serving(Hub(info)) as hub:
+        assert model_pin("a/b", "main", MODEL, hub.url, None).hashes == known
+
+
+@pytest.mark.parametrize(
     ("info", "text"),
     [
         (listing(None, a__bin=3), "does not report the commit. Use a hub with the API of huggingface.co."),

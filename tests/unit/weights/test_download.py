@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_fetches_verifies_and_marks(docker: FakeDocker, args: dict[str, Any], ru
         "include": [],
         "exclude": ["original/*"],
         "bytes": 2041,
+        "verified": {name: f"sha256:{sha256(b'x' * size).hexdigest()}" for name, size in FILES.items()},
     }
     assert (repo / "refs/main").read_text() == COMMIT
     assert (repo / "blobs/config.json").stat().st_mode & 0o777 == 0o644
@@ -151,10 +153,13 @@ def defaults() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        (prepare_nothing, ["POST create", "POST start", "write ref", "write marker"]),
-        (prepare_cut_off_file, ["remove", "POST create", "POST start", "write ref", "write marker"]),
-        (prepare_no_marker, ["write ref", "write marker"]),
-        (prepare_ended_container, ["DELETE", "write ref", "write marker"]),
+        (prepare_nothing, ["POST create", "POST start", "write ref", "verify", "write marker"]),
+        (
+            prepare_cut_off_file,
+            ["remove", "POST create", "POST start", "write ref", "verify", "write marker"],
+        ),
+        (prepare_no_marker, ["write ref", "verify", "write marker"]),
+        (prepare_ended_container, ["DELETE", "write ref", "verify", "write marker"]),
     ],
 )
 def test_check_mode_predicts_the_same_actions_and_touches_nothing(
