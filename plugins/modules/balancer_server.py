@@ -51,6 +51,17 @@ options:
     type: str
     choices: [operator, run]
     default: operator
+  at_once:
+    description:
+      - Drain even if fewer servers of a deployment than O(min_in) would stay in service. Without it, such a call fails
+        and changes nothing. Servers that are down or drained already do not count, and may always be drained.
+    type: bool
+    default: false
+  min_in:
+    description:
+      - Servers of a deployment that stay in service, as a number or a percentage of all. Default is C(50%). The last
+        one that serves stays in any case.
+    type: raw
   wait:
     description:
       - Seconds to wait at most; 0 does not wait. After that time, remaining requests are a warning, and an instance
@@ -126,6 +137,8 @@ def argument_spec():
         "optional": {"type": "bool", "default": False},
         "state": {"type": "str", "choices": list(STATES), "required": True},
         "by": {"type": "str", "choices": ["operator", "run"], "default": "operator"},
+        "at_once": {"type": "bool", "default": False},
+        "min_in": {"type": "raw"},
         "wait": {"type": "int", "default": 300},
     }
 
@@ -139,9 +152,10 @@ def work(params, check):
         names = find_servers(balancer, **{key: params[key] for key in keys})
     if not names:
         return {"changed": False, "actions": [], "servers": []}
-    return set_state(
-        balancer, ServerStateRequest(tuple(names), params["state"], params["by"], params["wait"]), check
+    request = ServerStateRequest(
+        tuple(names), *(params[key] for key in ("state", "by", "wait", "at_once", "min_in"))
     )
+    return set_state(balancer, request, check)
 
 
 def main():

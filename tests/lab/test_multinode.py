@@ -179,14 +179,15 @@ def test_a_dead_node_is_waited_for_and_its_return_is_enough(standin: Endpoint) -
     endpoint = standin
     lab = endpoint.lab
     assert sorted(PLAYS) == [
-        "deploy.yml", "drain.yml -e deployment=llama", "plan.yml -e explain=true", "undrain.yml -e deployment=llama",
+        "deploy.yml", "drain.yml -e deployment=llama -e at_once=true", "plan.yml -e explain=true",
+        "undrain.yml -e deployment=llama",
     ]  # fmt: skip
     for command in ON_HOST - {RAY_STATUS}:
         for host in lab.hosts:
             assert lab.on(host, command), command
     explained = lab.play("plan", "-e", "explain=true")
     assert "where the other hosts reach this one; eth0 has it" in explained.out
-    drained = lab.play("drain", "-e", "deployment=llama")
+    drained = lab.play("drain", "-e", "deployment=llama", "-e", "at_once=true")
     assert drained.rc == 0, drained.out
     subprocess.run(["docker", "kill", container(OTHER)], check=True, capture_output=True)
     wait_for("the head to wait", lambda: supervisor(lab, HEAD).get("why") == f"waits for {OTHER} (rank 1)")

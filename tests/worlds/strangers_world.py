@@ -95,7 +95,10 @@ class EngineServer(ThreadingHTTPServer):
 
 
 class World:
-    """A load balancer with `deployments` of `count` instances each, which get `limit` requests at once."""
+    """A load balancer with `deployments` of `count` instances each, which get `limit` requests at once.
+
+    hosts: those of the instances, in turn.
+    """
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class World:
         deployments: Sequence[str] = ("llama",),
         count: int = 2,
         limit: int = 50,
+        hosts: Sequence[str] = ("n1",),
         **settings: Any,
     ) -> None:
         self.port = free_port()
@@ -117,11 +121,13 @@ class World:
         }
         backends = [
             Backend(name, (f"lab/{name}",), tuple(
-                BackendServer("n1", f"{name}-{port}", "127.0.0.1", port, limit) for port in ports
+                BackendServer(hosts[index % len(hosts)], f"{name}-{index // len(hosts)}", "127.0.0.1", port, limit)
+                for index, port in enumerate(ports)
             ))
             for name, ports in self.ports.items()
         ]  # fmt: skip
-        text = DRAW({**config_data(balancer_settings(**given), backends), "agent_port": free_port()})
+        self.data = {**config_data(balancer_settings(**given), backends), "agent_port": free_port()}
+        text = DRAW(self.data)
         for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
             assert line in text
             text = text.replace(line, "")

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..common.endpoint import OPERATOR
 from ..common.files import make_private, read_text, write_atomic
+from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE
 from ..common.run_lock import leave_if_abandoned, run_lock
@@ -51,12 +52,17 @@ class DrainRecord:
 
 @dataclass(frozen=True)
 class ServerStateRequest:
-    """The requested state of some servers; by: who requests it; wait: seconds to wait for it."""
+    """The requested state of some servers; by: who requests it; wait: seconds to wait for it.
+
+    at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
+    """
 
     names: tuple[str, ...]
     state: str
     by: str
     wait: float
+    at_once: bool = True
+    min_in: Any = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
                 name for name, item in balancer.drain_record.read().items() if item.get("by") == OPERATOR
             }
             request = replace(request, names=tuple(name for name in request.names if name not in theirs))
+        if request.state != "ready" and not request.at_once:
+            _keep_enough(balancer, request)
         actions, diff = _set(balancer, request, addresses, check)
     result: dict[str, Any] = {"changed": bool(actions), "actions": actions, "diff": diff, "warnings": []}
     if check:
@@ -149,6 +157,35 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
         for item in late
     ]
     return result
+
+
+def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
+    """Raise NodeError if HAProxy would have too few servers of a deployment in service without these.
+
+    What counts is what HAProxy itself uses now, and nobody else drains meanwhile, as the caller holds the lock.
+    """
+    min_in = parse_count(request.min_in)
+    if min_in is None and request.min_in is not None:
+        raise NodeError(
+            f"upgrade_min_in: {request.min_in!r} is not a number of engines or a percentage of them. "
+            'Use for example 1 or "75%".'
+        )
+    configured, now = balancer.servers(), balancer.haproxy.servers()
+    touched = {configured[name]["deployment"] for name in request.names}
+    engines = [
+        ServingEngine(
+            server["deployment"],
+            server["instance"],
+            (server["host"],),
+            name in now and now[name].up and now[name].state == "ready",
+            name in request.names,
+        )
+        for name, server in configured.items()
+        if server["deployment"] in touched
+    ]
+    problems = refusals(engines, min_in)
+    if problems:
+        raise NodeError(f"Nothing was drained. {' '.join(item.what for item in problems)} {problems[0].fix}")
 
 
 def _set(

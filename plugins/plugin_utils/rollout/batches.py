@@ -12,17 +12,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from ...module_utils.common.errors import Problem, natural
+from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, Count, parse_count, resolve_count
 from ..desired.public_variables import public_variables
 from ..text import plural
 
-Count = Union[int, str]
-"""A number, or a share of something ("20%")."""
-
 DEFAULT_SERIAL: tuple[Count, ...] = (1, "20%")
-DEFAULT_MIN_AVAILABLE: Count = "50%"
 
 
 @dataclass(frozen=True)
@@ -252,21 +249,6 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
             kept = 0
         found[name] = Capacity(there, len(whole), min(kept, there), starting)
     return found
-
-
-def resolve_count(value: Count, total: int) -> float:
-    """Return a number as it is, or a percentage as that share of the total."""
-    return total * int(str(value)[:-1]) / 100 if str(value).endswith("%") else int(value)
-
-
-def parse_count(value: Any) -> Count | None:
-    """Return an integer or a percentage, also if given as text; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return None
-    text = str(value).strip()
-    if text.isdecimal():
-        return int(text)
-    return text if text.endswith("%") and text[:-1].isdecimal() and int(text[:-1]) <= 100 else None
 
 
 def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Problem, ...]]:

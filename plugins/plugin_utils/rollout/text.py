@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE
+from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE
 from ..plan.text import wrapped
 from ..text import plural
-from .batches import DEFAULT_MIN_AVAILABLE, Batch, RolloutInstance
+from .batches import Batch, RolloutInstance
 from .plan import RolloutPlan
 from .steps import Step, holds
 

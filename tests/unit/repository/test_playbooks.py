@@ -92,7 +92,7 @@ def test_all_kinds_of_references_count(tmp_path: Path) -> None:
         "  roles: [{role: instinct.fleet.vllm_image}]\n"
         "  tasks:\n"
         "    - block: [{ansible.builtin.include_tasks: c.yml}]\n"
-        "    - ansible.builtin.include_role: {name: instinct.fleet.load_balancer, tasks_from: instances}\n"
+        "    - ansible.builtin.include_role: {name: instinct.fleet.load_balancer, tasks_from: selection}\n"
     )
     (tmp_path / "b.yml").write_text(
         "- hosts: all\n  tasks: [{ansible.builtin.import_tasks: {file: c.yml}}]\n"
@@ -100,4 +100,4 @@ def test_all_kinds_of_references_count(tmp_path: Path) -> None:
     (tmp_path / "c.yml").write_text("- ansible.builtin.debug:\n")
     names = {f"{path.parents[1].name}/{path.stem}" if "roles" in path.parts else path.stem
              for path in reach(tmp_path / "a.yml")}  # fmt: skip
-    assert names == {"a", "b", "c", "vllm_image/main", "load_balancer/instances", "load_balancer/servers"}
+    assert names == {"a", "b", "c", "vllm_image/main", "load_balancer/selection", "load_balancer/servers"}

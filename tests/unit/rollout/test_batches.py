@@ -16,7 +16,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches imp
     RolloutInstance,
     RolloutPolicy,
     change_groups,
-    parse_count,
     parse_policy,
     plan_rollout,
 )
@@ -319,14 +318,6 @@ def test_instances_that_do_not_serve_cost_no_capacity() -> None:
     rollout, problems = plan_rollout(members[1:], RolloutPolicy(serial=(2,), min_available=0, canary=False))
     assert (shown(rollout.batches), problems) == ([["n1 llama-1", "n1 llama-2"]], ())
     assert rollout.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("value", "count"),
-    [(2, 2), ("2", 2), ("20%", "20%"), ("120%", None), ("a", None), (True, None), (1.5, None), ("-1", None)],
-)
-def test_counts(value: Any, count: Any) -> None:
-    assert parse_count(value) == count
 
 
 def test_terms_of_the_command_line() -> None:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many engines of a deployment stay in service, whatever a command does. Pure.
+
+Upgrades, deploys, rollbacks and restarts keep to it by their batches. Every other command that takes engines out of
+service is refused here if it would leave too few, unless the operator says in that very command that it may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+from .errors import Problem, natural
+
+Count = Union[int, str]
+"""A number, or a share of something ("20%")."""
+
+DEFAULT_MIN_AVAILABLE: Count = "50%"
+WORD = "-e at_once=true"
+"""What an operator adds to a command that may leave too few."""
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """An engine of a deployment: its instance and hosts, whether it serves now, and whether a command takes it out."""
+
+    deployment: str
+    instance: str
+    hosts: tuple[str, ...]
+    serves: bool
+    taken: bool
+
+
+def refusals(
+    engines: Iterable[ServingEngine], min_in: Count | None = None, limit_also: Sequence[str] = ()
+) -> tuple[Problem, ...]:
+    """Return why a command may not take these engines out, for each deployment that it would leave too few of.
+
+    engines: all of the deployments that the command touches. Those that do not serve are no capacity, and may always be
+    taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too.
+    """
+    every = tuple(engines)
+    short = _short(every, min_in)
+    fix = f"{_way(every, min_in, limit_also)} To do it all the same, and have clients get 503: {WORD}."
+    return tuple(
+        Problem(
+            (),
+            f"{name}: {serving} of {total} serve; this would leave {left}, and {_rule(kept, min_in)}.",
+            fix,
+        )
+        for name, (total, serving, left, kept) in sorted(short.items(), key=lambda item: natural(item[0]))
+    )
+
+
+def minimum(total: int, min_in: Count | None = None) -> int:
+    """Return how many of a deployment's engines stay in service: upgrade_min_in, and never none."""
+    share = resolve_count(DEFAULT_MIN_AVAILABLE if min_in is None else min_in, total)
+    return max(1, min(math.ceil(share), total))
+
+
+def _short(engines: Iterable[ServingEngine], min_in: Count | None) -> Mapping[str, tuple[int, int, int, int]]:
+    """Return deployments with too few left: how many there are, serve, would be left, and have to stay."""
+    by_deployment: dict[str, list[ServingEngine]] = {}
+    for item in engines:
+        by_deployment.setdefault(item.deployment, []).append(item)
+    found = {}
+    for name, items in by_deployment.items():
+        serving = [item for item in items if item.serves]
+        left, kept = sum(not item.taken for item in serving), minimum(len(items), min_in)
+        if left < kept and left < len(serving):
+            found[name] = len(items), len(serving), left, kept
+    return found
+
+
+def _rule(kept: int, min_in: Count | None) -> str:
+    if kept == 1:
+        return "the last one has to stay in service"
+    given = DEFAULT_MIN_AVAILABLE if min_in is None else min_in
+    return f"{kept} have to stay in service (upgrade_min_in: {given})"
+
+
+def _way(engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Sequence[str]) -> str:
+    """Return which part of a refused command would be allowed: as many hosts as may go, or one engine."""
+    taken = [item for item in engines if item.taken]
+
+    def allowed(some: Iterable[ServingEngine]) -> bool:
+        wanted = set(some)
+        return not _short((replace(item, taken=item in wanted) for item in engines), min_in)
+
+    hosts: list[str] = []
+    for host in sorted({host for item in taken for host in item.hosts}, key=natural):
+        more = {*hosts, host}
+        if allowed(item for item in taken if not more.isdisjoint(item.hosts)):
+            hosts.append(host)
+    if hosts:
+        return f"Take fewer at a time: --limit {','.join((*hosts, *limit_also))}."
+    for item in taken:
+        if item.serves and allowed([item]):
+            limit = ",".join((*item.hosts, *limit_also))
+            return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
+    return "First return others to service (see status.yml, undrain.yml)."
+
+
+# ---- numbers and shares ------------------------------------------------------------------------------
+
+
+def resolve_count(value: Count, total: int) -> float:
+    """Return a number as it is, or a percentage as that share of the total."""
+    return total * int(str(value)[:-1]) / 100 if str(value).endswith("%") else int(value)
+
+
+def parse_count(value: Any) -> Count | None:
+    """Return an integer or a percentage, also if given as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    text = str(value).strip()
+    if text.isdecimal():
+        return int(text)
+    return text if text.endswith("%") and text[:-1].isdecimal() and int(text[:-1]) <= 100 else None

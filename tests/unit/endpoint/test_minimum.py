@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No drain takes a deployment below its minimum in service: real HAProxies, and the playbooks that operators run."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
+    ServerStateRequest,
+    find_servers,
+    set_state,
+)
+
+from tests.helpers.eventually import eventually
+from tests.worlds.balancer_node import BalancerNode, Site
+
+HOSTS = ("n1", "n2")
+ALL = ["n1.llama-0", "n1.llama-1", "n2.llama-0", "n2.llama-1"]
+N1, N2 = ALL[:2], ALL[2:]
+WORD = "-e", "at_once=true"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory with a short path, as those of sockets have to be."""
+    with tempfile.TemporaryDirectory() as found:
+        yield Path(found)
+
+
+@pytest.fixture
+def node(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BalancerNode]:
+    """A load balancer of two hosts with two instances each."""
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(place / "lb-01/run"))
+    made = BalancerNode(place / "lb-01", hosts=HOSTS, count=4)
+    yield made
+    made.world.close()
+
+
+def drain(node: BalancerNode, by: str = "operator", min_in: Any = None, **wanted: Any) -> None:
+    names = find_servers(node.balancer, **wanted)
+    set_state(node.balancer, ServerStateRequest(names, "drain", by, 0, False, min_in), False)
+
+
+def down(node: BalancerNode, host: str) -> None:
+    """The instances of a host die."""
+    world = node.world
+    before = world.up()
+    for server in world.data["backends"][0]["servers"]:
+        if server["host"] == host:
+            world.engines.pop(server["port"]).stop()
+    eventually("HAProxy to see it", lambda: world.up() < before and world.up() == len(world.engines))
+
+
+def test_half_may_go_and_no_more(node: BalancerNode) -> None:
+    with pytest.raises(NodeError) as caught:
+        drain(node)
+    assert str(caught.value) == (
+        "Nothing was drained. llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service "
+        "(upgrade_min_in: 50%). Take fewer at a time: --limit n1. To do it all the same, and have clients get 503: "
+        "-e at_once=true."
+    )
+    assert (node.drained(), node.balancer.drain_record.read()) == ([], {})
+    drain(node, hosts=["n1"])
+    assert node.drained() == N1
+    with pytest.raises(NodeError, match="2 of 4 serve; this would leave 1"):
+        drain(node, hosts=["n2"], instance="llama-0")
+    drain(node, hosts=["n1"])  # once more
+    assert node.drained() == N1
+
+
+def test_what_a_run_drained_is_no_capacity(node: BalancerNode) -> None:
+    drain(node, by="run", hosts=["n2"])
+    with pytest.raises(NodeError, match="this would leave 0"):
+        drain(node, hosts=["n1"])
+    drain(node, hosts=["n2"])  # the operator's, from now on
+
+
+def test_what_is_down_is_no_capacity_and_can_be_drained(node: BalancerNode) -> None:
+    down(node, "n1")
+    with pytest.raises(
+        NodeError, match=r"2 of 4 serve; this would leave 0, .* First return others to service"
+    ):
+        drain(node, hosts=["n2"])
+    drain(node, hosts=["n1"])
+    assert node.drained() == N1
+
+
+@pytest.mark.parametrize(
+    ("min_in", "said"),
+    [
+        ("75%", "3 have to stay"), (0, ""), ("1", ""), ("most", "upgrade_min_in: 'most' is not a number of engines"),
+        (1.5, "upgrade_min_in: 1.5 is not a number"),
+    ],
+)  # fmt: skip
+def test_the_operators_minimum(node: BalancerNode, min_in: Any, said: str) -> None:
+    if said:
+        with pytest.raises(NodeError, match=said):
+            drain(node, hosts=["n1"], min_in=min_in)
+    else:
+        drain(node, hosts=["n1"], min_in=min_in)
+        with pytest.raises(NodeError, match="the last one has to stay in service"):
+            drain(node, hosts=["n2"], min_in=min_in)
+    assert node.drained() == ([] if said else N1)
+
+
+def test_of_two_drains_at_once_the_second_sees_the_first(
+    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have begun before one of them decides."""
+    waiting, failed = set(), []
+    begun, holder = threading.Event(), run_lock._try_lock
+
+    def try_lock(descriptor: int) -> bool:
+        waiting.add(threading.get_ident())
+        begun.wait(60)
+        return holder(descriptor)
+
+    monkeypatch.setattr(run_lock, "_try_lock", try_lock)
+
+    def one(host: str) -> None:
+        try:
+            drain(node, hosts=[host])
+        except NodeError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=one, args=(host,)) for host in HOSTS]
+    for thread in threads:
+        thread.start()
+    eventually("both", lambda: len(waiting) == 2)
+    time.sleep(0.2)
+    begun.set()
+    for thread in threads:
+        thread.join(60)
+    (text,) = failed
+    assert "2 of 4 serve; this would leave 0" in text
+    assert node.drained() in (N1, N2)
+
+
+# ---- as operators do it ------------------------------------------------------------------------------
+
+
+def test_drain_yml(node: BalancerNode, place: Path) -> None:
+    site = Site(place, [node], HOSTS)
+    for args in ((), ("-e", "deployment=llama"), ("--check",)):
+        rc, out = site.play("drain", *args)
+        assert rc == 2, out
+        assert (
+            "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 50%)."
+            in out
+        )
+        assert "Take fewer at a time: --limit n1. To do it all the same" in out
+        assert node.drained() == []
+    rc, out = site.play("drain", "--limit", "n1")
+    assert (rc, node.drained()) == (0, N1), out
+    rc, out = site.play("drain", "--limit", "n2")
+    assert (rc, node.drained()) == (2, N1), out
+    rc, out = site.play("drain", "--limit", "n2", *WORD)
+    assert (rc, node.drained()) == (0, ALL), out
+
+
+def test_two_drains_with_two_load_balancers(node: BalancerNode, place: Path) -> None:
+    """One of them is done, at both load balancers, and the other at none."""
+    other = BalancerNode(place / "lb-02", hosts=HOSTS, count=4)
+    site = Site(place, [node, other], HOSTS)
+    try:
+        both = [site.start("drain", "--limit", host) for host in HOSTS]
+        ended = [wait() for wait in both]
+        assert sorted(rc for rc, _out in ended) == [0, 2], ended
+        assert node.drained() == other.drained() == (N1 if ended[0][0] == 0 else N2)
+        # What the second one sees only: the first one is not drained either.
+        rc, out = site.play("undrain")
+        assert (rc, node.drained(), other.drained()) == (0, [], []), out
+        down(other, "n1")
+        rc, out = site.play("drain", "--limit", "n2")
+        assert (rc, node.drained(), other.drained()) == (2, [], []), out
+        assert "2 of 4 serve; this would leave 0" in out
+    finally:
+        other.world.close()
