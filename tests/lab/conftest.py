@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 # The order in which files are handed out to the labs. Those that take longest come first, so that in the end no lab
 # waits for the other. The real vLLM (main_job) comes later: beside it, the first could not keep the rate of its load.
 ORDER = (
+    "faults",
     "real_upgrade",
     "killed_controller",
     "rollout",
