@@ -68,6 +68,7 @@ class Fleet:
     small_disk: bool
     requests: int = 100
     compute: str = "SPX"
+    earlier: int = 0  # what a rollback went back to, and is held at; 0: nothing is held
 
     @property
     def lab(self) -> Lab:
@@ -130,12 +131,11 @@ class Operation:
 
 class Rollback(Operation):
     def prepare(self, fleet: Fleet) -> None:
-        before = fleet.requests
+        """Deploy a change. The inventory goes on wanting it, and the deployment is held until the next test."""
+        fleet.earlier = fleet.requests
         fleet.requests = next(NUMBERS)
         fleet.want()
         fleet.deploy()
-        fleet.requests = before
-        fleet.want()
 
 
 class Partition(Operation):
@@ -183,6 +183,10 @@ def fleet_with(
         fleet = fleets[small_disk]
         try:
             end_all(fleet.lab)
+            if fleet.earlier:  # the inventory wants what runs, so nothing is held any more
+                fleet.requests, fleet.earlier = fleet.earlier, 0
+                fleet.want()
+                fleet.deploy()
             if fleet.serving() != INSTANCES or "{}" not in out_of_service(fleet):
                 fleet.deploy()
                 fleet.lab.play("undrain")
@@ -367,7 +371,7 @@ def test_a_fault_during_an_operation(
         if leaked:
             wrong.append(f"it left behind: {leaked}")
     finally:
-        print(f"\n{row}{' ✗' if wrong else ''}", flush=True)
+        print(f"\n{row}{' WRONG' if wrong else ''}", *wrong, sep="\n", flush=True)
     assert not wrong, "\n".join(wrong)
 
 
