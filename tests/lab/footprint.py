@@ -19,6 +19,8 @@ FILES = (
 )
 CONTAINERS = "docker ps -a --format '{{.Names}} {{.State}}'"
 MEMORY = "ps -eo rss=,args= | grep '[s]upervise.py' | grep -v docker-init"
+# Locks are files that stay.
+LOCK = re.compile(r"^/run/instinct-fleet/\w+\.lock$")
 # What is kept of the past is bounded, each kind by itself: so many files of it may come.
 KEPT = {
     r"/generations/": 12,  # five of each deployment, with their files
@@ -45,9 +47,9 @@ class Footprint:
         lines = [line.split(None, 1) for line in lab.on(host, PROCESSES).splitlines()]
         return Footprint(
             Counter(lab.on(host, CONTAINERS).splitlines()),
-            Counter(" ".join(_plain(args).split()[:3]) for state, args in lines if "Z" not in state),
+            Counter(" ".join(_plain(args).split()[:2]) for state, args in lines if "Z" not in state),
             sum("Z" in state for state, _ in lines),
-            Counter(map(_plain, lab.on(host, FILES).splitlines())),
+            Counter(_plain(path) for path in lab.on(host, FILES).splitlines() if not LOCK.match(path)),
         )
 
     def grown(self, before: Footprint) -> list[str]:
