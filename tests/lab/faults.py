@@ -89,13 +89,16 @@ class EngineHangs(Fault):
 
 
 class InstanceKilled(Fault):
-    """The whole container, supervisor included."""
+    """The container's first process, and so all of them, as by the OOM killer. Not `docker kill`: to Docker that is an
+    operator who stops it, and it stays stopped.
+    """
 
     name, lost, seconds = "instance_killed", 6, 0.0
     words = (FAULTY, "llama-0")
 
     def begin(self, lab: Lab) -> None:
-        lab.on(self.host, f"docker kill {VICTIM}", check=False)  # it may be stopped just now
+        # It may be stopped just now.
+        lab.on(self.host, f"kill -KILL $(docker inspect -f '{{{{.State.Pid}}}}' {VICTIM})", check=False)
 
 
 class BalancerRestarted(Fault):
