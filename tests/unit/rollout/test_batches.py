@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches imp
     RolloutInstance,
     RolloutPolicy,
     change_groups,
+    engines_lost,
     parse_policy,
     plan_rollout,
 )
@@ -336,3 +337,19 @@ def test_terms_of_the_command_line() -> None:
         assert problem.path == ("upgrade_serial",)
     _, problems = parse_policy({"upgrade_serial": "0", "upgrade_min_in": "most", "upgrade_soak": "long"})
     assert [problem.path[0] for problem in problems] == ["upgrade_serial", "upgrade_min_in", "upgrade_soak"]
+
+
+def test_a_group_that_takes_from_two_deployments_needs_room_in_both() -> None:
+    """llama and qwen swap GPUs on ten of twenty hosts. Of twelve qwen eleven stay, so one such group at a time."""
+    swapping = [f"n{number}" for number in range(1, 11)]
+    members = [
+        member(f"n{number}", 0, new=place(2, 8000) if number < 11 else place(0)) for number in range(1, 21)
+    ]
+    members += [member(host, 2, deployment="qwen", new=place(0, 8002)) for host in swapping]
+    members += [member(f"n{number}", 2, deployment="qwen", changes=False) for number in (30, 31)]
+    rollout = sound(members, RolloutPolicy(canary=False, min_available=11))
+    for batch in rollout.batches:
+        lost = engines_lost(batch.groups)
+        assert lost.get("qwen", 0) <= 1
+        assert lost["llama"] <= 9
+    assert max(len(batch.groups) for batch in rollout.batches) > 1

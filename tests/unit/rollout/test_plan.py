@@ -198,6 +198,27 @@ def test_a_canary_that_was_cut_off_is_judged(
         assert steps["judge"].args["baseline"] == {"tps": 1}
 
 
+def test_a_batch_that_is_turned_back_is_held_at_the_newest_that_served() -> None:
+    """What ran of an upgrade that was cut off is newer than the rest; its definition was not turned back."""
+    states = deployed(OLD)
+    states["n1"]["generations"][0]["kept"] += [
+        {**copy.deepcopy(kept), "generation": 2} for kept in states["n1"]["generations"][0]["kept"]
+    ]
+    mixed = deployed(llama(engine_args={"max_num_seqs": 96}), states=states)
+    older = deployed(OLD)
+    mixed["n2"] = older["n2"]
+    made, problems = rolled(mixed, NEW)
+    assert problems == []
+    found = {
+        server["generation"]
+        for host in made.steps.values()
+        for phases in host.values()
+        for server in (phases["serve_old"].args["servers"] if "serve_old" in phases else ())
+    }
+    assert len(found) == 2
+    assert {batch["held"] for batch in made.batches} == {max(found)}
+
+
 def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted() -> None:
     states, _ = record(deployed(OLD), NEW)
     states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline={"canary": "n1/llama-0"})
