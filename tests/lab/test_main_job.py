@@ -9,14 +9,18 @@ import subprocess
 from dataclasses import dataclass
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import OPEN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import GUARD
 
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
 from lab.summary import closing_summary
 from tests import ROOT
+from tests.oracles.real_routes_runner import MARKER
 
 from .conftest import Lab, Run, container, copy_inventory, reset_lab
 from .helpers import assert_agrees, completion
 
+RUNNER = ROOT / "tests/oracles/real_routes_runner.py"
 EPYC = {"model": "AMD EPYC 9654 96-Core Processor"}
 CONTROLLER_ONLY = {"fleet_plan", "bench_report", "ansible.builtin.add_host"}
 
@@ -99,6 +103,33 @@ def test_second_run_makes_one_call_per_host_and_changes_nothing(serving: Lab) ->
 
 def test_its_parser_refuses_nothing_that_is_rendered(serving: Lab) -> None:
     assert_agrees(container(serving.hosts[0]), VLLM_VERSION, f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}")
+
+
+def test_every_route_of_its_application_needs_the_key(serving: Lab) -> None:
+    """All that vLLM registers for any kind of model and for developers, each by every method; but for two."""
+    image = f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}"
+    inside = ["docker", "run", "--rm", "--interactive", "--network", "none", image, "python3"]
+    source = (ROOT / "plugins/module_utils/programs/guard.py").read_text(encoding="utf-8")
+    done = subprocess.run(
+        ["docker", "exec", "--interactive", container(serving.hosts[0]), *inside, "-c", RUNNER.read_text()],
+        input=json.dumps({"guard": source, "name": GUARD}), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARKER)]
+    found = json.loads(line.removeprefix(MARKER))
+    assert {path for _, _, path, _ in found["open"]} == set(OPEN)
+    closed = {path for _, _, path, _ in found["closed"]}
+    assert closed >= {
+        "/invocations",
+        "/tokenize",
+        "/v1/realtime",
+        "/v1/completions",
+        "/ping",
+        "/version",
+        "//health",
+    }
+    assert len(closed) > 100
+    assert found["right"] == 200
+    assert found["unguarded"] not in (401, 404)  # without the guard, vLLM lets everybody in here
 
 
 def test_numa_balancing_stays_off_after_a_reboot(serving: Lab) -> None:
