@@ -321,8 +321,30 @@ def wait_until_back(fleet: Fleet, row: Row) -> None:
     row.back = time.monotonic() - begun
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda item: item.name)
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda item: item.name)
+NOT_STARTED = (
+    "a daemon that comes back after SIGKILL stops the containers it finds as if an operator did, and starts none of them "
+    "again; expected: they come back without a hand, as after a graceful restart"
+)
+# Cells that fail because of something that is known, and what is expected of them.
+KNOWN = {
+    ("docker_killed", "drain"): NOT_STARTED,
+    ("docker_killed", "benchmark"): NOT_STARTED,
+}
+CELLS = [
+    pytest.param(
+        kind,
+        operation,
+        id=f"{kind.name}-{operation.name}",
+        marks=pytest.mark.xfail(reason=why, strict=True)
+        if (why := KNOWN.get((kind.name, operation.name)))
+        else (),
+    )
+    for kind in FAULTS
+    for operation in OPERATIONS
+]
+
+
+@pytest.mark.parametrize(("kind", "operation"), CELLS)
 def test_a_fault_during_an_operation(
     fleets: dict[bool, Fleet],
     tmp_path_factory: pytest.TempPathFactory,
