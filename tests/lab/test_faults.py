@@ -322,8 +322,8 @@ def wait_until_back(fleet: Fleet, row: Row) -> None:
 
 
 NOT_STARTED = (
-    "a daemon that comes back after SIGKILL stops the containers it finds as if an operator did, and starts none of them "
-    "again; expected: they come back without a hand, as after a graceful restart"
+    "a daemon that comes back after SIGKILL stops the containers that it finds as if an operator did, and starts none; "
+    "expected: they come back without a hand, as after a graceful restart"
 )
 # Cells that fail because of something that is known, and what is expected of them.
 KNOWN = {
