@@ -137,7 +137,7 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="s
 	    --jobs $(or $(JOBS),2) --at-least 92
 
 # What runs at night, and how long each may take; all run, whatever fails.
-NIGHTLY := 60m:test 90m:deep 60m:bench 40m:parsers 90m:mutants 20m:demo
+NIGHTLY := 60m:test 240m:deep 60m:bench 40m:parsers 90m:mutants 20m:demo
 nightly: ## make test, and all that is too long for it: deep, bench, parsers, mutants, the demo
 	@failed=; for job in $(NIGHTLY); do \
 	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
