@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer
 
 from tests import ROOT
+from tests.playbook_variables import load
 from tests.worlds.strangers_world import World
 
 ROOTS = {
@@ -51,9 +52,15 @@ class BalancerNode:
 
 
 class Site:
-    """An inventory of load balancers and GPU hosts, and this collection, with directories below those of the nodes."""
+    """An inventory of load balancers and GPU hosts, and this collection, with directories below those of the nodes.
 
-    def __init__(self, tmp: Path, nodes: Sequence[BalancerNode], hosts: Sequence[str]) -> None:
+    fakes: texts of modules, in place of the collection's. groups: further ones, with the variables of their hosts.
+    """
+
+    def __init__(
+        self, tmp: Path, nodes: Sequence[BalancerNode], hosts: Sequence[str], fakes: Mapping[str, str] | None = None,
+        **groups: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self.tmp, self.nodes = tmp, nodes
         collection = tmp / "collections/ansible_collections/instinct/fleet"
         shutil.copytree(
@@ -68,10 +75,15 @@ class Site:
                 assert f'"{root}"' in text
                 text = text.replace(f'"{root}"', f'os.environ["FAKE_ROOT"] + "/{root.split("/")[1]}"')
             path.write_text(text.replace("annotations\n", "annotations\n\nimport os\n", 1))
+        for name, text in (fakes or {}).items():
+            (collection / f"plugins/modules/{name}.py").write_text(text)
+            (collection / f"plugins/action/{name}.py").unlink(missing_ok=True)
         local = {"ansible_connection": "local", "ansible_become": False}
         balancers = {node.name: {"ansible_python_interpreter": str(node.python)} for node in nodes}
-        groups = {"load_balancer": {"hosts": balancers}, "instinct": {"hosts": {host: {} for host in hosts}}}
-        inventory = {"all": {"vars": local, "children": groups}}
+        more = {name: {"hosts": dict(found)} for name, found in groups.items()}
+        instinct = {"hosts": {host: {} for host in hosts}}
+        children = {"load_balancer": {"hosts": balancers}, "instinct": instinct, **more}
+        inventory = {"all": {"vars": local, "children": children}}
         (tmp / "hosts.yml").write_text(yaml.safe_dump(inventory))
 
     def start(self, playbook: str, *args: str) -> Callable[[], tuple[int, str]]:
@@ -85,7 +97,7 @@ class Site:
         }
         command = [
             str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.tmp / "hosts.yml"),
-            str(ROOT / f"playbooks/{playbook}.yml"), *args,
+            self.only(playbook) if ": " in playbook else str(ROOT / f"playbooks/{playbook}.yml"), *args,
         ]  # fmt: skip
         process = subprocess.Popen(
             command, env=env, cwd=ROOT, text=True,
@@ -97,6 +109,14 @@ class Site:
             return process.returncode, out
 
         return wait
+
+    def only(self, name: str) -> str:
+        """Write a playbook with the play of this name alone, which stands in "playbook.yml: name"."""
+        file, _, title = name.partition(": ")
+        path = self.tmp / "play.yml"
+        plays = [item for item in load(ROOT / "playbooks" / file) if item["name"] == title]
+        path.write_text(yaml.safe_dump(plays, sort_keys=False))
+        return str(path)
 
     def play(self, playbook: str, *args: str) -> tuple[int, str]:
         """Run a playbook; return its exit code and output."""

@@ -34,16 +34,20 @@ class ServingEngine:
 
 
 def refusals(
-    engines: Iterable[ServingEngine], min_in: Count | None = None, limit_also: Sequence[str] = ()
+    engines: Iterable[ServingEngine],
+    min_in: Count | None = None,
+    limit_also: Sequence[str] = (),
+    whole_hosts: bool = False,
 ) -> tuple[Problem, ...]:
     """Return why a command may not take these engines out, for each deployment that it would leave too few of.
 
     engines: all of the deployments that the command touches. Those that do not serve are no capacity, and may always be
-    taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too.
+    taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
+    the command takes all instances of a host.
     """
     every = tuple(engines)
     short = _short(every, min_in)
-    fix = f"{_way(every, min_in, limit_also)} To do it all the same, and have clients get 503: {WORD}."
+    fix = f"{_way(every, min_in, limit_also, whole_hosts)} To do it all the same, and have clients get 503: {WORD}."
     return tuple(
         Problem(
             (),
@@ -81,7 +85,9 @@ def _rule(kept: int, min_in: Count | None) -> str:
     return f"{kept} have to stay in service (upgrade_min_in: {given})"
 
 
-def _way(engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Sequence[str]) -> str:
+def _way(
+    engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Sequence[str], whole_hosts: bool
+) -> str:
     """Return which part of a refused command would be allowed: as many hosts as may go, or one engine."""
     taken = [item for item in engines if item.taken]
 
@@ -96,7 +102,7 @@ def _way(engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Seq
             hosts.append(host)
     if hosts:
         return f"Take fewer at a time: --limit {','.join((*hosts, *limit_also))}."
-    for item in taken:
+    for item in () if whole_hosts else taken:
         if item.serves and allowed([item]):
             limit = ",".join((*item.hosts, *limit_also))
             return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...module_utils.common.errors import FleetError, Problem
-from ...module_utils.common.generations import OperationRequest
+from ...module_utils.common.generations import STOP, OperationRequest
 from ..desired.actions import ALIVE
 from ..desired.fleet import Fleet
 from ..endpoint.backends import HostBackends
@@ -94,7 +94,7 @@ def plan_fleet(
             endpoint, [_host_backends(host) for host in hosts], _routing(fleet)
         )
         _raise_problems(found)
-        warnings += doubts
+        warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
     return FleetPlan(

@@ -10,6 +10,7 @@ from typing import Any
 from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, History
+from ...module_utils.common.minimum import refusals
 from ..desired.actions import ALIVE
 from ..desired.node_state import NodeState, ObservedInstance
 from ..endpoint.backends import BackendServer
@@ -43,6 +44,7 @@ from .steps import (
     steps_of,
     trial_record,
 )
+from .stopping import HostStops, host_batches, known_engines
 
 Data = Mapping[str, Any]
 
@@ -57,6 +59,7 @@ class RolloutRequest:
     instance: str | None = None
     canary: bool = True
     absent: tuple[tuple[str, str], ...] = ()  # load balancers that are not in this run, and why
+    at_once: bool = False  # too few may stay in service
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,9 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         members = serving_changes(members, partitioned_hosts(plan))
         # What returns to a generation that served before is not measured.
         judged = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
+    if wanted.operation == STOP and not (wanted.at_once or (wanted.absent and not plan.balancers)):
+        also = [balancer.host.name for balancer in plan.balancers]
+        problems = (*problems, *refusals(known_engines(plan, members), policy.min_available, also))
     canary = wanted.operation in (DEPLOY, UPGRADE) and wanted.canary
     policy = (
         RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
@@ -150,6 +156,21 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         if ends:
             finish[name] = no_trial(ends)
     return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems
+
+
+def plan_stops(
+    plan: FleetPlan, values: Mapping[str, Any], stops: HostStops
+) -> tuple[tuple[int, ...], tuple[Problem, ...]]:
+    """Return the sizes of the batches of hosts whose instances stop, and why they may not stop."""
+    policy, problems = parse_policy(values)
+    revisions = {revision.deployment: revision for revision in plan.revisions}
+    hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
+    members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
+    stops = replace(
+        stops, min_in=policy.min_available, limit_also=[balancer.host.name for balancer in plan.balancers]
+    )
+    sizes, wrong = host_batches(known_engines(plan, members), stops)
+    return sizes, (*problems, *wrong)
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:

@@ -171,6 +171,7 @@ def _rollout(
         instance=options["instance"],
         canary=options["canary"],
         absent=tuple(absent),
+        at_once=options["at_once"],
     )
     return plan_rollout_steps(plan, wanted)
 

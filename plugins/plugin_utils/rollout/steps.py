@@ -92,7 +92,7 @@ class Work:
 def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
     """Return a host's steps of a batch by phase, those of the way back among them; what is not there is skipped."""
     found = {}
-    if work.leave:
+    if work.leave and change.operation != STOP:  # all that stop are drained together, before the batch
         found["drain"] = _balance(work.leave, "drain")
     if change.operation in (RESTART, STOP) and work.servers:
         found["stop"] = Step("vllm_server", {"servers": list(work.servers), "state": "stopped"})

@@ -184,3 +184,40 @@ def test_two_drains_with_two_load_balancers(node: BalancerNode, place: Path) -> 
         assert "2 of 4 serve; this would leave 0" in out
     finally:
         other.world.close()
+
+
+NOTED = """#!/usr/bin/python
+# WANT_JSON
+import json, os, sys
+with open(sys.argv[1]) as file:
+    given = json.load(file)
+with open(os.environ["FAKE_ROOT"] + "/noted", "a") as log:
+    log.write("".join(server["name"] + chr(10) for server in given["servers"]))
+print(json.dumps({"changed": True}))
+"""
+"""In place of a module that changes instances: notes their names."""
+STEP = {
+    "stop": {
+        "action": "vllm_server",
+        "args": {"servers": [{"name": "llama-0"}, {"name": "llama-1"}], "state": "stopped"},
+    }
+}
+BATCH = {"number": 1, "phases": ["stop"], "awaits": [], "all_hosts": [], "hosts": [], "units": [], "text": "all",
+         "deployment": "llama", "operation": "stop", "canary": "", "held": None, "lost": [], "passed": [],
+         "way_back": []}  # fmt: skip
+
+
+def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place: Path) -> None:
+    """Also where the plan did not know better: another one drained meanwhile, as here n1."""
+    part = {
+        "rollout": {"operation": "stop", "batches": [BATCH], "steps": {"1": STEP}, "soak": 0, "finish": None}
+    }
+    site = Site(place, [node], HOSTS, {"vllm_server": NOTED}, todo_rollout={"n2": {"fleet_host_plan": part}})
+    noted = place / "noted"
+    drain(node, hosts=["n1"])
+    rc, out = site.play("stop.yml: Stop")
+    assert (rc, node.drained(), noted.exists()) == (2, N1, False), out
+    assert "llama: 2 of 4 serve; this would leave 0, and 2 have to stay in service" in out
+    rc, out = site.play("stop.yml: Stop", *WORD)
+    assert (rc, node.drained()) == (0, ALL), out
+    assert noted.read_text().split() == ["llama-0", "llama-1"]

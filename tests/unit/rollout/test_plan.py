@@ -57,7 +57,7 @@ def rolled(
 ) -> tuple[RolloutPlan, list[str]]:
     plan = planned(states, wanted, operation, **keys)
     made, problems = plan_rollout_steps(
-        plan, RolloutRequest(operation, deployment=next(iter(keys.values()), None))
+        plan, RolloutRequest(operation, deployment=next(iter(keys.values()), None), at_once=True)
     )
     return made, [problem.text() for problem in problems]
 

@@ -34,7 +34,7 @@ def rolled(
     states: States, wanted: Any, balancers: list[BalancerHost], operation: str = UPGRADE, **values: Any
 ) -> RolloutPlan:
     plan = planned(states, wanted, balancers, OperationRequest(operation))
-    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, values))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, values, at_once=True))
     assert problems == ()
     return made
 
@@ -259,6 +259,8 @@ NOT_RUNNING = "host lb: the load balancer does not run, so instances cannot be d
 ABSENT = "instances cannot be drained from load balancer far before they change: it is off."
 MODES = "partition modes have to change first, which stops every instance of a host. Run partition.yml first."
 
+LAST = "the last one has to stay in service. Take fewer at a time:"
+
 REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = {
     # operation, what is wanted, changes of the balancer, of Wanted, of the inventory, starts of the problems
     "an upgrade": (UPGRADE, NEW, {}, {}, {}, []),
@@ -273,7 +275,17 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
     ),
     "an upgrade of what is as wanted": (UPGRADE, ONE, {}, {"deployment": "llama"}, {}, []),
     "the balancer is down, and nothing changes": (UPGRADE, ONE, {"running": False}, {}, {}, []),
-    "the balancer is down, and all is stopped": (STOP, ONE, {"running": False}, {}, {}, []),
+    "the balancer is down, and all is stopped": (STOP, ONE, {"running": False}, {"at_once": True}, {}, []),
+    "all is stopped": (STOP, ONE, {}, {}, {}, [f"llama: 2 of 2 serve; this would leave 0, and {LAST} --limit n1,lb."]),
+    "all is stopped, as was said": (STOP, ONE, {}, {"at_once": True}, {}, []),
+    "all is stopped, and what is out of service is no capacity": (
+        STOP, ONE, {"out": {"llama/n2.llama-0:8000": {"state": "drain", "by": "operator", "since": ""}}}, {}, {},
+        ["llama: 1 of 2 serve; this would leave 0, and the last one has to stay in service."],
+    ),
+    "all is stopped, of what may lose no other one": (
+        STOP, ONE, {}, {"values": {"upgrade_min_in": "100%"}}, {},
+        ["llama: 2 of 2 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 100%). First return"],
+    ),
     "a balancer is not in this run": (
         UPGRADE,
         NEW,
@@ -294,7 +306,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         STOP,
         ONE,
         {},
-        {"absent": (("far", "it is off"),)},
+        {"absent": (("far", "it is off"),), "at_once": True},
         {},
         [],
     ),
@@ -324,7 +336,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         ["no instance of llama-7 runs. There are: llama."],
     ),
     "a restart of an instance": (RESTART, ONE, {}, {"instance": "llama-0"}, {}, []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -66,7 +66,7 @@ def rollout(
     states, balancers = served(old)
     plan = planned(states, new, balancers, OperationRequest(operation))
     policy = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
-    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, **wanted))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, at_once=True, **wanted))
     assert problems == ()
     parts = {name: made.host(name) for name in made.hosts}
     assert "{{" not in json.dumps(parts)  # an inventory's variables are templates
@@ -99,7 +99,8 @@ def play(
         "ansible_python_interpreter": sys.executable,
         "ansible_become": False,
     }
-    inventory = {"all": {"hosts": {"lb": {}}, "vars": local, "children": {"todo_rollout": {"hosts": hosts}}}}
+    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": {"lb": {}}}}
+    inventory = {"all": {"vars": local, "children": groups}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     playbook = "stop" if operation == STOP else "parts/rollout"
     plays = [
@@ -125,6 +126,8 @@ def play(
 
 def short(name: str, given: dict[str, Any]) -> str:
     if name == "balancer_server":
+        if given.get("hosts"):
+            return f"{given['state']} all of {'+'.join(given['hosts'])}, at once: {given['at_once']}"
         return f"{given['state']} {given['servers'][0].partition('/')[2].partition(':')[0]}"
     if name == "vllm_server":
         servers = given["servers"]
@@ -256,6 +259,11 @@ def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: 
 def test_all_stop_at_once(tmp_path: Path) -> None:
     done = play(tmp_path, operation=STOP)
     assert done.rc == 0, done.out
-    assert sorted(done.calls[:2]) == ["drain n1.llama-0", "drain n2.llama-0"]
-    assert done.calls[2:] == ["stopped llama-0+llama-1 1"] * 2
+    assert done.calls == ["drain all of n1+n2, at once: False", *["stopped llama-0+llama-1 1"] * 2]
     assert "Stop: 4 groups of 4 done." in done.out
+
+
+def test_nothing_stops_that_could_not_be_drained(tmp_path: Path) -> None:
+    done = play(tmp_path, ["balancer_server"], operation=STOP)
+    assert done.rc != 0
+    assert done.calls == ["drain all of n1+n2, at once: False"]

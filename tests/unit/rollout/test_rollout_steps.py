@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Work, str, list[str], list[str]]] = {
     "an upgrade": (WORK, UPGRADE, PLAIN, BACK),
     "a rollback": (WORK, ROLLBACK, PLAIN, []),
     "a restart": (WORK, RESTART, ["drain", "stop", *PLAIN[1:]], []),
-    "a stop": (WORK, STOP, ["drain", "stop"], []),
+    "a stop": (WORK, STOP, ["stop"], []),
     "its canary": (
         replace(WORK, canary=CANARY), UPGRADE,
         ["drain", "measure", "record_baseline", "serve", "judge", "undrain", "watch", "confirm"],

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that stop what serves without replacing it: what they would leave in service, and in which batches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
+from ..plan.host_plan import FleetPlan
+from .batches import DEFAULT_SERIAL, RolloutInstance
+
+
+@dataclass(frozen=True)
+class HostStops:
+    """Hosts whose instances stop, a batch of hosts at a time, and serve again before the next one.
+
+    serial: hosts at a time; None for the default, and fewer where that many would leave too few in service. balancers:
+    load balancers that run; one of them keeps running.
+    """
+
+    hosts: Sequence[str]
+    serial: tuple[Count, ...] | None = None
+    min_in: Count | None = None
+    balancers: frozenset[str] = frozenset()
+    limit_also: Sequence[str] = ()
+
+
+def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[ServingEngine]:
+    """Return the engines that this run knows; those that change are taken.
+
+    Of hosts outside this run it knows what the load balancers' files name. They count as serving, since the load
+    balancers themselves are asked before anything stops; those of hosts that were not reached do not.
+    """
+    groups: dict[tuple[str, str], list[RolloutInstance]] = {}
+    for item in members:
+        if item.exists:
+            groups.setdefault((item.deployment, item.old_engine or item.id), []).append(item)
+    found = [
+        ServingEngine(
+            deployment,
+            items[0].name,
+            tuple(dict.fromkeys(item.host for item in items)),
+            all(item.in_service for item in items),
+            any(item.changes for item in items),
+        )
+        for (deployment, _unused), items in groups.items()
+    ]
+    here, lost = {host.host.name for host in plan.hosts}, {name for name, _unused in plan.unreachable}
+    outside: dict[tuple[str, str, str], bool] = {}
+    for balancer in plan.balancers:
+        seen = balancer.host.observed
+        for backend in (seen.config.get("backends") or ()) if seen else ():
+            for server in backend["servers"]:
+                if server["host"] not in here:
+                    drained = f"{backend['name']}/{server['name']}" in (seen.drained if seen else ())
+                    key = str(backend["name"]), str(server["instance"]), str(server["host"])
+                    outside[key] = outside.get(key, True) and not drained and server["host"] not in lost
+    return found + [ServingEngine(name, one, (host,), up, False) for (name, one, host), up in outside.items()]
+
+
+def host_batches(
+    engines: Sequence[ServingEngine], stops: HostStops
+) -> tuple[tuple[int, ...], tuple[Problem, ...]]:
+    """Return the sizes of the batches in which instances of these hosts may stop, and why they may not.
+
+    An engine over several hosts is out of service from the first of its hosts to the last.
+    """
+    rest, sizes = list(stops.hosts), list(stops.serial or DEFAULT_SERIAL)
+    found: list[int] = []
+    while rest:
+        size = max(1, int(resolve_count(sizes[0], len(stops.hosts))))
+        sizes = sizes[1:] or sizes
+        batch = rest[:size] if stops.serial else rest[:1]
+        for host in rest[len(batch) : size]:
+            if batch_problems(engines, stops, [*batch, host]):
+                break
+            batch.append(host)
+        problems = batch_problems(engines, stops, batch)
+        if problems:
+            return (), problems
+        del rest[: len(batch)]
+        found.append(len(batch))
+    return tuple(found), ()
+
+
+def batch_problems(
+    engines: Iterable[ServingEngine], stops: HostStops, batch: Collection[str]
+) -> tuple[Problem, ...]:
+    """Return why the instances of these hosts may not stop at the same time."""
+    taken = [
+        replace(item, taken=not set(stops.hosts if len(item.hosts) > 1 else batch).isdisjoint(item.hosts))
+        for item in engines
+    ]
+    found = refusals(taken, stops.min_in, stops.limit_also, whole_hosts=True)
+    if stops.balancers and stops.balancers <= set(batch):
+        names = ", ".join(sorted(stops.balancers))
+        what = f"{names}: no other load balancer answers, so no client would be served meanwhile."
+        fix = (
+            "Start another one first (group load_balancer, site.yml), or take fewer at a time with a smaller --limit. "
+            f"To do it all the same, and have no client served: {WORD}."
+        )
+        found = (*found, Problem((), what, fix))
+    return found
