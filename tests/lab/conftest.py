@@ -58,6 +58,7 @@ ORDER = (
     "virtual_address",
     "router",
     "offline_benchmarks",
+    "storage",
 )
 
 

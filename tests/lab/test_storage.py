@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on nodes are what the hub published; the commands are those of the runbook."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests import ROOT
+
+from .conftest import Lab, Run
+from .helpers import completion, deployment
+
+RUNBOOK = (ROOT / "docs/runbooks/storage.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(
+    r"^\$ ansible-playbook -i inventory/mine playbooks/(.+?)(?:  +.*)?$", RUNBOOK, re.MULTILINE
+)
+# The largest file of the model, and what was its content: bytes of the right length.
+SPOIL = """
+set -e
+blob=$(find /var/lib/instinct-fleet/hf/hub/models--*/blobs -type f -printf '%s %p\\n' | sort -n | tail -1 | cut -d' ' -f2)
+dd if=/dev/zero of="$blob" bs=4096 count=1 seek=4 conv=notrunc status=none
+basename "$blob"
+"""
+
+
+def play(lab: Lab, command: str) -> Run:
+    """Run a command of the runbook, on the first node."""
+    assert command in COMMANDS, f"not in the runbook: {command}"
+    playbook, *args = shlex.split(command.replace("mi300x-01,lb-01", lab.hosts[0]))
+    return lab.play(playbook.removesuffix(".yml"), *args)
+
+
+@pytest.mark.deep
+def test_corrupt_weights_are_found_named_and_fetched_again(fresh_lab: Lab) -> None:
+    lab, host = fresh_lab, fresh_lab.hosts[0]
+    lab.write_vars(vllm_deployments=[deployment()])
+    assert lab.play("deploy").rc == 0
+    blob = lab.on(host, SPOIL).strip()
+    assert lab.play("deploy").changed() == []
+    assert "verified by content" in play(lab, "plan.yml -e verify=true").out
+    verify = "deploy.yml -e verify=true --limit mi300x-01,lb-01"
+    found = play(lab, verify)
+    assert found.rc != 0
+    assert f"expected sha256:{blob}" in " ".join(found.out.split())
+    assert completion(lab, host, 8000)["usage"]["completion_tokens"]  # what serves was left alone
+    again = lab.play("deploy")
+    assert again.rc == 0, again.out[-3000:]
+    assert play(lab, verify).rc == 0
