@@ -160,10 +160,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish,
-    refuse_short_secrets,
     require_program,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect

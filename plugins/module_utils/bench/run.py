@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..common import paths
+from ..common.abandoned import leave_if_abandoned
 from ..common.bench_metrics import ResultError, finite, normalise
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
-from ..common.run_lock import Busy, leave_if_abandoned, run_lock
+from ..common.run_lock import Busy, run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
+from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
 from ..serving.store import GenerationStore
@@ -154,7 +156,7 @@ def _measure_target(
         stop_and_remove(client, target.container)
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory)
-        client.create(target.container, container_body(target, run, directory, repeat))
+        create_container(client, target.container, container_body(target, run, directory, repeat))
         client.start(target.container)
         code = _wait(client, target.container, timeout)
         log = container_log(client, target.container)
@@ -184,7 +186,7 @@ def stop_and_remove(client: DockerClient, container: str) -> None:
     """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; do nothing if it does not exist."""
     with contextlib.suppress(NotFound):
         stop_gracefully(client, container, _STOP_SECONDS)
-        client.remove(container)
+        remove_container(client, container)
 
 
 def _wait(client: DockerClient, container: str, timeout: int) -> int | None:
@@ -195,7 +197,7 @@ def _wait(client: DockerClient, container: str, timeout: int) -> int | None:
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        code = client.wait(container, min(left, _WAIT_SLICE))
+        code = wait_container(client, container, min(left, _WAIT_SLICE))
         if code is not None:
             return code
 

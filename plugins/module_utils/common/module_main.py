@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Callable
 
-from .redact import MIN_LENGTH, Redactor
+from .redact import Redactor
 
 
 class NodeError(Exception):
@@ -20,16 +20,6 @@ class NodeError(Exception):
     def __init__(self, message: str, **result: Any) -> None:
         super().__init__(message)
         self.result = result
-
-
-def refuse_short_secrets(named: Mapping[str, str | None]) -> None:
-    """Raise NodeError for a secret so short that masking it would mangle every message."""
-    for name, value in named.items():
-        if value and len(value.strip()) < MIN_LENGTH:
-            raise NodeError(
-                f"{name} has fewer than {MIN_LENGTH} characters: that is no real secret, and it could not "
-                f"be kept out of messages. Give the whole value, or leave {name} out."
-            )
 
 
 def require_program(program: object) -> None:

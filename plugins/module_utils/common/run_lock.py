@@ -2,8 +2,8 @@
 """A lock that lets one run of a module work on a node at a time.
 
 When a controller dies, the module that it started may live on: it has no terminal, and OpenSSH's master connection
-keeps its session. The next run must not work at the same time. So every run that changes something takes a lock, and a
-run that notices that its controller is gone exits.
+keeps its session. The next run must not work at the same time. So every run that changes something takes a lock.
+abandoned.py: how a run notices that its controller is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import time
 from collections.abc import Iterator
 
@@ -24,10 +23,6 @@ _POLL_SECONDS = 0.5
 
 class Busy(NodeError):
     """Another run holds the lock."""
-
-
-class ControllerGone(NodeError):
-    """The control node is gone, so the result cannot be delivered. The next run continues from here."""
 
 
 @contextlib.contextmanager
@@ -61,11 +56,3 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def leave_if_abandoned() -> None:
-    """Raise ControllerGone if the reader of this process's output is gone."""
-    poll = select.poll()
-    poll.register(1, 0)  # errors and hang-ups are always reported
-    if any(event & (select.POLLERR | select.POLLHUP) for _descriptor, event in poll.poll(0)):
-        raise ControllerGone("The control node is gone. Run again: the work continues from here.")

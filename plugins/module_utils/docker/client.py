@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client for the Docker Engine API over its unix socket, standard library only. Images: see image_api.py.
+"""A client for the Docker Engine API over its unix socket, standard library only. See containers.py, image_api.py.
 
 One Engine holds one persistent connection and is not thread-safe: every thread creates its own. Works with Docker (API
 1.24 and later) and with Podman's compatible socket.
@@ -213,19 +213,6 @@ class DockerClient:
         except NotFound:
             return None
 
-    def running_labelled(self, label: str) -> list[Json]:
-        """Return the running containers that have a label."""
-        return list(self.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
-
-    def containers_labelled(self, label: str) -> list[Json]:
-        """Return the containers that have a label, in any state."""
-        query: Query = {"all": True, "filters": json.dumps({"label": [label]})}
-        return list(self.json("GET", "/containers/json", query))
-
-    def create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create a container and return its id."""
-        return str(self.json("POST", "/containers/create", {"name": name}, body=body)["Id"])
-
     def start(self, name: str) -> None:
         """Start a container; do nothing if it runs already."""
         self.json("POST", f"/containers/{quote(name)}/start")
@@ -233,32 +220,6 @@ class DockerClient:
     def stop(self, name: str, seconds: int) -> None:
         """Ask a container to stop; Docker kills it after `seconds`. Do nothing if it does not run."""
         self.json("POST", f"/containers/{quote(name)}/stop", {"t": seconds}, timeout=seconds + 60.0)
-
-    def rename(self, name: str, new: str) -> None:
-        """Rename a container."""
-        self.json("POST", f"/containers/{quote(name)}/rename", {"name": new})
-
-    def remove(self, name: str) -> None:
-        """Remove a stopped container and its anonymous volumes; do nothing if it does not exist."""
-        try:
-            self.json("DELETE", f"/containers/{quote(name)}", {"v": True})
-        except NotFound:
-            return
-        except Conflict as error:
-            if "already in progress" not in str(error):
-                raise
-            # Another client is removing it; it is gone once its name is free.
-            deadline = time.monotonic() + self.timeout
-            while self.container(name) is not None and time.monotonic() < deadline:
-                time.sleep(0.1)
-
-    def wait(self, name: str, seconds: float) -> int | None:
-        """Wait until a container has ended. Return its exit code, or None if it still runs after `seconds`."""
-        try:
-            answer = self.json("POST", f"/containers/{quote(name)}/wait", timeout=max(seconds, 0.01))
-        except DockerTimeout:
-            return None
-        return int(answer["StatusCode"])
 
 
 def _negotiate(offered: str) -> str:

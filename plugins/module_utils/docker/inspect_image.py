@@ -15,6 +15,7 @@ from ..common.image_ref import ImageSoftware
 from ..common.module_main import NodeError
 from ..common.probe_output import MARK, kind
 from .client import DockerClient, DockerError, Json, NotFound
+from .containers import create_container, remove_container, wait_container
 from .logs import container_log
 
 LABEL = "instinct-fleet.ask"
@@ -62,9 +63,9 @@ def inspect_image(client: DockerClient, name: str, image_id: str, program: str) 
     container = container_of(name)
     _remove(client, container)  # left by a run that was killed
     try:
-        client.create(container, container_body(image_id, program))
+        create_container(client, container, container_body(image_id, program))
         client.start(container)
-        code = client.wait(container, TIMEOUT)
+        code = wait_container(client, container, TIMEOUT)
         log = container_log(client, container)
     except NotFound as error:
         raise NodeError(
@@ -133,4 +134,4 @@ def _remove(client: DockerClient, name: str) -> None:
         return
     if container["State"]["Running"]:
         client.stop(name, 0)
-    client.remove(name)
+    remove_container(client, name)

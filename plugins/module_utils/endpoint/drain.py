@@ -16,12 +16,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..common.abandoned import leave_if_abandoned
 from ..common.endpoint import OPERATOR
 from ..common.files import make_private, read_text, write_atomic
 from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE
-from ..common.run_lock import leave_if_abandoned, run_lock
+from ..common.run_lock import run_lock
 from .haproxy_socket import Haproxy, state_file
 
 POLL_SECONDS = 0.2

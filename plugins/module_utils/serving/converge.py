@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..common import paths
+from ..common.abandoned import ControllerGone
 from ..common.failures import Diagnosis
 from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
-from ..common.run_lock import ControllerGone, run_lock
+from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, Json
+from ..docker.containers import create_container, remove_container, rename_container
 from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
 from ..observe import supervisor
@@ -245,7 +247,7 @@ def _remove(client: DockerClient, removal: Removal) -> None:
     if removal.failure:
         return
     try:
-        client.remove(removal.container)
+        remove_container(client, removal.container)
     except DockerError as error:
         removal.fail(Diagnosis("cannot_remove", str(error), CANNOT_REMOVE))
         return
@@ -284,7 +286,7 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
     """Create the successors while the old ones serve: a refusal of the engine is known before a stop."""
     for task in tasks:
         if task.steps.tidy:
-            client.remove(task.server.next_container)  # it was never started
+            remove_container(client, task.server.next_container)  # it was never started
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
             task.fail(Diagnosis("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
@@ -293,7 +295,7 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
         try:
             stage(task.server, task.steps.write)
             if task.steps.replace:
-                client.create(task.server.next_container, task.server.body)
+                create_container(client, task.server.next_container, task.server.body)
         except DockerError as error:
             kind, next_step = explain_refusal(str(error), task.server)
             task.fail(Diagnosis(kind, str(error), f"{next_step} {_untouched(task)}"))
@@ -319,11 +321,11 @@ def _change(client: DockerClient, task: ServerTask) -> None:
     server, steps = task.server, task.steps
     try:
         if steps.create:
-            client.create(server.container, server.body)
+            create_container(client, server.container, server.body)
         put_in_place(server, steps.write)
         if steps.replace:
-            client.remove(server.container)
-            client.rename(server.next_container, server.container)
+            remove_container(client, server.container)
+            rename_container(client, server.next_container, server.container)
         if steps.start:
             _start(client, server)
     except DockerError as error:

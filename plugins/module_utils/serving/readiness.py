@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ..common.abandoned import leave_if_abandoned
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, Diagnosis, classify
-from ..common.run_lock import leave_if_abandoned
 from ..docker.client import DockerClient
 from ..docker.logs import container_log
 from ..observe import supervisor

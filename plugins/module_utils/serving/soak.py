@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..common import paths
+from ..common.abandoned import leave_if_abandoned
 from ..common.module_main import NodeError
-from ..common.run_lock import leave_if_abandoned
 from ..docker.client import DockerClient, Json
 from ..observe.supervisor_file import supervisor_file
 

@@ -24,6 +24,7 @@ from ..common.failures import SIGNATURES_FILE, to_text
 from ..common.files import read_text
 from ..common.hashing import spec_hash
 from ..docker.client import DockerClient
+from ..docker.containers import containers_labelled
 
 _VERSION = re.compile(r"[0-9a-f]{12}")
 Program = Mapping[str, str]
@@ -98,7 +99,7 @@ def unused(program: Program, client: DockerClient, versions: Iterable[str], gone
     left = there - {*versions, version_of(program)}
     if left:
         removed = set(gone)
-        for entry in client.containers_labelled("instinct-fleet.instance"):
+        for entry in containers_labelled(client, "instinct-fleet.instance"):
             names = {name.lstrip("/") for name in entry.get("Names") or ()}
             container = None if names & removed else client.container(str(entry["Id"]))
             left.discard(lib_of(container or {}))

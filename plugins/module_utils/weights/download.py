@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.failures import tail
 from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
-from ..common.run_lock import leave_if_abandoned, run_lock
+from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
+from ..docker.containers import create_container, remove_container, running_labelled, wait_container
 from ..docker.logs import container_log
 from . import cache, verify
 from .cache import Snapshot
@@ -121,7 +123,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     found = cache.sizes(snapshot)
     absent = cache.missing(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
-    rubbish = {} if client.running_labelled(LABEL) else cache.abandoned(snapshot)
+    rubbish = {} if running_labelled(client, LABEL) else cache.abandoned(snapshot)
     marked = cache.has_marker(snapshot)
     changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
     rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
@@ -152,7 +154,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     if absent or container == RUNNING:
         _wait(client, fetch)
     elif container:
-        client.remove(fetch.container)
+        remove_container(client, fetch.container)
     verify.check_sizes(snapshot)
     if not cache.has_ref(snapshot):
         cache.write_ref(snapshot)
@@ -287,7 +289,7 @@ def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
                 changed=True,
             )
         try:
-            code = client.wait(fetch.container, min(left, _WAIT_SLICE))
+            code = wait_container(client, fetch.container, min(left, _WAIT_SLICE))
         except NotFound as error:
             raise NodeError(
                 f"Container {fetch.container} was removed while it downloaded {fetch.snapshot.repo}. Run "
@@ -295,7 +297,7 @@ def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
                 changed=True,
             ) from error
     log = container_log(client, fetch.container)
-    client.remove(fetch.container)
+    remove_container(client, fetch.container)
     report = parse_report(log)
     if code != 0 or not (report or {}).get("ok"):
         message = explain(fetch.context, report, code, log)
@@ -312,10 +314,10 @@ def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int
     os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
     token_path = _write_token(fetch.token)
     try:
-        client.create(fetch.container, container_body(fetch, token_path))
+        create_container(client, fetch.container, container_body(fetch, token_path))
         client.start(fetch.container)
     except DockerError as error:
-        client.remove(fetch.container)
+        remove_container(client, fetch.container)
         raise NodeError(explain_start(fetch.context, str(error))) from error
     finally:
         # By now the container has mounted the file, and keeps it after its name is removed.
@@ -328,7 +330,7 @@ def engine_stop_and_remove(client: DockerClient, name: str, seconds: int = 10) -
         client.stop(name, seconds)
     except NotFound:
         return
-    client.remove(name)
+    remove_container(client, name)
 
 
 def _write_token(token: str) -> str:

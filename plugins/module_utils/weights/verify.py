@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from ..common.abandoned import leave_if_abandoned
 from ..common.files import sync_directory
 from ..common.module_main import NodeError
-from ..common.run_lock import leave_if_abandoned
 from . import cache
 from .cache import Snapshot
 

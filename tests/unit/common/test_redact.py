@@ -12,7 +12,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     NodeError,
     finish,
     internal_error,
-    refuse_short_secrets,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import (
     MASK,
@@ -22,6 +21,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
     is_secret_name,
     mask_env,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 
 CANARY = 'can"ary/Zq8 é-secret'
 

@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock as on_node
+from ansible_collections.instinct.fleet.plugins.module_utils.common.abandoned import ControllerGone
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import readiness
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench, vllm_server
 
@@ -77,7 +78,7 @@ def test_a_process_without_a_reader_leaves(root: Path) -> None:
     program = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import ControllerGone, leave_if_abandoned
+from ansible_collections.instinct.fleet.plugins.module_utils.common.abandoned import ControllerGone, leave_if_abandoned
 leave_if_abandoned()
 print("ready", flush=True)
 for _ in range(60_000):
@@ -99,7 +100,7 @@ for _ in range(60_000):
 
 
 def abandoned() -> None:
-    raise on_node.ControllerGone("gone")
+    raise ControllerGone("gone")
 
 
 def test_an_abandoned_deploy_leaves_its_servers_starting(

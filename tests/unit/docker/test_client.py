@@ -24,6 +24,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.client impor
     NotFound,
     _negotiate,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.containers import (
+    containers_labelled,
+    create_container,
+    remove_container,
+    rename_container,
+    wait_container,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.logs import container_log, demultiplex
 
 from tests.helpers.eventually import GENEROUS
@@ -72,12 +79,12 @@ def test_asks_for_the_version_once_and_keeps_one_connection(docker: FakeDocker, 
 
 def test_errors_have_types_and_the_daemons_words(docker: FakeDocker, engine: DockerClient) -> None:
     with pytest.raises(NotFound, match="No such image: x:1") as missing:
-        engine.create("c", {"Image": "x:1"})
+        create_container(engine, "c", {"Image": "x:1"})
     assert missing.value.status == 404
     docker.add_image("x:1")
-    engine.create("c", {"Image": "x:1"})
+    create_container(engine, "c", {"Image": "x:1"})
     with pytest.raises(Conflict, match="in use"):
-        engine.create("c", {"Image": "x:1"})
+        create_container(engine, "c", {"Image": "x:1"})
     docker.errors["POST /containers/c/start"] = (500, "no such device")
     with pytest.raises(DockerError, match="no such device") as failed:
         engine.start("c")
@@ -93,19 +100,19 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: DockerClient) ->
         return 3
 
     docker.programs["c"] = program
-    identity = engine.create("c", {"Image": "x:1", "Labels": {"a": "b"}})
+    identity = create_container(engine, "c", {"Image": "x:1", "Labels": {"a": "b"}})
     engine.start("c")
-    assert engine.wait("c", 0.05) is None
+    assert wait_container(engine, "c", 0.05) is None
     found = engine.container("c")
     assert found is not None
     assert found["Id"] == identity
     assert found["State"]["Status"] == "running"
     engine.stop("c", 5)
-    assert engine.wait("c", GENEROUS) == 3
+    assert wait_container(engine, "c", GENEROUS) == 3
     assert container_log(engine, "c") == "line\n" * 1000
-    engine.rename("c", "d")
-    engine.remove("d")
-    engine.remove("d")
+    rename_container(engine, "c", "d")
+    remove_container(engine, "d")
+    remove_container(engine, "d")
     assert engine.container("d") is None
     assert container_log(engine, "d") == ""
     assert "POST /containers/c/stop?t=5" in docker.requests
@@ -113,16 +120,16 @@ def test_a_container_lives_and_ends(docker: FakeDocker, engine: DockerClient) ->
 
 def test_a_removal_that_is_under_way_is_waited_for(docker: FakeDocker, engine: DockerClient) -> None:
     docker.add_image("x:1")
-    engine.create("c", {"Image": "x:1"})
+    create_container(engine, "c", {"Image": "x:1"})
     docker.errors["DELETE /containers/c"] = (409, "removal of container c is already in progress")
     timer = threading.Timer(0.2, docker.containers.clear)
     timer.start()
-    engine.remove("c")
+    remove_container(engine, "c")
     assert docker.containers == {}
-    engine.create("d", {"Image": "x:1"})
+    create_container(engine, "d", {"Image": "x:1"})
     docker.errors["DELETE /containers/d"] = (409, "You cannot remove a running container")
     with pytest.raises(Conflict, match="running container"):
-        engine.remove("d")
+        remove_container(engine, "d")
 
 
 def test_pull_streams_progress_and_sends_the_account(docker: FakeDocker, engine: DockerClient) -> None:
@@ -235,11 +242,11 @@ BROKEN: dict[str, tuple[type[DockerError], str]] = {
 }
 REQUESTS: dict[str, tuple[str, Callable[[DockerClient], Any]]] = {
     "a read": ("GET /info", DockerClient.info),
-    "a list": ("GET /containers/json", lambda docker_client: docker_client.containers_labelled("a")),
+    "a list": ("GET /containers/json", lambda docker_client: containers_labelled(docker_client, "a")),
     "a log": ("GET /containers/c/logs", lambda docker_client: container_log(docker_client, "c")),
     "a change": (
         "POST /containers/create",
-        lambda docker_client: docker_client.create("d", {"Image": "x:1"}),
+        lambda docker_client: create_container(docker_client, "d", {"Image": "x:1"}),
     ),
     "a refusal": ("GET /images/none/json", lambda docker_client: image_api.image(docker_client, "none")),
 }
