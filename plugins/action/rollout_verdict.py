@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
+BALANCERS = "load_balancer_verdict"
 SERVER = "instinct.fleet.vllm_server"
 
 
@@ -48,7 +49,14 @@ class ActionModule(ControllerAction):
         not_started = [host for host, note in notes.items() if note["action"] == SERVER]
         verdict = judge_batch(batch, why, gone, not_started)
         self._display.display(verdict.message)
-        return {"changed": False, **verdict.to_json(), "turned": verdict.back, "batch": batch["number"]}
+        lost = {**(before.get("lost") or {}), **_lost(facts, batch["hosts"])}
+        return {
+            "changed": False,
+            **verdict.to_json(),
+            "turned": verdict.back,
+            "batch": batch["number"],
+            "lost": lost,
+        }
 
     def _end(
         self, rollout: Mapping[str, Any], before: Mapping[str, Any], variables: Mapping[str, Any]
@@ -64,7 +72,15 @@ class ActionModule(ControllerAction):
 
 
 def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: before[key] for key in ("stop", "why", "told", "turned", "batch")}
+    return {key: before[key] for key in ("stop", "why", "told", "turned", "batch", "lost")}
+
+
+def _lost(variables: Mapping[str, Any], hosts: Any) -> dict[str, str]:
+    """The load balancers that did not answer when these hosts' servers were last set, and why."""
+    found: dict[str, str] = {}
+    for host in hosts:
+        found |= (variables["hostvars"].raw_get(host).get(BALANCERS) or {}).get("lost") or {}
+    return {str(name): str(why) for name, why in found.items()}
 
 
 def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, Any]:

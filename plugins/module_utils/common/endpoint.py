@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 OPERATOR = "operator"
 """Marks servers drained by the operator: a run returns to service only servers that a run drained."""
+BALANCER = "balancer"
+"""The class of a failure of a load balancer itself, which is none of the instances that it was told of."""
 # HAProxy queries the agent on loopback, see programs/haproxy_agent.py.
 AGENT_PORT = 8406
 # HAProxy's address for routers (programs/router.py), and the ports of routers; each has a second port, METRICS above.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.endpoint import OPERATOR
+from ..common.endpoint import BALANCER, OPERATOR
 from ..common.files import make_private, read_text, write_atomic
 from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
@@ -87,7 +87,8 @@ class Balancer:
         """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
         text = read_text(f"{self.directory}/current/balancer.json")
         if text is None:
-            raise NodeError("There is no load balancer on this host. Run site.yml first.")
+            what = "There is no load balancer on this host. Run site.yml first."
+            raise NodeError(what, **{"class": BALANCER})
         return {
             f"{backend['name']}/{server['name']}": {**server, "deployment": backend["name"]}
             for backend in json.loads(text)["backends"]
@@ -125,7 +126,8 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
     unknown = sorted(set(request.names) - set(addresses))
     if unknown:
         raise NodeError(
-            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(addresses)) or 'none'}."
+            f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(addresses)) or 'none'}.",
+            **{"class": BALANCER},
         )
     if not check:
         make_private(balancer.state)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..common.endpoint import BALANCER
 from ..common.module_main import NodeError
 
 # Bits of srv_admin_state that the admin socket sets. Source: haproxy, include/haproxy/server-t.h (SRV_ADMF_*).
@@ -21,6 +22,9 @@ _BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
 
 class HaproxyUnavailable(NodeError):
     """HAProxy does not answer at the admin socket."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, **{"class": BALANCER})
 
 
 @dataclass(frozen=True)

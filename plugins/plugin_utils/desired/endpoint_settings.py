@@ -137,6 +137,10 @@ class ObservedBalancer:
         )
 
 
+NOT_IN_RUN = "it is not part of this run (add it to --limit)"
+"""Why a load balancer is absent that --limit leaves out; any other reason: it cannot be reached."""
+
+
 @dataclass(frozen=True)
 class BalancerHost:
     """A host of the group load_balancer.

@@ -14,8 +14,8 @@ from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
 from .endpoint_settings import GROUP as BALANCERS
+from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
-from .endpoint_settings import BalancerHost, balancer_host
 from .fleet import HostInput
 from .host_settings import VARIABLES
 from .unknown_variables import unknown_variables
@@ -73,7 +73,7 @@ class InventoryReader:
             given = self.host(name, offline, BALANCER_VARIABLES)
             absent = given.unreachable
             if absent and name not in self.task_vars.get("ansible_play_hosts_all", ()):
-                absent = "it is not part of this run (add it to --limit)"
+                absent = NOT_IN_RUN
             host, wrong = balancer_host(name, given.variables, given.state, absent)
             found.append(host)
             problems += wrong

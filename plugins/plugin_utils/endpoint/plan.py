@@ -12,7 +12,7 @@ from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
-from ..desired.endpoint_settings import BalancerHost, BalancerSettings, ObservedBalancer
+from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
 from ..text import plural
 from .backends import (
     ANY,
@@ -59,7 +59,7 @@ class BalancerPlan:
 
     files_before: the files during the change, with the old servers still present. drain: servers to drain before they
     stop, and their hosts. undrain: servers to return to service afterwards, including those that an earlier run left
-    drained.
+    drained (left).
     """
 
     host: BalancerHost
@@ -73,6 +73,7 @@ class BalancerPlan:
     drain: Mapping[str, str]
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
+    left: tuple[str, ...] = ()
 
     def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
         """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
@@ -82,9 +83,16 @@ class BalancerPlan:
         drain = [
             name
             for name, host in self.drain.items()
-            if host == gpu_host and name.rpartition(":")[0].rpartition(".")[2] not in without
+            if host == gpu_host and instance_of(name).rpartition(".")[2] not in without
         ]
         return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
+
+    def returned_first(self, changing: Collection[str]) -> list[str]:
+        """Return what an earlier run left drained and this one does not stop, so that it serves while others change.
+
+        changing: instances ("n1.llama-0") that this run changes in batches, each of which returns with its batch.
+        """
+        return [name for name in self.left if name not in self.drain and instance_of(name) not in changing]
 
     @property
     def url(self) -> str:
@@ -108,6 +116,11 @@ class BalancerPlan:
             "undrain": list(self.undrain),
             "warnings": list(self.warnings),
         }
+
+
+def instance_of(server: str) -> str:
+    """Return the host and instance of a server: llama/n1.llama-0:8000 → n1.llama-0."""
+    return server.partition("/")[2].rpartition(":")[0]
 
 
 def url_of(host: BalancerHost) -> str:
@@ -164,8 +177,8 @@ def plan_balancers(
         *address_problems(hosts),
     ]
     warnings = [
-        f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained: "
-        f"{host.absent}"
+        f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained from it: "
+        f"{host.absent}{_at_return(host)}"
         for host in hosts
         if host.absent
     ]
@@ -190,6 +203,13 @@ def plan_balancers(
             plans.append(plan)
             problems += found
     return tuple(plans), tuple(problems), tuple(warnings)
+
+
+def _at_return(host: BalancerHost) -> str:
+    """Return what to do for a load balancer that cannot be reached."""
+    if host.absent == NOT_IN_RUN:
+        return ""
+    return f". When it is back, run site.yml: it writes {host.name}'s configuration"
 
 
 def _plan(
@@ -236,6 +256,7 @@ def _plan(
         drain=drain,
         undrain=tuple(dict.fromkeys(name for name in (*drain, *left) if name in present)),
         warnings=(*_warnings(host), *material.warnings, *address_warnings(host, endpoint.hosts)),
+        left=tuple(left),
     )
     return planned, problems
 

@@ -12,9 +12,10 @@ from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, History
 from ...module_utils.common.minimum import refusals
 from ..desired.actions import ALIVE
+from ..desired.endpoint_settings import NOT_IN_RUN
 from ..desired.node_state import NodeState, ObservedInstance
 from ..endpoint.backends import BackendServer
-from ..endpoint.plan import BalancerPlan
+from ..endpoint.plan import BalancerPlan, instance_of
 from ..generations.revisions import RevisionChange
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
@@ -58,7 +59,7 @@ class RolloutRequest:
     deployment: str | None = None
     instance: str | None = None
     canary: bool = True
-    absent: tuple[tuple[str, str], ...] = ()  # load balancers that are not in this run, and why
+    absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
     at_once: bool = False  # too few may stay in service
 
 
@@ -293,7 +294,7 @@ class _HostRollout:
     def _out(self, name: str) -> bool:
         """The operator took it out of a load balancer."""
         return any(
-            entry.get("by") == OPERATOR and _is_server_of(server, self.name, name)
+            entry.get("by") == OPERATOR and instance_of(server) == f"{self.name}.{name}"
             for balancer in self.balancers
             for server, entry in (balancer.host.observed.drained if balancer.host.observed else {}).items()
         )
@@ -375,11 +376,6 @@ def _histories(state: NodeState | None) -> dict[str, History]:
     return {item.deployment: item for item in state.generations} if state else {}
 
 
-def _is_server_of(server: str, host: str, name: str) -> bool:
-    """Whether "llama/n1.llama-0:8000" is this instance."""
-    return server.partition("/")[2].rpartition(":")[0] == f"{host}.{name}"
-
-
 def _deployment(name: str, found: ObservedInstance | None, item: Serving | None) -> str:
     """The deployment that an instance is of: as it runs, as it will, or by its name."""
     return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
@@ -423,15 +419,7 @@ def _trials(
 def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iterable[Problem]:
     """What a rollout needs beside room."""
     if rollout.batches and wanted.operation != STOP:
-        for name, why in wanted.absent:
-            what = f"instances cannot be drained from load balancer {name} before they change: {why}."
-            yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
-    # A deploy configures and starts the load balancers before its batches.
-    checked = () if wanted.operation in (DEPLOY, STOP) else plan.balancers
-    for balancer in checked if rollout.batches else ():
-        if balancer.host.observed is None or not balancer.host.observed.running:
-            what = "the load balancer does not run, so instances cannot be drained before they change."
-            yield Problem((), what, "Run deploy.yml first.", (balancer.host.name,))
+        yield from _balancer_refusals(plan, wanted)
     if wanted.operation == ROLLBACK and not wanted.deployment:
         names = ", ".join(revision.deployment for revision in plan.revisions)
         yield Problem(("deployment",), "is required.", f"-e deployment=NAME; there are: {names or 'none'}.")
@@ -447,6 +435,36 @@ def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iter
             meant = wanted.instance or wanted.deployment
             what = f"no instance of {meant} runs."
             yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
+
+
+def _balancer_refusals(plan: FleetPlan, wanted: RolloutRequest) -> Iterable[Problem]:
+    """Return why instances cannot be drained: one that answers suffices, as those that do not serve nobody.
+
+    One that --limit leaves out may well serve.
+    """
+    dead = [(name, why) for name, why in wanted.absent if why != NOT_IN_RUN]
+    for name, why in wanted.absent:
+        if why == NOT_IN_RUN:
+            what = f"instances cannot be drained from load balancer {name} before they change: {why}."
+            yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    # A deploy configures and starts the load balancers before its batches.
+    idle = [
+        item.host.name
+        for item in plan.balancers
+        if wanted.operation != DEPLOY and not (item.host.observed and item.host.observed.running)
+    ]
+    if len(idle) < len(plan.balancers):
+        return
+    if idle:
+        what = "the load balancer does not run, so instances cannot be drained before they change."
+        yield Problem((), what, "Run deploy.yml first.", tuple(idle))
+    elif dead:
+        what = f"no load balancer can be reached, so instances cannot be drained before they change: {_listed(dead)}."
+        yield Problem((), what, "Bring one of them back, and run again: one is enough.")
+
+
+def _listed(items: Iterable[tuple[str, str]]) -> str:
+    return "; ".join(f"{name}: {why.rstrip('.')}" for name, why in items)
 
 
 def _batch(

@@ -188,8 +188,13 @@ def summarize_rollout(
     """
     done = [item for item in batches if ended is None or item["number"] < ended]
     lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'group')} of {_units(batches)} done."]
+    lines += [
+        f"Load balancer {name} does not answer: {why.rstrip('.')}. When it is back, run site.yml: it learns then what "
+        "changed."
+        for name, why in (verdict.get("lost") or {}).items()
+    ]
     if ended is None:
-        return lines[0]
+        return "\n".join(lines)
     batch = next(item for item in batches if item["number"] == ended)
     name, held = batch["deployment"], batch["held"]
     lines.append(f"{batch['text']}: {verdict['why']}")

@@ -33,8 +33,13 @@ def todo_hosts(
         if host.actions:
             groups[host.host.name] = [f"todo_{role}" for role in host.todo]
             groups[host.host.name] += ["fleet_partial"] if host.partial else []
+    batched = (
+        {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()
+    )
+    first = {balancer.host.name: balancer.returned_first(batched) for balancer in balancers}
     for balancer in balancers:
-        if balancer.actions:
+        # Those that a rollout asks are contacted in the end too, so that one that died meanwhile is named by itself.
+        if balancer.actions or batched:
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
@@ -47,7 +52,7 @@ def todo_hosts(
             mine["rollout"] = rollout.host(name)
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
         if name in data["balancers"]:
-            mine["balancer"] = data["balancers"][name]
+            mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name]}
         found.append(
             {"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name, rollout)}}
         )

@@ -402,7 +402,8 @@ def test_without_a_balancer_nothing_is_warned_about() -> None:
     plans, problems, warnings = plan_balancers(EndpointInputs((absent,), BOTH, assets), [open_one])
     assert (plans, problems) == ((), ())
     assert warnings[0] == (
-        "load balancer lb keeps its configuration, and instances are stopped without being drained: it is off"
+        "load balancer lb keeps its configuration, and instances are stopped without being drained from it: it is off. "
+        "When it is back, run site.yml: it writes lb's configuration"
     )
 
 

@@ -209,8 +209,8 @@ def test_a_balancer_that_is_not_part_of_the_run() -> None:
     plan = planned(two(), [deployment()], host(absent="it could not be reached"))
     assert plan.balancers == ()
     text = (
-        "load balancer lb keeps its configuration, and instances are stopped without being drained: it could not "
-        "be reached"
+        "load balancer lb keeps its configuration, and instances are stopped without being drained from it: it "
+        "could not be reached. When it is back, run site.yml: it writes lb's configuration"
     )
     assert text in plan.warnings
 

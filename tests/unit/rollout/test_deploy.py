@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import DEPLOY
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
@@ -173,11 +174,32 @@ def test_a_balancer_that_is_configured_in_the_same_run_is_no_reason_to_refuse() 
 def test_a_balancer_beyond_the_run_is() -> None:
     states, balancers = served(PAIR)
     plan = planned(states, CHANGED, balancers)
-    _, problems = plan_rollout_steps(plan, RolloutRequest(DEPLOY, absent=(("lb2", "it is not in --limit"),)))
+    _, problems = plan_rollout_steps(plan, RolloutRequest(DEPLOY, absent=(("lb2", NOT_IN_RUN),)))
     assert [item.text() for item in problems] == [
-        "--limit: instances cannot be drained from load balancer lb2 before they change: it is not in --limit. Run "
+        f"--limit: instances cannot be drained from load balancer lb2 before they change: {NOT_IN_RUN}. Run "
         "without --limit, or with lb2 in it."
     ]
+
+
+def test_what_a_killed_run_left_drained_serves_before_others_change() -> None:
+    """But for what this run changes by itself, such as a canary that nobody judged."""
+    states, (balancer,) = served(PAIR)
+    left = {f"llama/{name}": {"state": "drain", "by": "run"} for name in (A1, B1)}
+    left["llama/n2.llama-0:8000"] = {"state": "drain", "by": "operator"}
+    there = applied(planned(states, PAIR, [balancer]).balancers[0], out=left)
+    rest = copy.deepcopy(states)
+    for name, at in (("n1", 0), ("n2", 1)):  # what is still to be changed
+        rest[name]["instances"][at]["spec_hash"] = "0" * 64
+    plan = planned(rest, PAIR, [host(there)])
+    rollout, _ = plan_rollout_steps(plan, RolloutRequest(DEPLOY))
+    assert [unit for batch in rollout.batches for unit in batch["units"]] == [["n1/llama-0"], ["n2/llama-1"]]
+    todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
+    parts = {item["name"]: item["plan"].get("balancer") for item in todo}
+    assert parts["lb"]["undrain_first"] == [f"llama/{A1}"]
+    assert {f"llama/{A1}", f"llama/{B1}"} <= set(parts["lb"]["undrain"])
+
+
+A1, B1 = "n1.llama-1:8001", "n2.llama-1:8001"
 
 
 def options(**given: Any) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerHost
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    NOT_IN_RUN,
+    BalancerHost,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
@@ -256,7 +259,7 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
 
 NEW = [deployment(gpus=[0], **SEQS)]
 NOT_RUNNING = "host lb: the load balancer does not run, so instances cannot be drained before they change."
-ABSENT = "instances cannot be drained from load balancer far before they change: it is off."
+ABSENT = f"instances cannot be drained from load balancer far before they change: {NOT_IN_RUN}."
 MODES = "partition modes have to change first, which stops every instance of a host. Run partition.yml first."
 
 LAST = "the last one has to stay in service. Take fewer at a time:"
@@ -290,9 +293,26 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         UPGRADE,
         NEW,
         {},
-        {"absent": (("far", "it is off"),)},
+        {"absent": (("far", NOT_IN_RUN),)},
         {},
         [f"--limit: {ABSENT} Run without --limit, or with far in it."],
+    ),
+    "one of two is dead": (UPGRADE, NEW, {}, {"absent": (("far", "it is off"),)}, {}, []),
+    "one of two is dead, and something restarts": (
+        RESTART,
+        ONE,
+        {},
+        {"absent": (("far", "it is off"),)},
+        {},
+        [],
+    ),
+    "one is dead, and the other is down": (
+        UPGRADE,
+        NEW,
+        {"running": False},
+        {"absent": (("far", "it is off"),)},
+        {},
+        [NOT_RUNNING],
     ),
     "a balancer is not in this run, and nothing changes": (
         UPGRADE,
@@ -352,6 +372,33 @@ def test_refused(case: str) -> None:
     assert len(lines) == len(expected), lines
     for text, start in zip(lines, expected, strict=True):
         assert text.startswith(start)
+
+
+@pytest.mark.parametrize("operation", [DEPLOY, UPGRADE, RESTART, ROLLBACK])
+def test_without_any_balancer_nothing_that_serves_changes(operation: str) -> None:
+    states, _ = served(ONE)
+    plan = planned(
+        after(planned(states, NEW, []), states), ONE, [], OperationRequest(operation, frozenset(["llama"]))
+    )
+    dead = (("lb-01", "No route to host."), ("lb-02", "Connection refused"))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(operation, deployment="llama", absent=dead))
+    assert made.batches
+    assert [item.text() for item in problems] == [
+        "no load balancer can be reached, so instances cannot be drained before they change: lb-01: No route to host; "
+        "lb-02: Connection refused. Bring one of them back, and run again: one is enough."
+    ]
+
+
+def test_one_of_two_that_runs_suffices() -> None:
+    states, (one, two) = served(ONE, "lb1", "lb2")
+    down = applied(planned(states, ONE, [one, two]).balancers[0], running=False)
+    for balancers, count in (
+        ([host(down, name="lb1"), two], 0),
+        ([host(down, name="lb1"), host(down, name="lb2")], 1),
+    ):
+        plan = planned(states, NEW, balancers, OperationRequest(UPGRADE))
+        _, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE))
+        assert len(problems) == count
 
 
 def test_a_restart_where_nothing_runs() -> None:

@@ -44,9 +44,44 @@ text = json.dumps([NAME, given], sort_keys=True)
 with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(text + chr(10))
 answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": {"tps": 5}, "client": {}, "looks": []}
-if any(all(word in text for word in part) for part in json.loads(os.environ["FAKE_FAIL"])):
-    answer = {"failed": True, "msg": "broken by the test: " + NAME}
+for part in json.loads(os.environ["FAKE_FAIL"]):
+    if all(word in text for word in part if not word.startswith("class=")):
+        answer = {"failed": True, "msg": "broken by the test: " + NAME}
+        for word in part:
+            if word.startswith("class=") and NAME == "vllm_server":
+                answer["servers"] = [{**server, "class": word[6:]} for server in given["servers"]]
+            elif word.startswith("class="):
+                answer["class"] = word[6:]
 print(json.dumps(answer))
+"""
+
+# A host to which there is no connection any more once its text stands in the log.
+DYING = """
+from __future__ import annotations
+DOCUMENTATION = '''
+name: dying
+short_description: Local, until it dies
+description: Local, until it dies.
+extends_documentation_fragment: connection_pipelining
+options:
+  dead_when: {description: A text of the log., vars: [{name: dead_when}], required: true}
+'''
+import os
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+
+class Connection(Local):
+    transport = "dying"
+
+    def _connect(self):
+        with open(os.environ["FAKE_LOG"]) as log:
+            if self.get_option("dead_when") in log.read():
+                raise AnsibleConnectionFailure("No route to host")
+        return super()._connect()
+
+    def exec_command(self, *given, **more):
+        self._connect()
+        return super().exec_command(*given, **more)
 """
 
 
@@ -60,10 +95,14 @@ class Played:
 
 
 def rollout(
-    operation: str = UPGRADE, old: Any = PAIR, new: Any = CHANGED, **wanted: Any
+    operation: str = UPGRADE,
+    old: Any = PAIR,
+    new: Any = CHANGED,
+    lbs: tuple[str, ...] = ("lb",),
+    **wanted: Any,
 ) -> dict[str, dict[str, Any]]:
-    """The planner's own part of each host, of two hosts behind a load balancer: the canary, then all others at once."""
-    states, balancers = served(old)
+    """The planner's own part of each host, of two hosts behind load balancers: the canary, then all others at once."""
+    states, balancers = served(old, *lbs)
     plan = planned(states, new, balancers, OperationRequest(operation))
     policy = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
     made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, at_once=True, **wanted))
@@ -74,9 +113,16 @@ def rollout(
 
 
 def play(
-    tmp_path: Path, *fail: list[str], operation: str = UPGRADE, parts: dict[str, dict[str, Any]] | None = None
+    tmp_path: Path,
+    *fail: list[str],
+    operation: str = UPGRADE,
+    parts: dict[str, dict[str, Any]] | None = None,
+    dying: dict[str, str] | None = None,
 ) -> Played:
-    """Run the play of upgrade.yml, or of stop.yml, that changes what serves."""
+    """Run the play of upgrade.yml, or of stop.yml, that changes what serves.
+
+    dying: load balancers that cannot be reached any more once a text stands in the log of calls.
+    """
     collections = tmp_path / "collections"
     collection = collections / "ansible_collections/instinct/fleet"
     modules, actions = collection / "plugins/modules", collection / "plugins/action"
@@ -90,6 +136,7 @@ def play(
     for name in (
         "roles", "playbooks", "plugins/callback", "plugins/module_utils", "plugins/plugin_utils",
         "plugins/modules/rollout_verdict.py", "plugins/action/rollout_verdict.py",
+        "plugins/modules/balancer_verdict.py", "plugins/action/balancer_verdict.py",
     ):  # fmt: skip
         (collection / name).symlink_to(ROOT / name)
     parts = rollout(operation) if parts is None else parts
@@ -99,7 +146,12 @@ def play(
         "ansible_python_interpreter": sys.executable,
         "ansible_become": False,
     }
-    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": {"lb": {}}}}
+    (tmp_path / "connection").mkdir()
+    (tmp_path / "connection/dying.py").write_text(DYING)
+    lbs: dict[str, Any] = {"lb": {}}
+    for name, text in (dying or {}).items():
+        lbs[name] = {"ansible_connection": "dying", "dead_when": text}
+    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": lbs}}
     inventory = {"all": {"vars": local, "children": groups}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     playbook = "stop" if operation == STOP else "parts/rollout"
@@ -112,7 +164,7 @@ def play(
     log.touch()
     env = {
         **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(collections),
-        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONNECTION_PLUGINS": str(tmp_path / "connection"),
         "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail),
     }  # fmt: skip
     done = subprocess.run(
@@ -254,6 +306,59 @@ def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: 
     assert [call for call in done.calls if call.startswith("serve")] == ["serve llama-0 2"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial ended"))]
     assert "n3 failed to start what has to serve before others change" in done.out
+
+
+# ---- load balancers that die -------------------------------------------------------------------------
+
+TWO = ("lb1", "lb2")
+NEVER, CHANGING, LATE = "never", '["vllm_server"', '"units": ["n1/llama-0"]'
+"""Dead when an instance changed, and when the canary was judged."""
+
+
+@pytest.mark.parametrize(
+    ("operation", "when"),
+    [
+        (RESTART, ""),
+        (UPGRADE, LATE),
+        pytest.param(UPGRADE, "", marks=pytest.mark.deep),
+        pytest.param(UPGRADE, CHANGING, marks=pytest.mark.deep),
+        pytest.param(STOP, "", marks=pytest.mark.deep),
+    ],
+)
+def test_one_of_two_balancers_suffices(tmp_path: Path, operation: str, when: str) -> None:
+    parts = rollout(operation, lbs=TWO)
+    done = play(tmp_path, operation=operation, parts=parts, dying={"lb1": when, "lb2": NEVER})
+    assert done.rc == 0, done.out
+    assert f"{operation.capitalize()}: 4 groups of 4 done." in done.out
+    if when == "":
+        assert "Load balancer lb1 does not answer: " in done.out
+        assert "No route to host" in done.out
+    assert "Unreachable: n" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("when", "hosts"),
+    [
+        (LATE, ("n1",)),
+        pytest.param(LATE, ("n1", "n2"), marks=pytest.mark.deep),
+        pytest.param(CHANGING, ("n1", "n2"), marks=pytest.mark.deep),
+        pytest.param("", ("n1", "n2"), marks=pytest.mark.deep),
+    ],
+)
+def test_the_last_balancer_that_dies_is_blamed_and_no_host(
+    tmp_path: Path, when: str, hosts: tuple[str, ...]
+) -> None:
+    """Also where all hosts of the rollout are in the batch, so that nobody else is left to judge it."""
+    parts = {name: part for name, part in rollout(lbs=TWO).items() if name in hosts}
+    for part in parts.values():
+        for batch in part["batches"]:
+            batch["hosts"] = [name for name in batch["hosts"] if name in hosts]
+            batch["all_hosts"] = [name for name in batch["all_hosts"] if name in hosts]
+    done = play(tmp_path, parts=parts, dying={"lb1": when, "lb2": when})
+    assert done.rc == 2  # failed, and not unreachable
+    assert "No load balancer answers: lb1: " in done.out
+    assert "groups of 4 done." in done.out or "group of 4 done." in done.out
+    assert "can no longer be reached" not in done.out
 
 
 def test_all_stop_at_once(tmp_path: Path) -> None:

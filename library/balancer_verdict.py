@@ -1,0 +1,1 @@
+../plugins/modules/balancer_verdict.py

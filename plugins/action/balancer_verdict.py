@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide whether enough load balancers answered; reads their results, decides nothing itself.
+
+Documentation: plugins/modules/balancer_verdict.py (`ansible-doc -t module instinct.fleet.balancer_verdict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.endpoint import BALANCER
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.answers import answers_of
+
+
+class ActionModule(ControllerAction):
+    """balancer_verdict."""
+
+    options: ClassVar = {
+        "results": {"type": "list", "elements": "dict", "required": True},
+        "by": {"type": "str", "choices": ["operator", "run"], "default": "run"},
+    }
+
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the load balancers that did not answer; fail if none did, or if the operator wants all."""
+        found = answers_of(options["results"])
+        problem = found.problem(options["by"])
+        result = {"changed": False, "lost": dict(found.lost), "warnings": found.warnings(options["by"])}
+        return {**result, "failed": True, "msg": problem, "class": BALANCER} if problem else result
