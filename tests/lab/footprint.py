@@ -29,7 +29,7 @@ KEPT = {
     r"/supervise/": 4,
     r"/balancer/": 16,  # the earlier configuration
     r"/(ready|attention\.json|startup\.log|journal\.log)$": 8,
-    r"^/tmp/ansible_": 2,  # a module that ran when its host died; a server clears /tmp by itself
+    r"^/tmp/(ansible_|containerd\.)": 4,  # of what ran when its host died; a server clears /tmp by itself
 }
 
 
