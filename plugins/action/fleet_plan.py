@@ -79,10 +79,11 @@ class ActionModule(ControllerAction):
         else:
             found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
             plan = news = replace(plan, warnings=(*plan.warnings, *found))
-        data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint)
+        others = set(groups.get(GROUP, ())) - set(names)
+        data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint, others)
         if rollout:
             data["rollout"] = rollout.to_json()
-        lines = request.explain_request(options, plan, data, rollout, endpoint)
+        lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self._display.display(f"\n{text}")
         if options["plan_file"]:

@@ -78,7 +78,9 @@ options:
     type: str
     choices: [deploy, upgrade, rollback, restart, stop]
   at_once:
-    description: Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
+    description:
+      - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
+      - Let V(stop) and changes of partition modes leave a deployment fewer engines in service than O(min_in), or none.
     type: bool
     default: false
   deployment:
@@ -129,6 +131,13 @@ options:
   min_in:
     description: Engines of a deployment that stay in service, as a number or a percentage. Default is C(50%).
     type: raw
+  partition_serial:
+    description:
+      - Hosts that change their partition modes at a time, a number, a percentage, or a list of these. Their instances
+        stop, so the run is refused where a batch would leave a deployment fewer engines in service than O(min_in), or
+        none.
+    type: raw
+    default: [1, "20%"]
   soak:
     description: Seconds to watch each batch.
     type: raw

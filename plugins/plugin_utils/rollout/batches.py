@@ -256,17 +256,8 @@ def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Proble
 
     None counts as not set.
     """
-    problems = []
-    serial: tuple[Count, ...] | None = None
-    given = values.get("upgrade_serial")
-    if given is not None:
-        parts = given if isinstance(given, (list, tuple)) else str(given).strip("[] ").split(",")
-        counts = [parse_count(part.strip("\"' ") if isinstance(part, str) else part) for part in parts]
-        if not counts or any(not count or count == "0%" for count in counts):
-            what = f"{given!r} is not a number of groups, a percentage of them, or a list of these."
-            problems.append(Problem(("upgrade_serial",), what, 'Use for example 2, "25%" or [1, "25%"].'))
-        else:
-            serial = tuple(count for count in counts if count)
+    serial, found = parse_serial(values.get("upgrade_serial"), "upgrade_serial")
+    problems = [*found]
     keep = None
     if values.get("upgrade_min_in") is not None:
         keep = parse_count(values["upgrade_min_in"])
@@ -283,6 +274,18 @@ def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Proble
         )
         soak = 0
     return RolloutPolicy(serial, keep, soak), tuple(problems)
+
+
+def parse_serial(given: Any, name: str) -> tuple[tuple[Count, ...] | None, tuple[Problem, ...]]:
+    """Parse how many go at a time, as Ansible's serial, and return problems; None counts as not set."""
+    if given is None:
+        return None, ()
+    parts = given if isinstance(given, (list, tuple)) else str(given).strip("[] ").split(",")
+    counts = [parse_count(part.strip("\"' ") if isinstance(part, str) else part) for part in parts]
+    if not counts or any(not count or count == "0%" for count in counts):
+        what = f"{given!r} is not a number, a percentage, or a list of these."
+        return None, (Problem((name,), what, 'Use for example 2, "25%" or [1, "25%"].'),)
+    return tuple(count for count in counts if count), ()
 
 
 # ---- batches -----------------------------------------------------------------------------------------

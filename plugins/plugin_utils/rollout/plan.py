@@ -45,7 +45,7 @@ from .steps import (
     steps_of,
     trial_record,
 )
-from .stopping import HostStops, host_batches, known_engines
+from .stopping import HostStops, known_engines, partitioned_hosts, stop_problems
 
 Data = Mapping[str, Any]
 
@@ -61,6 +61,7 @@ class RolloutRequest:
     canary: bool = True
     absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
     at_once: bool = False  # too few may stay in service
+    blind: bool = False  # nothing is known of the fleet's other hosts
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         members = serving_changes(members, partitioned_hosts(plan))
         # What returns to a generation that served before is not measured.
         judged = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
-    if wanted.operation == STOP and not (wanted.at_once or (wanted.absent and not plan.balancers)):
+    if wanted.operation == STOP and not (wanted.at_once or wanted.blind):
         also = [balancer.host.name for balancer in plan.balancers]
         problems = (*problems, *refusals(known_engines(plan, members), policy.min_available, also))
     canary = wanted.operation in (DEPLOY, UPGRADE) and wanted.canary
@@ -159,19 +160,15 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems
 
 
-def plan_stops(
-    plan: FleetPlan, values: Mapping[str, Any], stops: HostStops
-) -> tuple[tuple[int, ...], tuple[Problem, ...]]:
-    """Return the sizes of the batches of hosts whose instances stop, and why they may not stop."""
+def refused_stops(plan: FleetPlan, values: Mapping[str, Any], stops: HostStops) -> tuple[Problem, ...]:
+    """Return why the instances of these hosts may not stop."""
     policy, problems = parse_policy(values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
     members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
-    stops = replace(
-        stops, min_in=policy.min_available, limit_also=[balancer.host.name for balancer in plan.balancers]
-    )
-    sizes, wrong = host_batches(known_engines(plan, members), stops)
-    return sizes, (*problems, *wrong)
+    also = [balancer.host.name for balancer in plan.balancers]
+    stops = replace(stops, min_in=policy.min_available, limit_also=also)
+    return (*problems, *stop_problems(known_engines(plan, members), stops))
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -189,13 +186,6 @@ def _change(
     operation = operation_of(wanted.operation, revision)
     return BatchChange(
         operation, batch.deployment, revision.generation if revision else None, why, policy.soak
-    )
-
-
-def partitioned_hosts(plan: FleetPlan) -> tuple[str, ...]:
-    """Return the hosts whose GPUs this plan changes, which stops every instance there."""
-    return tuple(
-        host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
     )
 
 

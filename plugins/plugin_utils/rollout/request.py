@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...module_utils.common.errors import FleetError, Problem
@@ -21,7 +21,8 @@ from ..endpoint.foreign_secrets import KINDS
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from ..text import plural
-from .batches import parse_policy
+from .batches import DEFAULT_SERIAL, parse_policy, parse_serial
+from .stopping import HostStops, partitioned_hosts
 
 if TYPE_CHECKING:
     from .plan import RolloutPlan
@@ -52,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
     "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
+    "partition_serial": public_variables()["gpu_partition_serial"].option,
 }
 
 
@@ -91,20 +93,25 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
 
 
 def requested_rollout(
-    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None
+    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, others: Collection[str] = ()
 ) -> RolloutPlan | None:
     """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError.
 
-    A run without an operation only shows what a deploy would do, or needs the plan for something else.
+    A run without an operation only shows what a deploy would do, or needs the plan for something else. others: the
+    fleet's GPU hosts that are not in this run.
     """
     operation = options["operation"]
+    if options["apply"]:
+        stops = _refused_stops(options, plan, others)
+        if stops:
+            raise FleetError(stops)
     if options["offline"] or plan.partial or operation is None:
         return None
     if operation == DEPLOY and (
         options["at_once"] or not any(host.start or host.remove for host in plan.hosts)
     ):
         return None
-    planned, problems = _rollout(options, plan, endpoint, operation)
+    planned, problems = _rollout(options, plan, endpoint, operation, _blind(plan, others))
     if problems:
         raise FleetError((*problems, *_ways_out(operation)))
     return planned if operation != DEPLOY or planned.batches else None
@@ -124,8 +131,21 @@ def explain_request(
     data: Mapping[str, Any],
     rollout: RolloutPlan | None,
     endpoint: EndpointInputs | None = None,
+    others: Collection[str] = (),
 ) -> list[str]:
     """Return the lines about the batches; of a run that only plans, about those of a deploy."""
+    found = [f"partition.yml, site.yml and deploy.yml refuse this: {problem.text()}"
+             for problem in _refused_stops(options, plan, others)]  # fmt: skip
+    return [*([""] if found else []), *found, *_explain_rollout(options, plan, data, rollout, endpoint)]
+
+
+def _explain_rollout(
+    options: Options,
+    plan: FleetPlan,
+    data: Mapping[str, Any],
+    rollout: RolloutPlan | None,
+    endpoint: EndpointInputs | None,
+) -> list[str]:
     if not rollout and (options["offline"] or plan.partial or not plan.changes):
         return []
     from .plan import count_replaced  # as below
@@ -158,7 +178,7 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rollout(
-    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, operation: str
+    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, operation: str, blind: bool = False
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     # Here, as most runs plan no rollout, and every run would wait for these imports.
     from .plan import RolloutRequest, plan_rollout_steps
@@ -172,8 +192,28 @@ def _rollout(
         canary=options["canary"],
         absent=tuple(absent),
         at_once=options["at_once"],
+        blind=blind,
     )
     return plan_rollout_steps(plan, wanted)
+
+
+def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -> tuple[Problem, ...]:
+    """Return why hosts may not stop what they run, as they do for other partition modes."""
+    if options["offline"] or options["at_once"] or options["operation"] not in (None, DEPLOY):
+        return ()
+    hosts = partitioned_hosts(plan)
+    if not hosts or plan.partial or _blind(plan, others):
+        return ()
+    from .plan import refused_stops  # as below
+
+    serial, problems = parse_serial(options["partition_serial"], "gpu_partition_serial")
+    stops = HostStops(hosts, serial or DEFAULT_SERIAL, "gpu_partition_serial")
+    return (*problems, *refused_stops(plan, _terms(options), stops))
+
+
+def _blind(plan: FleetPlan, others: Collection[str]) -> bool:
+    """Return whether nothing is known of the fleet's other hosts, as no load balancer is in this run."""
+    return bool(others) and not plan.balancers
 
 
 def _terms(options: Options) -> dict[str, Any]:

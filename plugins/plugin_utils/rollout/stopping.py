@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
+from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
 from .batches import DEFAULT_SERIAL, RolloutInstance
 
@@ -16,15 +17,23 @@ from .batches import DEFAULT_SERIAL, RolloutInstance
 class HostStops:
     """Hosts whose instances stop, a batch of hosts at a time, and serve again before the next one.
 
-    serial: hosts at a time; None for the default, and fewer where that many would leave too few in service. balancers:
-    load balancers that run; one of them keeps running.
+    serial: hosts at a time. variable: the one that sets serial; "" if none does. balancers: load balancers that run, if
+    these hosts themselves go down.
     """
 
     hosts: Sequence[str]
-    serial: tuple[Count, ...] | None = None
+    serial: tuple[Count, ...] = DEFAULT_SERIAL
+    variable: str = ""
     min_in: Count | None = None
     balancers: frozenset[str] = frozenset()
     limit_also: Sequence[str] = ()
+
+
+def partitioned_hosts(plan: FleetPlan) -> tuple[str, ...]:
+    """Return the hosts whose GPUs this plan changes, which stops every instance there."""
+    return tuple(
+        host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
+    )
 
 
 def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[ServingEngine]:
@@ -60,29 +69,23 @@ def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[S
     return found + [ServingEngine(name, one, (host,), up, False) for (name, one, host), up in outside.items()]
 
 
-def host_batches(
-    engines: Sequence[ServingEngine], stops: HostStops
-) -> tuple[tuple[int, ...], tuple[Problem, ...]]:
-    """Return the sizes of the batches in which instances of these hosts may stop, and why they may not.
+def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[Problem, ...]:
+    """Return why the instances of these hosts may not stop, batch by batch.
 
     An engine over several hosts is out of service from the first of its hosts to the last.
     """
-    rest, sizes = list(stops.hosts), list(stops.serial or DEFAULT_SERIAL)
-    found: list[int] = []
+    rest, sizes = list(stops.hosts), list(stops.serial)
     while rest:
         size = max(1, int(resolve_count(sizes[0], len(stops.hosts))))
         sizes = sizes[1:] or sizes
-        batch = rest[:size] if stops.serial else rest[:1]
-        for host in rest[len(batch) : size]:
-            if batch_problems(engines, stops, [*batch, host]):
-                break
-            batch.append(host)
+        batch, rest = rest[:size], rest[size:]
         problems = batch_problems(engines, stops, batch)
+        if problems and stops.variable and not any(batch_problems(engines, stops, [one]) for one in batch):
+            way = f"One host at a time may: -e {stops.variable}=1. To do it all the same: {WORD}."
+            return tuple(replace(problem, fix=way) for problem in problems)
         if problems:
-            return (), problems
-        del rest[: len(batch)]
-        found.append(len(batch))
-    return tuple(found), ()
+            return problems
+    return ()
 
 
 def batch_problems(

@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import STOP, OperationRequest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    STOP,
+    OperationRequest,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import ServingEngine
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutRequest,
     plan_rollout_steps,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.stopping import HostStops, host_batches
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import (
+    OPTIONS,
+    explain_request,
+    requested_rollout,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.stopping import HostStops, stop_problems
 
 from tests.worlds.balancer_world import applied, host
 from tests.worlds.rollout_balancer_world import PAIR, States, planned, served
@@ -30,50 +41,58 @@ def engines(**hosts: str) -> list[ServingEngine]:
 
 
 EIGHT = {f"n{number}": "SS" for number in range(1, 9)}
+TWENTY = [f"n{number}" for number in range(20)]
 OVER = ServingEngine("wide", "wide-0", ("n1", "n2"), True, False)
 ALONE = "no other load balancer answers, so no client would be served meanwhile."
 
 
+def up(count: int) -> list[ServingEngine]:
+    """One engine on each of twenty hosts, of which this many serve."""
+    return engines(**{name: "S" if number < count else "d" for number, name in enumerate(TWENTY)})
+
+
 @pytest.mark.parametrize(
-    ("there", "stops", "sizes", "said"),
+    ("there", "stops", "said"),
     [
-        (engines(**EIGHT), HostStops(list(EIGHT)), (1,) * 8, ""),
-        (engines(**EIGHT), HostStops(list(EIGHT), (1, "50%")), (1, 4, 3), ""),
-        (engines(**EIGHT), HostStops(["n1", "n2"], (2,)), (2,), ""),
-        (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,)), (), "4 of 4 serve; this would leave 0"),
-        # By default as many as can be spared.
-        (engines(**{f"n{n}": "S" for n in range(20)}), HostStops([f"n{n}" for n in range(20)]), (1, 4, 4, 4, 4, 3), ""),
-        (
-            engines(**{f"n{n}": "S" if n < 12 else "d" for n in range(20)}), HostStops([f"n{n}" for n in range(12)]),
-            (1, 2, 2, 2, 2, 2, 1), "",
-        ),
-        (
-            engines(**{f"n{n}": "S" if n < 11 else "d" for n in range(20)}), HostStops([f"n{n}" for n in range(11)]),
-            (1,) * 11, "",
-        ),
+        (engines(**EIGHT), HostStops(list(EIGHT)), ""),
+        (engines(**EIGHT), HostStops(list(EIGHT), (1, "50%")), ""),
+        (engines(**EIGHT), HostStops(list(EIGHT), ("60%",)), ""),
+        (engines(**EIGHT), HostStops(list(EIGHT), ("70%",)), "16 of 16 serve; this would leave 6, and 8 have to"),
+        (engines(**EIGHT), HostStops(["n1", "n2"], (2,)), ""),
+        (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,)), "this would leave 0, and 2 have to stay in service "
+         "(upgrade_min_in: 50%). Take fewer at a time: --limit n1."),
+        (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,), "serial"), "(upgrade_min_in: 50%). One host at a "
+         "time may: -e serial=1. To do it all the same: -e at_once=true."),
+        # The first one alone, then four.
+        (up(20), HostStops(TWENTY), ""),
+        (up(14), HostStops(TWENTY), ""),
+        (up(13), HostStops(TWENTY, variable="serial"), "13 of 20 serve; this would leave 9, and 10 have to stay in "
+         "service (upgrade_min_in: 50%). One host at a time may: -e serial=1."),
+        (up(10), HostStops(TWENTY, variable="serial"), "10 of 20 serve; this would leave 9, and 10 have to stay"),
+        (up(10), HostStops(TWENTY[10:]), ""),
         # What does not serve stops whenever it likes to.
-        (engines(n1="dd"), HostStops(["n1"]), (1,), ""),
-        (engines(n1="dd", n2="SS"), HostStops(["n1"]), (1,), ""),
-        (engines(n1="dd", n2="SS"), HostStops(["n1", "n2"]), (), "2 of 4 serve; this would leave 0"),
-        ([], HostStops(["n1", "n2", "n3"]), (1, 1, 1), ""),
-        ([], HostStops([]), (), ""),
+        (engines(n1="dd"), HostStops(["n1"]), ""),
+        (engines(n1="dd", n2="SS"), HostStops(["n1"]), ""),
+        (engines(n1="dd", n2="SS"), HostStops(["n1", "n2"]), "2 of 4 serve; this would leave 0"),
+        ([], HostStops(["n1", "n2", "n3"]), ""),
+        ([], HostStops([]), ""),
         # The only host: no part of it is offered, as all of it stops.
-        (engines(n1="SS"), HostStops(["n1"]), (), "the last one has to stay in service. First return others"),
-        (engines(n1="S"), HostStops(["n1"], min_in=0), (), "the last one has to stay in service."),
-        (engines(n1="SS", n2="SS"), HostStops(["n1"], min_in="75%"), (), "3 have to stay in service"),
+        (engines(n1="SS"), HostStops(["n1"]), "the last one has to stay in service. First return others"),
+        (engines(n1="S"), HostStops(["n1"], min_in=0), "the last one has to stay in service."),
+        (engines(n1="SS", n2="SS"), HostStops(["n1"], min_in="75%"), "3 have to stay in service"),
         # An engine over two hosts is out until both are done, whichever comes first.
-        ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n2"]), (1, 1), ""),
-        ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n3"]), (), "wide: 2 of 2 serve"),
+        ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n2"]), ""),
+        ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n3"]), "wide: 2 of 2 serve"),
         # A load balancer is left.
-        ([], HostStops(["n1", "n2"], (2,), balancers=frozenset(["n1", "n2"])), (), f"n1, n2: {ALONE}"),
-        ([], HostStops(["n1", "n2"], balancers=frozenset(["n1", "n2"])), (1, 1), ""),
-        ([], HostStops(["n1", "n2"], (2,), balancers=frozenset(["n1", "lb"])), (2,), ""),
-        ([], HostStops(["n2", "n1"], balancers=frozenset(["n1"])), (), f"n1: {ALONE} Start another one first"),
+        ([], HostStops(["n1", "n2"], (2,), balancers=frozenset(["n1", "n2"])), f"n1, n2: {ALONE}"),
+        ([], HostStops(["n1", "n2"], balancers=frozenset(["n1", "n2"])), ""),
+        ([], HostStops(["n1", "n2"], (2,), balancers=frozenset(["n1", "lb"])), ""),
+        ([], HostStops(["n2", "n1"], balancers=frozenset(["n1"])), f"n1: {ALONE} Start another one first"),
     ],
 )  # fmt: skip
-def test_how_many_hosts_at_a_time(there: Any, stops: HostStops, sizes: tuple[int, ...], said: str) -> None:
-    found, problems = host_batches(there, stops)
-    assert (found, bool(problems)) == (sizes, bool(said)), problems
+def test_how_many_hosts_at_a_time(there: Any, stops: HostStops, said: str) -> None:
+    problems = stop_problems(there, stops)
+    assert bool(problems) == bool(said), problems
     assert said in "".join(problem.text() for problem in problems)
     for problem in problems:
         assert problem.fix.endswith(": -e at_once=true.")
@@ -105,3 +124,67 @@ def test_hosts_outside_the_run_count_as_the_load_balancers_have_them() -> None:
     there = applied(planned(states, PAIR, [balancer]).balancers[0], out=drained)
     (text,) = refused(states, host(there), "n1")
     assert text.startswith("llama: 2 of 4 serve; this would leave 0")
+
+
+# ---- other partition modes ---------------------------------------------------------------------------
+
+
+def modes(states: States, *hosts: str) -> States:
+    """The hosts' GPUs have other modes than the inventory wants."""
+    found = copy.deepcopy(states)
+    for name in hosts:
+        found[name]["gpus"][0]["compute_partition"] = "CPX"
+    return found
+
+
+def asked(states: States, balancers: Any, others: Sequence[str] = (), **given: Any) -> str:
+    """Why a run that changes modes is refused; "" if it is not. It tells a run that only plans the same."""
+    plan = planned(states, PAIR, balancers, gpu_partition_compute="SPX")
+    plan = replace(plan, hosts=tuple(item for item in plan.hosts if item.host.name not in others))
+    options = {name: option.get("default") for name, option in OPTIONS.items()}
+    options |= {"apply": True, "operation": None, **given}
+    told = "\n".join(explain_request({**options, "apply": False}, plan, plan.to_json(), None, None, others))
+    try:
+        requested_rollout(options, plan, None, others)
+    except FleetError as error:
+        text = str(error)
+        assert text in told
+        return text
+    assert "refuse this" not in told or given
+    return ""
+
+
+def test_modes_change_where_enough_goes_on_serving() -> None:
+    states, (balancer,) = served(PAIR)
+    both = modes(states, "n1", "n2")
+    assert asked(both, [balancer]) == asked(both, []) == ""
+    text = asked(both, [balancer], partition_serial=2)
+    assert text.startswith(
+        "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 50%)."
+    )
+    assert text.endswith(
+        "One host at a time may: -e gpu_partition_serial=1. To do it all the same: -e at_once=true."
+    )
+    assert asked(both, [balancer], partition_serial=2, at_once=True) == ""
+    assert asked(both, [balancer], operation=DEPLOY, partition_serial=2) == text
+    assert asked(both, [balancer], min_in="75%").startswith(
+        "llama: 4 of 4 serve; this would leave 2, and 3 have to stay"
+    )
+    assert "gpu_partition_serial: 'x' is not a number" in asked(both, [balancer], partition_serial="x")
+    # With --limit: what the load balancer has there counts, and decides. Without one, nothing is known.
+    assert asked(modes(states, "n1"), [balancer], others=["n2"]) == ""
+    assert asked(modes(states, "n1"), [], others=["n2"]) == ""
+
+
+def test_modes_do_not_change_where_the_others_are_down() -> None:
+    states, (balancer,) = served(PAIR)
+    down = modes(states, "n1")
+    for item in down["n2"]["instances"]:
+        item.update(state="exited", exit_code=1, ready=False)
+    for balancers in ([balancer], []):
+        text = asked(down, balancers)
+        assert text.startswith(
+            "llama: 2 of 2 serve; this would leave 0, and the last one has to stay in service."
+        ), text
+        assert "First return others to service (see status.yml, undrain.yml)." in text
+    assert asked(modes(down, "n2"), [balancer], at_once=True) == ""
