@@ -80,7 +80,8 @@ options:
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
-      - Let V(stop) and changes of partition modes leave a deployment fewer engines in service than O(min_in), or none.
+      - Let V(stop), O(reboots), O(stops) and changes of partition modes leave a deployment fewer engines in service
+        than O(min_in), or none.
     type: bool
     default: false
   deployment:
@@ -138,6 +139,22 @@ options:
         none.
     type: raw
     default: [1, "20%"]
+  reboots:
+    description:
+      - Hosts that reboot in this run. It is refused where a batch of them would leave a deployment fewer engines in
+        service than O(min_in), or none, or no load balancer.
+    type: list
+    elements: str
+    default: []
+  reboot_serial:
+    description: Hosts that reboot at a time, a number, a percentage, or a list of these.
+    type: raw
+    default: [1, "20%"]
+  stops:
+    description: Hosts whose instances this run stops at the same time, for a while. It is refused like O(reboots).
+    type: list
+    elements: str
+    default: []
   soak:
     description: Seconds to watch each batch.
     type: raw

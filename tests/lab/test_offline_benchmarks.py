@@ -23,7 +23,13 @@ def test_latency_and_throughput_by_tag(lab: Lab) -> None:
     assert deployed.rc == 0, deployed.out
 
     results = lab.tmp / "results"
-    run = lab.play("benchmark", "--tags", "latency,throughput", "-e", f"benchmark_results_dir={results}")
+    command = "--tags", "latency,throughput", "-e", f"benchmark_results_dir={results}"
+    before = lab.on(lab.hosts[0], "docker inspect -f '{{.State.StartedAt}}' instinct-llama-0")
+    run = lab.play("benchmark", *command)
+    assert run.rc == 2, run.out
+    assert "4 of 4 serve; this would leave 0" in run.out
+    assert lab.on(lab.hosts[0], "docker inspect -f '{{.State.StartedAt}}' instinct-llama-0") == before
+    run = lab.play("benchmark", *command, "-e", "at_once=true")
     assert run.rc == 0, run.out
     summary = json.loads((results / "latest/summary.json").read_text())
     measured = sorted((b["host"], b["instance"], b["kind"]) for b in summary["benchmarks"])

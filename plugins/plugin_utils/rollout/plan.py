@@ -160,15 +160,17 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems
 
 
-def refused_stops(plan: FleetPlan, values: Mapping[str, Any], stops: HostStops) -> tuple[Problem, ...]:
-    """Return why the instances of these hosts may not stop."""
+def refused_stops(
+    plan: FleetPlan, values: Mapping[str, Any], stops: HostStops, blind: bool = False
+) -> tuple[Problem, ...]:
+    """Return why the instances of these hosts may not stop. blind: only for the sake of the load balancers."""
     policy, problems = parse_policy(values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
     members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
     also = [balancer.host.name for balancer in plan.balancers]
     stops = replace(stops, min_in=policy.min_available, limit_also=also)
-    return (*problems, *stop_problems(known_engines(plan, members), stops))
+    return (*problems, *stop_problems([] if blind else known_engines(plan, members), stops))
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:

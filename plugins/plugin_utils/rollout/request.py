@@ -54,6 +54,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
     "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
     "partition_serial": public_variables()["gpu_partition_serial"].option,
+    "reboots": {"type": "list", "elements": "str", "default": []},
+    "reboot_serial": public_variables()["host_prep_serial"].option,
+    "stops": {"type": "list", "elements": "str", "default": []},
 }
 
 
@@ -101,7 +104,7 @@ def requested_rollout(
     fleet's GPU hosts that are not in this run.
     """
     operation = options["operation"]
-    if options["apply"]:
+    if options["apply"] or options["reboots"] or options["stops"]:
         stops = _refused_stops(options, plan, others)
         if stops:
             raise FleetError(stops)
@@ -198,17 +201,34 @@ def _rollout(
 
 
 def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -> tuple[Problem, ...]:
-    """Return why hosts may not stop what they run, as they do for other partition modes."""
+    """Return why hosts may not stop what they run, as they do for reboots, benchmarks and other partition modes."""
     if options["offline"] or options["at_once"] or options["operation"] not in (None, DEPLOY):
         return ()
-    hosts = partitioned_hosts(plan)
-    if not hosts or plan.partial or _blind(plan, others):
+    stops, problems = _host_stops(options, plan)
+    # A load balancer that goes down is known, whatever else is not.
+    blind = bool(plan.partial) or _blind(plan, others)
+    if not stops.hosts or (blind and not stops.balancers):
         return ()
     from .plan import refused_stops  # as below
 
-    serial, problems = parse_serial(options["partition_serial"], "gpu_partition_serial")
-    stops = HostStops(hosts, serial or DEFAULT_SERIAL, "gpu_partition_serial")
-    return (*problems, *refused_stops(plan, _terms(options), stops))
+    return (*problems, *refused_stops(plan, _terms(options), stops, blind))
+
+
+def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:
+    """Return the hosts whose instances this run stops, and what is wrong with the number of them at a time."""
+    if options["stops"]:  # all of them at the same time
+        return HostStops(options["stops"], ("100%",)), ()
+    hosts, balancers = tuple(options["reboots"]), frozenset[str]()
+    name, given = "host_prep_serial", options["reboot_serial"]
+    if hosts:
+        running = {
+            item.host.name for item in plan.balancers if item.host.observed and item.host.observed.running
+        }
+        balancers = frozenset(running if running & set(hosts) else ())
+    else:
+        hosts, name, given = partitioned_hosts(plan), "gpu_partition_serial", options["partition_serial"]
+    serial, problems = parse_serial(given, name)
+    return HostStops(hosts, serial or DEFAULT_SERIAL, name, balancers=balancers), problems
 
 
 def _blind(plan: FleetPlan, others: Collection[str]) -> bool:

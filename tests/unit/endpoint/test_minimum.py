@@ -221,3 +221,41 @@ def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place:
     rc, out = site.play("stop.yml: Stop", *WORD)
     assert (rc, node.drained()) == (0, ALL), out
     assert noted.read_text().split() == ["llama-0", "llama-1"]
+
+
+def test_hosts_reboot_only_if_all_of_them_can_be_drained(node: BalancerNode, place: Path) -> None:
+    """No host of a batch is touched otherwise. Where they can, the play ends here at what stops instances."""
+    fails = NOTED.replace('{"changed": True}', '{"failed": True, "msg": "far enough"}')
+    todo = {"host_todo": {"instances": [{"name": "llama-0"}, {"name": "llama-1"}]}}
+    site = Site(place, [node], HOSTS, {"vllm_server": fails}, todo_reboot=dict.fromkeys(HOSTS, todo))
+    play, noted = "prepare.yml: Reboot, a few hosts at a time", place / "noted"
+    rc, out = site.play(play, "-e", "reboot=true", "-e", "host_prep_serial=2")
+    assert (rc, node.drained(), noted.exists()) == (2, [], False), out
+    assert "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service" in out
+    rc, out = site.play(play, "-e", "reboot=true")
+    assert (rc, node.drained()) == (2, N1), out
+    assert noted.read_text().split() == ["llama-0", "llama-1"]
+
+
+def test_offline_benchmarks_drain_before_they_stop(node: BalancerNode, place: Path) -> None:
+    """And return what they drained; where they may not drain, they stop nothing."""
+    states = NOTED.replace('server["name"]', 'given["state"] + server["name"]')
+    quiet = "#!/usr/bin/python\n# WANT_JSON\nprint('{}')\n"
+    fakes = {"vllm_server": states, **dict.fromkeys(("vllm_bench", "bench_report", "node_state"), quiet)}
+    instances = [{"name": name, "server": {"name": name}} for name in ("llama-0", "llama-1")]
+    known = {"fleet_plan_result": {"plan": {"hosts": {host: {"instances": instances} for host in HOSTS}}}}
+    site = Site(place, [node], HOSTS, fakes, n=dict.fromkeys(HOSTS, known))
+    play, noted = "parts/measure.yml: Measure every instance and report", place / "noted"
+    rc, out = site.play(play, "--tags", "latency")
+    assert (rc, node.drained()) == (2, []), out
+    assert "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service" in out
+    assert "stopped" not in noted.read_text()
+    noted.unlink()
+    rc, out = site.play(play, "--tags", "latency", "--limit", "n1")
+    assert (rc, node.drained()) == (0, []), out
+    names = [item["name"] for item in instances]
+    assert noted.read_text().split() == [
+        f"{state}{name}" for state in ("stopped", "started") for name in names
+    ]
+    drained, returned = (f"Set servers of the load balancer to {state}" for state in ("drain", "ready"))
+    assert -1 < out.find(drained) < out.find("Stop the instances") < out.find(returned)

@@ -188,3 +188,61 @@ def test_modes_do_not_change_where_the_others_are_down() -> None:
         ), text
         assert "First return others to service (see status.yml, undrain.yml)." in text
     assert asked(modes(down, "n2"), [balancer], at_once=True) == ""
+
+
+# ---- reboots -----------------------------------------------------------------------------------------
+
+
+def test_a_host_reboots_where_the_others_serve() -> None:
+    states, (balancer,) = served(PAIR)
+    assert asked(states, [balancer], apply=False, reboots=["n1", "n2"]) == ""
+    text = asked(states, [balancer], apply=False, reboots=["n1", "n2"], reboot_serial=2)
+    assert text.startswith("llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service")
+    assert "One host at a time may: -e host_prep_serial=1." in text
+    assert asked(states, [balancer], apply=False, reboots=["n1", "n2"], reboot_serial=2, at_once=True) == ""
+    for item in states["n2"]["instances"]:
+        item.update(state="exited", exit_code=1, ready=False)
+    assert "llama: 2 of 2 serve" in asked(states, [balancer], apply=False, reboots=["n1"])
+    assert asked(states, [balancer], apply=False, reboots=["n2"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("balancers", "down", "said"),
+    [
+        (["n1"], [], f"n1: {ALONE} Start another one first (group load_balancer, site.yml), or"),
+        (["n1", "far"], ["far"], f"n1: {ALONE}"),
+        (["n1", "far"], [], ""),
+        (["n1", "n2"], [], ""),
+        (["n1", "n2"], ["n1"], f"n2: {ALONE}"),
+        (["far"], [], ""),
+        (["far"], ["far"], ""),
+        (["n1"], ["n1"], ""),
+    ],
+)
+def test_the_host_of_the_last_load_balancer_does_not_reboot(
+    balancers: list[str], down: list[str], said: str
+) -> None:
+    states, running = served(PAIR, *balancers)
+    plans = {item.host.name: item for item in planned(states, PAIR, running).balancers}
+    there = [
+        host(applied(plans[item.name], running=False), name=item.name) if item.name in down else item
+        for item in running
+    ]
+    text = asked(states, there, apply=False, reboots=["n1", "n2"])
+    assert text.startswith(said)
+    assert bool(text) == bool(said), text
+    assert asked(states, there, apply=False, reboots=["n1", "n2"], at_once=True) == ""
+
+
+# ---- benchmarks that need the GPUs -------------------------------------------------------------------
+
+
+def test_instances_stop_for_a_benchmark_where_others_serve() -> None:
+    states, (balancer,) = served(PAIR)
+    assert asked(states, [balancer], apply=False, stops=["n1"]) == ""
+    text = asked(states, [balancer], apply=False, stops=["n1", "n2"])
+    assert text.startswith(
+        "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: "
+    )
+    assert "Take fewer at a time: --limit n1,lb." in text
+    assert asked(states, [balancer], apply=False, stops=["n1", "n2"], at_once=True) == ""
