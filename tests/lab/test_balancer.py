@@ -221,6 +221,24 @@ def test_no_request_is_lost_while_instances_leave_and_come(endpoint: Endpoint) -
     print(load.assert_nothing_lost(at_least=500))
 
 
+def test_what_a_deployment_cannot_spare_stays_in_service(endpoint: Endpoint) -> None:
+    lab, body = endpoint.lab, {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+    with endpoint.load() as load:
+        wait_for("the load", lambda: len(load.outcomes) > RATE)
+        for playbook in ("drain", "stop"):
+            refused = lab.play(playbook)
+            assert (refused.rc, refused.changed()) == (2, []), refused.out
+            assert "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service" in refused.out
+            assert "To do it all the same, and have clients get 503: -e at_once=true." in refused.out
+        load.wait_for(requests=200)
+    print(load.assert_nothing_lost(at_least=200))
+    drained = lab.play("drain", "-e", "deployment=llama", "-e", "at_once=true")
+    assert drained.rc == 0, drained.out
+    assert endpoint.ask("/v1/completions", body)[0] == 503
+    assert lab.play("undrain").rc == 0
+    assert endpoint.ask("/v1/completions", body)[0] == 200
+
+
 def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> None:
     lab, name = endpoint.lab, "lab-n2.llama-0:8000"
     broken = endpoint.broken()
