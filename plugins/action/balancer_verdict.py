@@ -25,6 +25,8 @@ class ActionModule(ControllerAction):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the load balancers that did not answer; fail if none did, or if the operator wants all."""
         found = answers_of(options["results"])
-        problem = found.problem(options["by"])
-        result = {"changed": False, "lost": dict(found.lost), "warnings": found.warnings(options["by"])}
+        # A question, which is asked before anything is set, does not end what one load balancer can do.
+        by = "run" if self._task.check_mode else options["by"]
+        problem = found.problem(by)
+        result = {"changed": False, "lost": dict(found.lost), "warnings": found.warnings(by)}
         return {**result, "failed": True, "msg": problem, "class": BALANCER} if problem else result

@@ -28,7 +28,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Makes the same decision.
+    details: Fails only if none answers, as nothing is set.
   diff_mode:
     support: N/A
     details: Nothing is changed.

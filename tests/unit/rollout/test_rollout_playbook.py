@@ -148,10 +148,10 @@ def play(
     }
     (tmp_path / "connection").mkdir()
     (tmp_path / "connection/dying.py").write_text(DYING)
-    lbs: dict[str, Any] = {"lb": {}}
-    for name, text in (dying or {}).items():
-        lbs[name] = {"ansible_connection": "dying", "dead_when": text}
-    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": lbs}}
+    lbs: dict[str, Any] = {
+        name: {"ansible_connection": "dying", "dead_when": text} for name, text in (dying or {}).items()
+    }
+    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": lbs or {"lb": {}}}}
     inventory = {"all": {"vars": local, "children": groups}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     playbook = "stop" if operation == STOP else "parts/rollout"
