@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary import report
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
     BROKEN,
+    INFRASTRUCTURE,
     Baseline,
     CanaryVerdict,
     baseline,
@@ -78,6 +79,14 @@ class ActionModule(ControllerAction):
             verdict = CanaryVerdict(BROKEN, (options["failure"] or "it did not start",), before.notes)
         else:
             verdict = judge_canary(before, options["smoke"], options["benchmarks"], rules)
+        if verdict.kind == INFRASTRUCTURE:  # there is nothing to report about the release
+            return {
+                "changed": False,
+                "failed": True,
+                "more": 0,
+                "class": INFRASTRUCTURE,
+                "msg": verdict.summary,
+            }
         if verdict.more:
             return {
                 "changed": False,

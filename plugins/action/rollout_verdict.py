@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import failure_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
     judge_batch,
-    message_of,
     summarize_rollout,
     unmended_message,
 )
@@ -24,8 +24,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
+KEPT = ("stop", "back", "why", "told", "turned", "waits", "hosts", "batch", "lost")
+"""What later batches leave of the verdict that ended the rollout."""
 BALANCERS = "load_balancer_verdict"
-SERVER = "instinct.fleet.vllm_server"
 
 
 class ActionModule(ControllerAction):
@@ -40,20 +41,18 @@ class ActionModule(ControllerAction):
         if batch is None:
             return self._end(rollout, before, facts)
         if before.get("stop"):
-            return {"changed": False, **_kept(before), "back": False, "phases": [], "steps": {}}
+            return {"changed": False, **_kept(before), "phases": [], "steps": {}}
         alive = set(facts["ansible_play_hosts"])
         notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
         # Without what was to start first on hosts that it awaits, the batch changed nothing.
         gone = [host for host in (*batch["hosts"], *batch["awaits"]) if host not in alive]
-        why = {host: message_of(note["result"]) for host, note in notes.items()}
-        not_started = [host for host, note in notes.items() if note["action"] == SERVER]
-        verdict = judge_batch(batch, why, gone, not_started)
+        failures = {host: failure_of(note["action"], note["result"]) for host, note in notes.items()}
+        verdict = judge_batch(batch, failures, gone)
         self._display.display(verdict.message)
         lost = {**(before.get("lost") or {}), **_lost(facts, batch["hosts"])}
         return {
             "changed": False,
             **verdict.to_json(),
-            "turned": verdict.back,
             "batch": batch["number"],
             "lost": lost,
         }
@@ -72,7 +71,7 @@ class ActionModule(ControllerAction):
 
 
 def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: before[key] for key in ("stop", "why", "told", "turned", "batch", "lost")}
+    return {key: before[key] for key in KEPT}
 
 
 def _lost(variables: Mapping[str, Any], hosts: Any) -> dict[str, str]:

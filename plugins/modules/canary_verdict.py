@@ -11,7 +11,8 @@ version_added: "0.1.0"
 description:
   - Compares the results of M(instinct.fleet.vllm_smoke) and M(instinct.fleet.vllm_bench) for an instance before and
     after its replacement.
-  - Fails if the new release is slower than the tolerance allows, answers garbage, or does not work.
+  - Fails if the new release is slower than the tolerance allows, answers garbage, or does not work. If something around
+    it does not work, such as its node's Docker, it fails without a verdict (RV(class)).
   - Writes C(results_dir/run/canary.txt), which it also prints, and C(canary.json) for machines.
   - Runs on the control node only, and connects to nothing. docs/canary.md explains how it judges.
 options:
@@ -127,6 +128,10 @@ verdict:
   description: One of C(ok), C(slower), C(garbage), C(broken); C(undecided) if more runs are needed.
   type: str
   returned: in the other phases
+class:
+  description: V(infrastructure) if it fails without a verdict.
+  type: str
+  returned: when nothing could be found out
 more:
   description: Number of further benchmark runs that the verdict needs; 0 if it is final.
   type: int

@@ -10,8 +10,10 @@ short_description: Decide how a rollout continues after a batch
 version_added: "0.1.0"
 description:
   - Runs on the control node, once for all hosts, after each batch. If a host of the batch recorded a failure, the
-    batch is rolled back (if possible) and the rollout ends. If a host cannot be reached any more, the rollout ends, and
-    finished batches stay.
+    batch is rolled back (if possible) and held there, and the rollout ends. If a host cannot be reached any more, the
+    rollout ends, and finished batches stay.
+  - A failure of Docker, a disk, the load balancers or of something else around the release is no verdict on it. The
+    hosts that failed go back (if possible), nothing is held, and the same command continues.
   - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early.
 options:
   rollout:
@@ -52,8 +54,21 @@ back:
   type: bool
   returned: with O(batch)
 turned:
-  description: Whether the batch that ended the rollout was to be rolled back.
+  description: Whether the release was turned back, and the deployment held.
   type: bool
+  returned: with O(batch)
+waits:
+  description: Whether the rollout ended because something around the release failed.
+  type: bool
+  returned: with O(batch)
+hosts:
+  description: Hosts on which RV(phases) follow.
+  type: list
+  elements: str
+  returned: with O(batch)
+lost:
+  description: Load balancers that did not answer, with the reasons.
+  type: dict
   returned: with O(batch)
 phases:
   description: The phases of the batch that follow, by name.

@@ -21,7 +21,7 @@ from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, run_lock
-from ..docker.client import DockerClient, DockerError, Json, NotFound
+from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json, NotFound
 from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
@@ -174,6 +174,7 @@ def _measure_target(
             entry["error"] += cause(client, target.server)
     except (NodeError, OSError) as error:
         entry["error"] = f"the benchmark's container could not be run: {error}"
+        entry["class"] = "docker"
     finally:
         entry["seconds"] = round(time.time() - entry["started"], 1)
         with contextlib.suppress(NodeError):
@@ -242,10 +243,15 @@ def outcome(kind: str, code: int | None, log: str, text: str, timeout: int) -> t
 
 
 def cause(client: DockerClient, server: str) -> str:
-    """Return why requests failed according to the server container's log, with a leading space."""
+    """Return why requests failed according to the server container's log, with a leading space.
+
+    Raise DockerUnavailable if Docker does not answer: then nothing is known of the server.
+    """
     try:
         container = client.container(server)
         log = container_log(client, server, 2000)
+    except DockerUnavailable:
+        raise
     except DockerError as error:
         return f" The server cannot be inspected: {error}"
     if container is None:

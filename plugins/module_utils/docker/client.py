@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client for the Docker Engine API over its unix socket, standard library only. See containers.py, image_api.py.
 
-One Engine holds one persistent connection and is not thread-safe: every thread creates its own. Works with Docker (API
+A client holds one connection: every thread creates its own. Works with Docker (API
 1.24 and later) and with Podman's compatible socket.
 """
 
@@ -41,8 +41,12 @@ class DockerError(NodeError):
 class DockerUnavailable(DockerError):
     """No Docker engine answers at the socket."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.result = {"class": "docker"}
 
-class DockerTimeout(DockerError):
+
+class DockerTimeout(DockerUnavailable):
     """Docker did not answer in time."""
 
 
@@ -197,8 +201,6 @@ class DockerClient:
         """Send one request and return its answer as JSON, or None if it has no content."""
         data = self.read(self.respond(method, path, query, **options))
         return json.loads(data) if data.strip() else None
-
-    # ---- engine ----------------------------------------------------------------------------------
 
     def info(self) -> Json:
         """Return GET /info: DockerRootDir, registry settings, …"""

@@ -19,7 +19,7 @@ from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import run_lock
-from ..docker.client import DockerClient, DockerError, Json
+from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from ..docker.containers import create_container, remove_container, rename_container
 from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
@@ -235,6 +235,9 @@ def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Seq
     def stop(owner: ServerTask | Removal, container: str, seconds: int) -> str:
         try:
             return stop_gracefully(fleet.connect(), container, seconds)
+        except DockerUnavailable as error:
+            owner.fail(_no_docker(error))
+            return ""
         except DockerError as error:
             owner.fail(Diagnosis("cannot_stop", str(error), CANNOT_STOP))
             return ""
@@ -289,18 +292,24 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
             remove_container(client, task.server.next_container)  # it was never started
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
-            task.fail(Diagnosis("no_gpu_access", f"{missing} does not exist on this node", NO_DEVICE))
+            task.fail(Diagnosis("no_device", f"{missing} does not exist on this node", NO_DEVICE))
         if task.failure or not task.steps.start:  # what only stops must not depend on a disk
             continue
         try:
             stage(task.server, task.steps.write)
             if task.steps.replace:
                 create_container(client, task.server.next_container, task.server.body)
+        except DockerUnavailable as error:
+            task.fail(_no_docker(error))
         except DockerError as error:
             kind, next_step = explain_refusal(str(error), task.server)
             task.fail(Diagnosis(kind, str(error), f"{next_step} {_untouched(task)}"))
         except OSError as error:
             task.fail(_not_written(task.server, error, _untouched(task)))
+
+
+def _no_docker(error: NodeError) -> Diagnosis:
+    return Diagnosis("docker", str(error), "Check the Docker engine, and run again.")
 
 
 def _untouched(task: ServerTask) -> str:
@@ -328,6 +337,8 @@ def _change(client: DockerClient, task: ServerTask) -> None:
             rename_container(client, server.next_container, server.container)
         if steps.start:
             _start(client, server)
+    except DockerUnavailable as error:
+        task.fail(_no_docker(error))
     except DockerError as error:
         kind, next_step = explain_refusal(str(error), server)
         task.fail(Diagnosis(kind, str(error), f"{next_step} {_go_on(steps)}"))
@@ -389,7 +400,7 @@ def _wait_all(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> None:
         except ServerFailed as error:
             task.fail(error.finding)
         except NodeError as error:
-            task.fail(Diagnosis("docker", str(error), "Check the Docker engine, and run again."))
+            task.fail(_no_docker(error))
         if task.failure:
             _give_up(client, fleet, task)
 

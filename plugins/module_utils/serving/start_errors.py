@@ -16,7 +16,7 @@ def explain_refusal(message: str, server: ServerSpec) -> tuple[str, str]:
     image = server.body.get("Image")
     known = (
         ("No such image", "image_missing", f"Pull the image {image} first: run the vllm_image role."),
-        ("/dev/", "no_gpu_access", NO_DEVICE),
+        ("/dev/", "no_device", NO_DEVICE),
         (
             "bind source path does not exist",
             "mount_missing",

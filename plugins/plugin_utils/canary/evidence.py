@@ -14,11 +14,14 @@ from typing import Any
 
 from ...module_utils.common.smoke_prompts import Reply, SmokeResult
 from ...module_utils.common.smoke_prompts import judge as judge_smoke
+from ..infrastructure import CLASSES
 from .tolerances import CanaryTolerances
 from .verdict import OK, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1
 GARBAGE, BROKEN = "garbage", "broken"
+INFRASTRUCTURE = "infrastructure"
+"""Nothing could be found out about the release, as something around it failed."""
 
 Result = Mapping[str, Any]
 
@@ -152,6 +155,9 @@ def judge_canary(
     before: Baseline, smoke: Result, looks: Sequence[Result], rules: CanaryTolerances
 ) -> CanaryVerdict:
     """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
+    failed = surroundings(smoke, *looks)
+    if failed:
+        return CanaryVerdict(INFRASTRUCTURE, (failed,), before.notes)
     identity = smoke.get("instance") or {}
     if not identity:
         return CanaryVerdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
@@ -208,6 +214,16 @@ def judge_canary(
     reasons = [*reasons, *lines] if state == OK else lines
     more = speed.more if same_size else 0
     return CanaryVerdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))
+
+
+def surroundings(*results: Result) -> str:
+    """Return what failed around the instance, such as its node's Docker, in the results of modules; "" for nothing."""
+    for result in results:
+        parts = [result, *(item for item in result.get("benchmarks") or () if item["error"])]
+        for part in parts:
+            if part.get("class") in CLASSES:
+                return str(part.get("error") or part.get("msg") or part["class"])
+    return ""
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[bool, bool, list[str]]:

@@ -25,6 +25,8 @@ WAY_BACK = (
 )  # fmt: skip
 """What follows otherwise. The deployment is held first, so that whatever comes next, also after a controller that dies
 here, is the old generation. That may fail, as what serves comes first; confirm_hold tries again, and may not."""
+NOT_WITHOUT_VERDICT = ("hold", "report", "confirm_hold")
+"""Phases of the way back that belong to a release that was turned back."""
 
 STILL_IN = 10  # seconds in which an instance that was watched has to be in the load balancers, or it is not
 HOLD_TEXT = 400  # characters of a failure that a hold and the journal keep

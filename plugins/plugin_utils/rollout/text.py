@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...module_utils.common.endpoint import BALANCER
 from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE
 from ..plan.text import wrapped
 from ..text import plural
 from .batches import Batch, RolloutInstance
+from .failures import Failure, message_of
 from .plan import RolloutPlan
-from .steps import Step, holds
+from .steps import NOT_WITHOUT_VERDICT, Step, holds
 
 SHOWN = 8  # batches that are listed one by one
 VERBS = {DEPLOY: "Deploy", UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
@@ -99,8 +101,9 @@ def _format_timeouts(planned: RolloutPlan, batches: int, timeouts: Mapping[str, 
 class BatchVerdict:
     """The consequence of a batch's result.
 
-    stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow; steps:
-    the arguments of those that are the same on all hosts.
+    stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow on hosts.
+    steps: the arguments of those that are the same on all hosts. turned: the release was turned back. waits: something
+    around it failed, so the same command continues.
     """
 
     stop: bool
@@ -109,6 +112,9 @@ class BatchVerdict:
     message: str
     phases: Sequence[str] = ()
     steps: Mapping[str, Step] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+    turned: bool = False
+    waits: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict for the playbook."""
@@ -119,30 +125,35 @@ class BatchVerdict:
             "told": self.message,
             "phases": list(self.phases),
             "steps": {phase: step.to_json() for phase, step in self.steps.items()},
+            "hosts": list(self.hosts),
+            "turned": self.turned,
+            "waits": self.waits,
         }
 
 
 def judge_batch(
-    batch: Mapping[str, Any],
-    failures: Mapping[str, str],
-    gone: Sequence[str],
-    not_started: Collection[str] = (),
+    batch: Mapping[str, Any], failures: Mapping[str, Failure], gone: Sequence[str]
 ) -> BatchVerdict:
     """Judge a batch.
 
-    failures: why hosts of the batch failed. gone: hosts that became unreachable. An unreachable host says nothing about
-    the new generation: the others keep it, and the rollout ends. not_started: hosts of which an instance did not start.
+    failures: of the hosts of the batch that failed. gone: hosts that became unreachable. An unreachable host says
+    nothing about the new generation: the others keep it, and the rollout ends. Nor does a failure of what is around it:
+    the hosts concerned go back, if they can, and the same command continues. One failure of the release is a verdict.
     A canary that did not start gets its report on the way back; one that was measured already has its report.
     """
     operation = batch["operation"]
     what = f"{VERBS[operation]} of {batch['deployment']}, {batch['text']}"
+    everyone = tuple(batch["all_hosts"])
     if failures:
-        why = "; ".join(dict.fromkeys(f"{host}: {text}" for host, text in failures.items()))
+        why = "; ".join(dict.fromkeys(f"{host}: {item.text}" for host, item in failures.items()))
         if operation != UPGRADE:
-            return BatchVerdict(True, False, why, f"{what}: failed")
-        canary = batch["canary"].partition("/")[0] in not_started
-        way = [phase for phase in batch["way_back"] if phase != "report" or canary]
-        return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why))
+            return BatchVerdict(True, False, why, f"{what}: failed", hosts=everyone)
+        if not any(item.release for item in failures.values()):
+            return _not_judged(batch, failures, why, what)
+        canary = failures.get(batch["canary"].partition("/")[0])
+        reported = canary is None or canary.started
+        way = [phase for phase in batch["way_back"] if phase != "report" or not reported]
+        return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why), everyone, turned=True)
     if gone:
         return BatchVerdict(
             True,
@@ -150,7 +161,24 @@ def judge_batch(
             f"{', '.join(gone)} {_gone(gone, batch)}",
             f"{what}: interrupted",
         )
-    return BatchVerdict(False, False, "", f"{what}: done", batch["passed"])
+    return BatchVerdict(False, False, "", f"{what}: done", batch["passed"], hosts=everyone)
+
+
+UNTOUCHED = {BALANCER, "other_run", "stale_plan"}
+"""Classes of failures after which a host waits as it is."""
+
+
+def _not_judged(
+    batch: Mapping[str, Any], failures: Mapping[str, Failure], why: str, what: str
+) -> BatchVerdict:
+    """Return what follows from failures of the infrastructure alone: nothing is held, and what works stays."""
+    # Where no load balancer answers, nothing can be drained, and what another run works on is left to it.
+    ill = [host for host, item in failures.items() if not set(item.classes) <= UNTOUCHED]
+    away = [phase for phase in batch["way_back"] if phase not in NOT_WITHOUT_VERDICT] if ill else []
+    together = [{name.partition("/")[0] for name in group} for group in batch["units"]]
+    hosts = {host for group in together if group & set(ill) for host in group}
+    back = tuple(host for host in batch["hosts"] if host in hosts)
+    return BatchVerdict(True, bool(away), why, f"{what}: interrupted", away, {}, back, waits=True)
 
 
 def _gone(hosts: Sequence[str], batch: Mapping[str, Any]) -> str:
@@ -163,16 +191,6 @@ def unmended_message(action: str, result: Any) -> str:
     """Return why a host could not be rolled back wholly; `action`: the module that failed."""
     text = message_of(result)
     return f"It serves, and is not held: {text}" if action.endswith("serving_generation") else text
-
-
-def message_of(result: Any) -> str:
-    """Return the error of a task's result, or of its first failed item."""
-    if not isinstance(result, Mapping):
-        return str(result)
-    items = result.get("results")
-    failed = next((item for item in items if item.get("failed")), None) if isinstance(items, list) else None
-    found = failed or result
-    return str(found.get("msg") or found.get("stderr") or "no message").strip()
 
 
 def summarize_rollout(
@@ -210,6 +228,8 @@ def summarize_rollout(
             f"{host} could not be rolled back to generation {held}: {why}" for host, why in unmended.items()
         ]
         lines.append(f"Fix that first, then run rollback.yml -e deployment={name} to try again.")
+    elif verdict.get("waits"):
+        lines += _waits(batch, verdict, unmended)
     elif batch["operation"] == UPGRADE:
         lines.append(
             "The rollout stopped; finished batches keep the new generation. When the host is reachable, run "
@@ -220,6 +240,19 @@ def summarize_rollout(
             "The rollout stopped. Fix the cause and run the same command again; it continues from here."
         )
     return "\n".join(lines)
+
+
+def _waits(
+    batch: Mapping[str, Any], verdict: Mapping[str, Any], unmended: Mapping[str, str]
+) -> Iterable[str]:
+    name = batch["deployment"]
+    yield f"That is no verdict on generation {batch['generation']}, so {name} is not held."
+    back = [host for host in verdict["hosts"] if host not in unmended] if verdict["back"] else []
+    if back:
+        yield f"Serves with its earlier generation again: {', '.join(back)}."
+    for host, why in unmended.items():
+        yield f"{host} does not serve with its earlier generation yet: {why}"
+    yield "Fix the cause, then run the same command again: it continues from here."
 
 
 def _units(batches: Sequence[Mapping[str, Any]]) -> int:

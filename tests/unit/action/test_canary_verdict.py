@@ -61,6 +61,13 @@ def bench(speed: float = 1.0, error: str = "", reference: bool = True) -> dict[s
     return {"benchmarks": entries, **({"msg": "1 of 2 failed"} if error else {})}
 
 
+def without_docker() -> dict[str, Any]:
+    """Result of vllm_bench whose own container could not be run."""
+    found = bench(error="the benchmark's container could not be run: no Docker")
+    found["benchmarks"][0]["class"] = "docker"
+    return found
+
+
 def old(**more: Any) -> Baseline:
     return baseline(smoke(times=2), bench(), "llama-1", **more)
 
@@ -88,6 +95,9 @@ CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int,
     ("died of the benchmark", old(), smoke(), [bench(error="9 of 9 requests failed.")], "broken", 0,
      "could not be measured: 9 of 9"),
     ("no module result", old(), {"msg": "no route to host"}, [], "broken", 0, "broken: no route to host"),
+    ("Docker is dead", old(), {"failed": True, "msg": "Docker's socket does not exist", "class": "docker"}, [],
+     "infrastructure", 0, "infrastructure: Docker's socket does not exist"),
+    ("Docker died meanwhile", old(), smoke(), [without_docker()], "infrastructure", 0, "could not be run: no Docker"),
     ("speaks no more", old(), smoke(rounds=[], note="llama-0 generates no text"), [], "broken", 0,
      ", but the old instance answered"),
     ("nothing was there", Baseline(), smoke(), [], "ok", 0, "ok: there is no old instance to compare it with"),
@@ -206,6 +216,15 @@ def test_one_that_did_not_start_is_only_reported(verdict: Run, tmp_path: Path) -
     assert "change  image a → b" in found["text"]
     assert (tmp_path / "results/r/startup.log").read_text() == "HIP out of memory\n"
     assert all(KEY not in path.read_text() for path in (tmp_path / "results/r").iterdir())
+
+
+def test_a_node_without_docker_is_no_verdict(verdict: Run, tmp_path: Path) -> None:
+    before = verdict(phase="before", smoke=smoke(times=2), benchmarks=[bench()])
+    dead = {"failed": True, "msg": "Docker's socket does not exist", "class": "docker"}
+    last = verdict(phase="after", smoke=dead, baseline=before["baseline"])
+    assert (last["failed"], last["class"], last["more"]) == (True, "infrastructure", 0)
+    assert "Docker's socket does not exist" in last["msg"]
+    assert not (tmp_path / "results").exists()
 
 
 def test_check_mode_writes_nothing(verdict: Run, tmp_path: Path) -> None:

@@ -145,17 +145,22 @@ def test_a_model_that_embeds_is_asked_nothing(run_module: Any) -> None:
     assert len(asked) == 2
 
 
-def test_errors_are_answers_too(run_module: Any) -> None:
+def test_errors_are_answers_too(run_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_smoke, "cause", lambda *_: " The server is exited.")
     result, failed, _ = ask(run_module, dies)
     assert not failed
     assert result["rounds"][0][0]["error"] == 'HTTP 500: {"error": "EngineCore died"}'
-    assert "The server cannot be inspected" in result["cause"]  # no engine in this test
-
-
-def test_nobody_listens(run_module: Any) -> None:
+    assert result["cause"] == "The server is exited."
     result, failed = run_module(vllm_smoke.main, {"target": target(1), "docker_socket": "/nonexistent"})
     assert not failed
     assert "Connection refused" in result["rounds"][0][0]["error"]
+
+
+def test_without_docker_nothing_is_known_of_a_server_that_does_not_answer(run_module: Any) -> None:
+    result, failed = run_module(vllm_smoke.main, {"target": target(1), "docker_socket": "/nonexistent"})
+    assert failed
+    assert result["class"] == "docker"
+    assert "Docker's socket /nonexistent does not exist" in result["msg"]
 
 
 def test_check_mode_asks_nothing(run_module: Any) -> None:

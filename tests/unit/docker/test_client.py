@@ -162,8 +162,9 @@ def test_without_a_daemon_the_error_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "dead.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-    with pytest.raises(DockerUnavailable, match=r"does not answer.*Connection refused.*journalctl"):
+    with pytest.raises(DockerUnavailable, match=r"does not answer.*Connection refused.*journalctl") as error:
         DockerClient(str(path)).info()
+    assert error.value.result == {"class": "docker"}
 
 
 def test_a_socket_of_another_user_says_become(tmp_path: Path, docker: FakeDocker) -> None:

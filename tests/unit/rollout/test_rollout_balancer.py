@@ -255,6 +255,37 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("changed", "judged", "units"),
+    [
+        ((), False, [["n1/llama-0"], ["n1/llama-1"], ["n2/llama-0"], ["n2/llama-1"]]),
+        ((("n1", 0), ("n1", 1)), True, [["n2/llama-0"], ["n2/llama-1"]]),
+    ],
+    ids=["Docker was dead on the canary", "Docker died in a late batch"],
+)
+def test_the_same_command_continues_where_docker_was_dead(
+    changed: tuple[tuple[str, int], ...], judged: bool, units: list[list[str]]
+) -> None:
+    """Nothing is held, and the trial is open: nobody has to give again=true."""
+    states, balancers = served(PAIR)
+    new = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
+    found = after(planned(states, new, []), states)
+    for name in states:
+        for at in range(2):
+            if (name, at) not in changed:
+                found[name]["instances"][at] = copy.deepcopy(states[name]["instances"][at])
+        found[name]["generations"][0]["trial"] = {
+            "generation": 2, "why": "x", "since": "2026-11-21T23:00:00Z",
+            "units": ["n1/llama-0"] if judged else [], "baseline": {"canary": "n1/llama-0"},
+        }  # fmt: skip
+    made = rolled(found, new, balancers, upgrade_min_in=1)
+    assert sorted(name for batch in made.batches for name in batch["units"]) == units
+    assert [batch["canary"] for batch in made.batches if batch["canary"]] == (
+        [] if judged else ["n1/llama-0"]
+    )
+    assert {batch["generation"] for batch in made.batches} == {2}
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 NEW = [deployment(gpus=[0], **SEQS)]

@@ -224,6 +224,7 @@ def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> No
     assert sum(map(int, counts.groups())) <= TASKS
 
 
+BAD = "class=out_of_memory"
 BACK = ["hold 1", "hold 1", "drain n1.llama-0"]
 SERVES = ["serve llama-0 1", "ready n1.llama-0"]
 CONFIRM = ["hold 1", "hold 1"]
@@ -232,7 +233,7 @@ CONFIRM = ["hold 1", "hold 1"]
 @pytest.mark.parametrize(
     ("fail", "until", "report"),
     [
-        (['["vllm_server"', '"files"'], "serve llama-0 2", ["canary_verdict failed"]),
+        (['["vllm_server"', '"files"', BAD], "serve llama-0 2", ["canary_verdict failed"]),
         (['["canary_verdict"', '"after"'], "canary_verdict after", []),
     ],
 )
@@ -249,7 +250,7 @@ def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
 
 def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
     """One of its hosts failed; the other one, which had changed already, goes back too."""
-    done = play(tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1"])
+    done = play(tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1", BAD])
     assert done.rc != 0
     assert "trial judged" in done.calls
     assert done.calls.count("watch llama-1 7") == 1
@@ -260,7 +261,7 @@ def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
 
 
 def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_server"'])
+    done = play(tmp_path, ['["vllm_server"', BAD])
     assert done.rc != 0
     assert "n1 could not be rolled back to generation 1" in done.out
     assert "serve llama-0 1" in done.calls
@@ -306,6 +307,34 @@ def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: 
     assert [call for call in done.calls if call.startswith("serve")] == ["serve llama-0 2"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial ended"))]
     assert "n3 failed to start what has to serve before others change" in done.out
+
+
+# ---- what is no verdict on the release ---------------------------------------------------------------
+
+AGAIN = "Fix the cause, then run the same command again: it continues from here."
+
+
+def test_docker_that_is_dead_on_the_canary_is_no_verdict(tmp_path: Path) -> None:
+    done = play(tmp_path, ['["vllm_server"', '"files"', "class=docker"])
+    assert done.rc == 2
+    until = CANARY.index("serve llama-0 2") + 1
+    assert done.calls == [*CANARY[:until], "drain n1.llama-0", *SERVES]
+    assert "no verdict on generation 2, so llama is not held" in done.out
+    assert "Serves with its earlier generation again: n1." in done.out
+    assert AGAIN in done.out
+
+
+def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path) -> None:
+    """The other host of the batch keeps the new generation, and serves."""
+    done = play(tmp_path, ['["vllm_server"', '"llama-0"', '"llama-1"', "class=docker"])
+    assert done.rc == 2
+    assert not [call for call in done.calls if call.startswith("hold")]
+    batch = done.calls[len(CANARY) :]
+    assert batch.count("ready n1.llama-1") == 2  # undrained and confirmed
+    assert batch.count("serve llama-1 1") == 0
+    assert batch[-2:] == ["drain n2.llama-0", "serve llama-0+llama-1 1"]
+    assert "n2 does not serve with its earlier generation yet: broken by the test" in done.out
+    assert AGAIN in done.out
 
 
 # ---- load balancers that die -------------------------------------------------------------------------
@@ -359,6 +388,8 @@ def test_the_last_balancer_that_dies_is_blamed_and_no_host(
     assert "No load balancer answers: lb1: " in done.out
     assert "groups of 4 done." in done.out or "group of 4 done." in done.out
     assert "can no longer be reached" not in done.out
+    assert AGAIN in done.out
+    assert not [call for call in done.calls if call.startswith("hold")]
 
 
 def test_all_stop_at_once(tmp_path: Path) -> None:

@@ -6,9 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.infrastructure import CLASSES
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import (
+    Failure,
+    failure_of,
+    message_of,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
     judge_batch,
-    message_of,
     summarize_rollout,
     unmended_message,
 )
@@ -28,6 +33,7 @@ def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
         "passed": ["record_verdict"] if number == 1 else [],
         "way_back": ["hold", "drain", "report", "serve_old", "confirm_hold"],
         "hosts": hosts,
+        "all_hosts": hosts,
         "units": units,
         "text": f"batch {number} of 3: {hosts[0]}",
     }
@@ -55,7 +61,8 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
 def test_what_follows(
     operation: str, failures: dict[str, str], gone: list[str], stop: bool, back: bool, why: str
 ) -> None:
-    verdict = judge_batch({**BATCHES[1], "operation": operation}, failures, gone)
+    failed = {host: Failure(text) for host, text in failures.items()}
+    verdict = judge_batch({**BATCHES[1], "operation": operation}, failed, gone)
     assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
     assert list(verdict.phases) == (["hold", "drain", "serve_old", "confirm_hold"] if back else [])
     assert list(verdict.steps) == (["hold", "confirm_hold"] if back else [])
@@ -74,9 +81,89 @@ def test_what_follows(
 def test_phases_that_follow_a_canary(
     failures: dict[str, str], not_started: list[str], phases: list[str]
 ) -> None:
-    verdict = judge_batch(BATCHES[0], failures, [], not_started)
+    failed = {host: Failure(text, started=host not in not_started) for host, text in failures.items()}
+    verdict = judge_batch(BATCHES[0], failed, [])
     assert list(verdict.phases) == phases
     assert verdict.to_json()["phases"] == phases
+
+
+WIDE = batch(2, [["n1/llama-1"], ["n2/llama-0", "n3/llama-0"], ["n4/llama-0"]])
+AWAY = ["drain", "serve_old"]
+
+MIXED: dict[str, tuple[dict[str, tuple[str, ...]], list[str], list[str]]] = {
+    # classes by host, phases that follow, and on which hosts; [] for all when the release is turned back
+    "docker on one": ({"n1": ("docker",)}, AWAY, ["n1"]),
+    "an engine over two hosts goes back on both": ({"n3": ("docker",)}, AWAY, ["n2", "n3"]),
+    "a disk and a port": ({"n1": ("files", "port_in_use"), "n4": ("disk_full",)}, AWAY, ["n1", "n4"]),
+    "no load balancer: all wait": ({"n1": ("balancer",), "n4": ("balancer",)}, [], []),
+    "no load balancer for one, Docker for the other": (
+        {"n1": ("balancer",), "n4": ("docker",)},
+        AWAY,
+        ["n4"],
+    ),
+    "another run works there": ({"n1": ("other_run",)}, [], []),
+    "one instance of a host is bad": ({"n1": ("docker", "out_of_memory")}, [], []),
+    "one host is bad, the other has no Docker": ({"n1": ("docker",), "n4": ("python_exception",)}, [], []),
+    "one has no class": ({"n1": ("docker",), "n4": ("",)}, [], []),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_a_failure_around_the_release_is_no_verdict_on_it(case: str) -> None:
+    classes, phases, hosts = MIXED[case]
+    failures = {host: Failure(f"broke {host}", found) for host, found in classes.items()}
+    release = any(not set(found) <= CLASSES for found in classes.values())
+    verdict = judge_batch(WIDE, failures, [])
+    assert (verdict.stop, verdict.turned, verdict.waits) == (True, release, not release)
+    assert all(f"broke {host}" in verdict.why for host in classes)
+    if release:
+        assert list(verdict.steps) == ["hold", "confirm_hold"]
+        assert list(verdict.hosts) == WIDE["all_hosts"]
+    else:
+        assert (list(verdict.phases), list(verdict.hosts), dict(verdict.steps)) == (phases, hosts, {})
+        assert verdict.back == bool(phases)
+    # What is not an upgrade stops where it is, as ever.
+    other = judge_batch({**WIDE, "operation": "rollback"}, failures, [])
+    assert (other.stop, other.back, other.turned, other.waits) == (True, False, False, False)
+
+
+SERVERS = "instinct.fleet.vllm_server"
+
+
+@pytest.mark.parametrize(
+    ("action", "result", "classes", "release"),
+    [
+        (SERVERS, {"servers": [{"name": "a"}, {"class": "docker"}]}, ("docker",), False),
+        (
+            SERVERS,
+            {"servers": [{"class": "docker"}, {"class": "out_of_memory"}]},
+            ("docker", "out_of_memory"),
+            True,
+        ),
+        (SERVERS, {"servers": [{"class": "container_refused"}]}, ("container_refused",), True),
+        # It got to no instance: Docker is dead, the disk is full, another run holds the lock.
+        (SERVERS, {"msg": "Docker's socket does not exist", "class": "docker"}, ("docker",), False),
+        (SERVERS, {"msg": "refused", "class": "other_run"}, ("other_run",), False),
+        (SERVERS, {"msg": "cannot be written. Nothing was stopped."}, ("docker",), False),
+        (SERVERS, {"msg": "to be removed", "servers": [{"state": "ready"}]}, ("docker",), False),
+        ("instinct.fleet.serving_generation", {"msg": "No space left"}, ("record",), False),
+        ("instinct.fleet.vllm_watch", {"msg": "Docker", "class": "docker"}, ("docker",), False),
+        ("instinct.fleet.vllm_watch", {"msg": "llama-0 does not run any more"}, ("",), True),
+        ("instinct.fleet.canary_verdict", {"msg": "slower"}, ("",), True),
+        ("instinct.fleet.canary_verdict", {"class": "infrastructure"}, ("infrastructure",), False),
+        ("instinct.fleet.balancer_verdict", {"class": "balancer"}, ("balancer",), False),
+        (
+            "instinct.fleet.balancer_server",
+            {"results": [{"failed": True, "msg": "not in service"}]},
+            ("",),
+            True,
+        ),
+        ("ansible.builtin.include_role", "text", ("",), True),
+    ],
+)
+def test_the_classes_of_a_failure(action: str, result: Any, classes: tuple[str, ...], release: bool) -> None:
+    found = failure_of(action, result)
+    assert (found.classes, found.release) == (classes, release)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +224,35 @@ END = {
         {"turned": False, "why": "n2 …"},
         {},
         ["When the host is reachable, run upgrade.yml to continue"],
+    ),
+    "Docker was dead, and the host went back": (
+        "upgrade",
+        2,
+        {"turned": False, "waits": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
+        {},
+        [
+            "no verdict on generation 3, so llama is not held",
+            "Serves with its earlier generation again: n2.",
+            "Fix the cause, then run the same command again: it continues from here.",
+        ],
+    ),
+    "Docker is dead": (
+        "upgrade",
+        2,
+        {"turned": False, "waits": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
+        {"n2": "docker"},
+        [
+            "not held",
+            "n2 does not serve with its earlier generation yet: docker",
+            "run the same command again: it continues from here.",
+        ],
+    ),
+    "no load balancer": (
+        "upgrade",
+        2,
+        {"turned": False, "waits": True, "back": False, "hosts": [], "why": "x", "lost": {"lb": "off."}},
+        {},
+        ["Load balancer lb does not answer: off. When it is back", "not held", "run the same command again"],
     ),
     "a restart": (
         "restart",

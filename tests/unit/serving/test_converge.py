@@ -747,7 +747,7 @@ def test_a_missing_device_is_found_before_the_old_one_stops(docker: FakeDocker, 
     server["container"] = {**server["container"], "HostConfig": {"Devices": devices}}
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
-    assert result["servers"][0]["class"] == "no_gpu_access"
+    assert result["servers"][0]["class"] == "no_device"
     assert "/dev/dri/renderD999 does not exist" in result["msg"]
     assert docker.changes() == []
     assert statuses(docker) == {"instinct-llama-0": "running"}
@@ -808,7 +808,7 @@ REFUSALS = [
             500,
             'error gathering device information while adding custom device "/dev/kfd": no such',
         ),
-        "no_gpu_access",
+        "no_device",
         "amdgpu driver is loaded",
     ),
     (

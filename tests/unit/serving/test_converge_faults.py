@@ -287,6 +287,7 @@ def test_an_engine_that_breaks_off_before_anything_is_done(docker: FakeDocker, r
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
     assert result["msg"] == "The Docker engine closed the connection in the middle of an answer."
+    assert result["class"] == "docker"
     assert docker.changes() == []
 
 
@@ -381,3 +382,17 @@ def test_how_many_failed(docker: FakeDocker, run_module: Any, count: int, others
     assert f" Log: {log}." in result["msg"]
     assert "ValueError: no" in log.read_text()
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("at", ["create", "stop", "start"])
+def test_an_engine_that_breaks_off_is_not_the_instances_fault(
+    docker: FakeDocker, run_module: Any, at: str
+) -> None:
+    """Its class says so, and a rollout does not take it for a verdict on the release."""
+    server = deployed(docker, run_module)
+    new_spec(server)
+    path = {"create": "/containers/create", "stop": f"{C}/stop", "start": f"{C}/start"}[at]
+    docker.faults[f"POST {path}"] = CUT
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert failed
+    assert [server["class"] for server in result["servers"]] == ["docker"]
