@@ -20,33 +20,18 @@ extends_documentation_fragment:
 """
 
 import gc
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
+from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import hint
 
 PLAN = "instinct.fleet.fleet_plan"
+STATUS = "instinct.fleet.instance_status"
 LINES = 6
 WIDTH = 400
-
-
-ROOT = "Ansible becomes root there by sudo: "
-HINTS = (
-    (
-        re.compile("sudo: (command )?not found|sudo: No such file"),
-        ROOT + "install it, or set ansible_user to root.",
-    ),
-    (
-        re.compile(
-            "(?i)(missing|incorrect) sudo password|sudo: a password is required|waiting for become success"
-        ),
-        ROOT + "add -K to be asked for its password, or allow the user sudo without one (NOPASSWD).",
-    ),
-)
-"""The next step for errors of Ansible that name none; the first that matches."""
 
 
 class HostError(NamedTuple):
@@ -106,11 +91,15 @@ class CallbackModule(Default):
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Print why a host could not be reached, and record it."""
         text = message(result.result)
-        self._keep(result, short(text))
+        ignored = result.task.ignore_unreachable
+        if not ignored:
+            self._keep(result, short(text))
         if self._display.verbosity:
             super().v2_runner_on_unreachable(result)
+        elif ignored and (result.task.action == STATUS or "results" in result.result):
+            return  # its table has a line for the host; items of a loop were printed already
         else:
-            self._tell(result, "unreachable", text, " (ignored)" if result.task.ignore_unreachable else "")
+            self._tell(result, "unreachable", text, " (ignored)" if ignored else "")
 
     def _tell(self, result: Any, what: str, text: str, item: str = "") -> None:
         """Print one line, or a line and the text indented below it."""
@@ -185,7 +174,7 @@ def message(result: Mapping[str, Any]) -> str:
     text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
     said = (str(failed.get(key) or "").strip() for key in ("stderr", "module_stderr"))
     text = "\n".join([text, *(more for more in said if more and more not in text)])
-    return printable("\n".join([text, *[hint for pattern, hint in HINTS if pattern.search(text)][:1]]))
+    return printable("\n".join(filter(None, (text, hint(text)))))
 
 
 def printable(text: str) -> str:

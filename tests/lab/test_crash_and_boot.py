@@ -127,7 +127,7 @@ def test_a_crash_loop_is_bounded_and_told_with_its_first_error(node: Node) -> No
     assert '"state": "gave_up"' in node.book("cat").out
     assert "Cannot find any model weights" in node.book("failure-1.log").out
     status = node.book("status.yml")
-    assert status.rc == 0, status.out
+    assert status.rc == 2, status.out
     assert "missing_weights" in status.out
     # The GPU is free, so anything may use it meanwhile.
     assert int(node.lab.on(HOST, "cat /sys/class/drm/renderD128/device/mem_info_vram_used")) < 1 << 30

@@ -13,7 +13,6 @@ from ...module_utils.common.generations import History
 from .rows import (
     IN,
     MISSING,
-    NEXT,
     NONE,
     NOT_REACHED,
     SERVING,
@@ -22,6 +21,7 @@ from .rows import (
     StatusRow,
     balancer_state,
     row_of,
+    unreached_step,
 )
 
 
@@ -30,7 +30,7 @@ class DeploymentSummary:
     """The sums of a deployment.
 
     They count instances that accept requests from clients (`total`), those that serve, those in service, and their
-    load.
+    load. divided: that it is held, and not all of it runs the held generation; "" if all does.
     """
 
     name: str
@@ -43,6 +43,7 @@ class DeploymentSummary:
     waiting: int
     kv: float | None
     notes: tuple[str, ...] = ()
+    divided: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for -e status_file."""
@@ -57,6 +58,7 @@ class DeploymentSummary:
             "waiting": self.waiting,
             "kv": self.kv,
             "notes": list(self.notes),
+            "divided": self.divided,
         }
 
 
@@ -78,9 +80,12 @@ class FleetStatus:
         if bad:
             shown = [f"{row.instance} on {row.host} ({row.state})" for row in bad[:4]]
             more = [f"{len(bad) - 4} more"] if len(bad) > 4 else []
-            parts.append(f"{len(bad)} of {len(self.rows)} instances do not serve: {', '.join(shown + more)}")
+            parts.append(
+                f"{len(bad)} of {len(self.rows)} instances do not serve as they should: {', '.join(shown + more)}"
+            )
         if self.unreached:
             parts.append(f"not reached: {', '.join(self.unreached)}")
+        parts += [item.divided for item in self.deployments if item.divided]
         parts += [f"load balancer {host}: {error}" for host, error in self.balancers.items() if error]
         parts += [f"{host}: {text}" for host, texts in self.problems.items() for text in texts]
         return ". ".join(text.rstrip(".") for text in parts) + ("." if parts else "")
@@ -122,10 +127,12 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
     """Return the status from what instance_status found on each host, and why hosts were not reached."""
     servers = servers_by_instance(seen)
     rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
+    places: dict[str, set[str]] = {}
+    for (host, _unused), items in servers.items():
+        places.setdefault(host, set()).add(balancer_state(items))
     for (host, instance), items in servers.items():
         if host in unreached:
-            state = {"instance": instance, "host": host}
-            next_step = NEXT[NOT_REACHED].format(**state)
+            next_step = unreached_step(host, unreached[host], places[host])
             rows.append(
                 StatusRow(
                     items[0]["deployment"],
@@ -146,12 +153,14 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
     ]
     rows.sort(key=order)
     names = sorted({row.deployment for row in rows}, key=natural)
-    notes = bindings(seen)
+    notes, held = bindings(seen), holds(seen)
     listed = {host: problems_of(state) for host, state in seen.items()}
     return FleetStatus(
         rows=tuple(rows),
         deployments=tuple(
-            summarize_deployment(name, [row for row in rows if row.deployment == name], notes.get(name, ()))
+            summarize_deployment(
+                name, [row for row in rows if row.deployment == name], notes.get(name, ()), held.get(name, {})
+            )
             for name in names
         ),
         hosts=tuple(sorted(seen, key=natural)),
@@ -259,8 +268,32 @@ def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]
     return found
 
 
+def holds(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the generations at which deployments are held, by deployment and host."""
+    found: dict[str, dict[str, int]] = {}
+    for host, state in seen.items():
+        for name, history in histories(state).items():
+            if history.held:
+                found.setdefault(name, {})[host] = history.held.generation
+    return found
+
+
+def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, int]) -> str:
+    """Return that a held deployment runs other generations as well, and what moves them back."""
+    if not held:
+        return ""
+    number = max(held.values())  # of one host that was away
+    other = [row for row in rows if row.state not in (MISSING, NOT_REACHED) and row.generation != number]
+    if not other:
+        return ""
+    return (
+        f"{name} is held at generation {number}, and {len(other)} of {len(rows)} instances run another one: "
+        f"rollback.yml -e deployment={name} -e generation={number} moves them, a few at a time"
+    )
+
+
 def summarize_deployment(
-    name: str, rows: Sequence[StatusRow], notes: Sequence[str] = ()
+    name: str, rows: Sequence[StatusRow], notes: Sequence[str] = (), held: Mapping[str, int] | None = None
 ) -> DeploymentSummary:
     """Return a deployment's sums, without ranks that work for another host's server."""
     asked = [row for row in rows if not row.rank]
@@ -276,4 +309,5 @@ def summarize_deployment(
         waiting=sum(row.waiting or 0 for row in asked),
         kv=max(kv, default=None),
         notes=tuple(notes),
+        divided=divided(name, rows, held or {}),
     )

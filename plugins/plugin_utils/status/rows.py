@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...module_utils.common.endpoint import OPERATOR
+from ..hints import hint
+
 GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
 MISSING, SILENT, PAUSED, NO_TRAFFIC = "missing", "silent", "paused", "no traffic"
+DRAINED = "drained"
 NOT_REACHED, STOPPED = "not reached", "stopped"
 WAITING, STARTING, STOPPING, UNPROVEN = "waiting", "starting", "stopping", "unproven"
 SERVING, WORKING = "serving", "works"
 
 STATES = (
-    GAVE_UP, CRASHED, FAILING, DEAD, SILENT, MISSING, NO_TRAFFIC, PAUSED, NOT_REACHED, STOPPED,
+    GAVE_UP, CRASHED, FAILING, DEAD, SILENT, MISSING, NO_TRAFFIC, PAUSED, DRAINED, NOT_REACHED, STOPPED,
     WAITING, STARTING, STOPPING, UNPROVEN, SERVING, WORKING,
 )  # fmt: skip
 """Every state, the worst first; docs/runbooks/status.md explains each."""
@@ -22,12 +26,13 @@ TROUBLE = STATES[: STATES.index(WAITING)]
 WELL = (SERVING, WORKING)
 
 NEXT = {
-    SILENT: "docker logs instinct-{instance} on {host} shows what it does; restart it if it does nothing",
+    SILENT: "docker logs instinct-{instance} on {host} shows what it does; if it does nothing, restart.yml "
+    "-e deployment={deployment} -e instance={instance}",
     DEAD: "its supervisor starts it again; if that does not help, see docker logs instinct-{instance} on {host}",
     MISSING: "site.yml creates it again",
     NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host shows why its checks fail",
     PAUSED: "docker unpause instinct-{instance} on {host}",
-    NOT_REACHED: "check the host; drain.yml --limit {host} keeps it out of service until undrain.yml",
+    DRAINED: "undrain.yml --limit {host} -e instance={instance} returns it",
     STOPPED: "site.yml starts it, if the inventory still defines it",
 }
 
@@ -153,7 +158,24 @@ def reason_and_next_step(seen: Mapping[str, Any], state: str, host: str) -> tupl
         count = f"{len(failures)} failures, the first: " if len(failures) > 1 else ""
         return f"{count}{first['kind']}: {first['line']}", str(first["next_step"])
     why = str(supervisor.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
-    return why, NEXT.get(state, "").format(instance=seen["name"], host=host)
+    return why, NEXT.get(state, "").format(
+        instance=seen["name"], host=host, deployment=seen.get("deployment", "")
+    )
+
+
+def unreached_step(host: str, why: str, places: Collection[str]) -> str:
+    """Return the next step for a host that was not reached.
+
+    places: where its instances are in the load balancers. What is in service there is not to be drained: it answers the
+    load balancers' checks, and only the way to its host is broken.
+    """
+    if any(place not in (OUT, DOWN, NONE) for place in places):
+        told = hint(why) or f"check the way to it: ssh {host}"
+        return f"the load balancer's checks reach it, so it serves, and is not to be drained; {told}"
+    step = hint(why) or "check the host"
+    if DOWN in places:
+        return f"{step}; drain.yml --limit {host} keeps it out of service until undrain.yml"
+    return step
 
 
 def balancer_state(servers: Sequence[Mapping[str, Any]]) -> str:
@@ -164,15 +186,23 @@ def balancer_state(servers: Sequence[Mapping[str, Any]]) -> str:
     return f"{words.count(IN)} of {len(words)}" if words else NONE
 
 
-def drain_note(servers: Iterable[Mapping[str, Any]]) -> str:
-    """Return what drained it, and since when."""
+def drain_note(servers: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return (what drained it, and since when; what returns it, "" for undrain.yml)."""
     for item in servers:
         out = item.get("out") or {}
+        if item["state"] != "ready" and out.get("by") == OPERATOR:
+            return f"drained by drain.yml at {out.get('since', '')}", ""
         if item["state"] != "ready" and out:
-            who = "drained by drain.yml" if out.get("by") == "operator" else "drained by an interrupted run"
-            back = "undrain.yml" if out.get("by") == "operator" else "the next run of site.yml"
-            return f"{who} at {out.get('since', '')}; {back} returns it"
-    return ""
+            who = f"drained by a run at {out.get('since', '')}"
+            return who, "if that run is over, the next run of site.yml or upgrade.yml returns it"
+    return "drained by hand", ""
+
+
+def _balanced_state(servers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the state of an instance that serves, by the load balancers that have it: one that lacks it is trouble."""
+    if any(item["state"] != "ready" for item in servers):
+        return DRAINED
+    return SERVING if all(item["up"] for item in servers) else NO_TRAFFIC
 
 
 def other_backend(seen: Mapping[str, Any]) -> str:
@@ -187,14 +217,18 @@ def other_backend(seen: Mapping[str, Any]) -> str:
 def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> StatusRow:
     """Return one instance as a row."""
     state, where = state_of(seen, now), balancer_state(servers)
-    if state == SERVING and where == DOWN:
-        state = NO_TRAFFIC
+    if state == SERVING:
+        state = _balanced_state(servers)
     why, next_step = reason_and_next_step(seen, state, host)
     if state == NO_TRAFFIC:
-        why = f"it serves, but the load balancer's check reports {servers[0]['check']}"
+        check = next(item["check"] for item in servers if not item["up"])
+        why = f"it serves, but the load balancer's check reports {check}"
+    elif state == DRAINED:
+        why, back = drain_note(servers)
+        next_step = back or next_step
     elif where == OUT and not why:
-        why = drain_note(servers)
-    if state in WELL:
+        why = drain_note(servers)[0]
+    if state in (*WELL, DRAINED):
         why = "; ".join(filter(None, (why, other_backend(seen))))
     supervisor, load = seen.get("supervisor") or {}, seen["metrics"] or {}
     since = supervisor.get("since") if state not in (STOPPED, CRASHED) else None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.errors import natural
+from ..hints import hint
 from ..text import plural, wrap
 from .fleet import DeploymentSummary, FleetStatus
 from .rows import DOWN, IN, NONE, NOT_REACHED, OUT, StatusRow
@@ -42,9 +43,11 @@ class TableLine:
 
 def text(status: FleetStatus, full: bool = False) -> str:
     """Return the table; `full` gives every instance its own line."""
-    lines = [_summary(status)]
+    lines, known = [_summary(status)], {row.host for row in status.rows}
     for host, why in status.unreached.items():
         lines += _paragraph(f"{host}: not reached: {why}", "  ", "    ")
+        if host not in known and hint(why):
+            lines += _paragraph(f"→ {hint(why)}", "    ", "      ")
     for host, texts in status.problems.items():
         lines += [line for message in texts for line in _paragraph(f"{host}: {message}", "  ", "    ")]
     groups = {item.name: _lines(status, item, full) for item in status.deployments}
@@ -52,6 +55,7 @@ def text(status: FleetStatus, full: bool = False) -> str:
     for item in status.deployments:
         lines += ["", *_paragraph(_head(item), "", "  ")]
         lines += [line for note in item.notes for line in _paragraph(note, "  ", "    ")]
+        lines += _paragraph(f"→ {item.divided}", "  ", "    ") if item.divided else []
         lines.append(_row(COLUMNS, widths))
         for found in groups[item.name]:
             lines.append(_row(found.cells, widths))
