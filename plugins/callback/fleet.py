@@ -30,16 +30,19 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import hint
 
 PLAN = "instinct.fleet.fleet_plan"
 STATUS = "instinct.fleet.instance_status"
+VERDICT = "instinct.fleet.rollout_verdict"
+BALANCERS = "load_balancer"
 LINES = 6
 WIDTH = 400
 
 
 class HostError(NamedTuple):
-    """A host's first error; `alike` is its text without the host's address, to find equal ones."""
+    """A host's first error; `alike` is its text without the host's address, to find equal ones; action: the module."""
 
     task: str
     text: str
     alike: str
+    action: str = ""
 
 
 UNKNOWN = HostError("", "no message was kept", "")
@@ -56,6 +59,7 @@ class CallbackModule(Default):
         super().__init__()
         self.errors: dict[str, HostError] = {}
         self.planning = False
+        self.balancers: list[str] = []
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Exclude everything loaded so far from garbage collection, before the play's workers are forked.
@@ -64,6 +68,8 @@ class CallbackModule(Default):
         a tenth of the control node's time for a run. See the documentation of gc.freeze().
         """
         gc.freeze()
+        groups = play.get_variable_manager()._inventory.get_groups_dict()
+        self.balancers = sorted(map(str, groups.get(BALANCERS, ())), key=natural)
         super().v2_playbook_on_play_start(play)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
@@ -71,7 +77,7 @@ class CallbackModule(Default):
         planning = result.task.action == PLAN
         text = message(result.result)
         if not ignore_errors:
-            self._keep(result, text if planning else short(text))
+            self._keep(result, text if planning or result.task.action == VERDICT else short(text))
             self.planning = self.planning or planning
         if self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
@@ -117,7 +123,11 @@ class CallbackModule(Default):
     def _keep(self, result: Any, text: str) -> None:
         name = result.host.get_name()
         address = str(result.host.vars.get("ansible_host", name))
-        self.errors.setdefault(name, HostError(result.task.get_name(), text, text.replace(address, "")))
+        action = str(result.task.action)
+        error = HostError(result.task.get_name(), text, text.replace(address, ""), action)
+        if action == VERDICT:  # it tells of what was rescued before, too
+            self.errors[name] = error
+        self.errors.setdefault(name, error)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the recap, and the summary of what failed."""
@@ -125,15 +135,23 @@ class CallbackModule(Default):
         failed = sorted((name for name, count in stats.failures.items() if count), key=natural)
         dark = sorted((name for name, count in stats.dark.items() if count), key=natural)
         if failed or dark:
-            self._display.display("\n".join(summary(failed, dark, self.errors, self.planning)))
+            self._display.display(
+                "\n".join(summary(failed, dark, self.errors, self.planning, self.balancers))
+            )
 
 
 def summary(
-    failed: Sequence[str], dark: Sequence[str], errors: Mapping[str, HostError], planning: bool
+    failed: Sequence[str],
+    dark: Sequence[str],
+    errors: Mapping[str, HostError],
+    planning: bool,
+    balancers: Sequence[str] = (),
 ) -> list[str]:
     """Return the lines of the closing summary.
 
-    planning: the plan itself failed, so nothing was applied.
+    planning: the plan itself failed, so nothing was applied. balancers: all load balancers, which a run needs that
+    changes what serves. Of a rollout that ended, the hosts that failed are in its report: the task failed on the one
+    that printed it, and the rollout continues as a whole.
     """
     lines = []
     for title, hosts in (("Failed", failed), ("Unreachable", dark)):
@@ -143,16 +161,19 @@ def summary(
             groups.setdefault((error.task, error.alike), []).append(name)
         for names in groups.values():
             error = errors.get(names[0], UNKNOWN)
-            lines.append(f"{title}: {', '.join(names)}" + (f", at: {error.task}" if error.task else ""))
+            who = title if error.action == VERDICT else f"{title}: {', '.join(names)}"
+            lines.append(who + (f", at: {error.task}" if error.task else ""))
             lines += [f"  {line}" for line in error.text.splitlines()]
     if planning:
         lines.append("Next: correct the input named above, and run the same command again.")
     else:
-        everyone = ",".join(sorted({*failed, *dark}, key=natural))
+        everyone = {*failed, *dark}
+        limit = ",".join([*sorted(everyone - {*balancers}, key=natural), *balancers])
         lines.append(
             "Next: correct the cause, and run the same command again; completed steps are not repeated."
         )
-        lines.append(f"      Only on these hosts: --limit '{everyone}'")
+        if not any(errors.get(name, UNKNOWN).action == VERDICT for name in everyone):
+            lines.append(f"      Only on these hosts: --limit '{limit}'")
     return lines
 
 

@@ -55,5 +55,6 @@ def message_of(result: Any) -> str:
 def _failed(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first failed item of a loop's result, else the result itself."""
     items = result.get("results")
-    failed = (item for item in items if item.get("failed")) if isinstance(items, list) else iter(())
-    return next(failed, result)
+    # Not every module has the items of a loop under this name: dnf has lines of text there.
+    found = [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    return next((item for item in found if item.get("failed")), result)

@@ -103,6 +103,45 @@ def test_hosts_with_one_error_are_together(fleet: Any) -> None:
     ]
 
 
+def test_the_limit_names_the_load_balancers_too(fleet: Any) -> None:
+    """Without them, a run that changes what serves is refused."""
+    fleet.balancers = ["lb-01", "lb-02"]
+    fleet.v2_runner_on_failed(result("n2", "Pull", msg="no space left"))
+    assert ended(fleet, {"n2": 1})[0].endswith("--limit 'n2,lb-01,lb-02'")
+    fleet.v2_runner_on_unreachable(result("lb-01", "Update", msg="gone"))
+    assert ended(fleet, {"n2": 1}, {"lb-01": 1})[0].endswith("--limit 'n2,lb-01,lb-02'")
+
+
+def test_a_rollout_that_ended_names_no_host_that_only_printed_it(fleet: Any) -> None:
+    fleet.balancers = ["lb"]
+    report = "Upgrade: 1 group of 4 done.\nbatch 2 of 4: n2: Docker does not answer"
+    task = "Print what was done"
+    fleet.v2_runner_on_failed(result("n1", "Change instances", msg="rescued"))
+    for name in ("n1", "n3"):
+        fleet.v2_runner_on_failed(result(name, task, action="instinct.fleet.rollout_verdict", msg=report))
+    assert ended(fleet, {"n1": 1, "n3": 1}) == [
+        f"Failed, at: {task}\n"
+        "  Upgrade: 1 group of 4 done.\n"
+        "  batch 2 of 4: n2: Docker does not answer\n"
+        "Next: correct the cause, and run the same command again; completed steps are not repeated."
+    ]
+
+
+def test_what_is_ignored_and_told_elsewhere_is_not_told_here(fleet: Any) -> None:
+    """The table of status.yml has a line for the host."""
+    for action, data, shown in (
+        ("instinct.fleet.instance_status", {"msg": "No route"}, 0),
+        ("balancer_server", {"msg": "All items completed", "results": [{"unreachable": True}]}, 0),
+        ("ansible.builtin.ping", {"msg": "No route"}, 1),
+    ):
+        seen = result("n1", f"Do {action}", action=action, **data)
+        seen.task.ignore_unreachable = True
+        fleet.shown.clear()
+        fleet.v2_runner_on_unreachable(seen)
+        assert len(fleet.shown) == shown
+    assert fleet.errors == {}
+
+
 def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
     problems = "\n".join(f"* {number} {'x' * 500}" for number in range(30))
     fleet.v2_runner_on_failed(
@@ -146,3 +185,23 @@ def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
 def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:
     fleet.v2_runner_on_failed(result("n1", "Task", **data))
     assert fleet.errors["n1"][:2] == ("Task", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "next_step"),
+    [
+        (
+            "ssh: root@n1: Permission denied (publickey,password).",
+            "The host answers, and refuses this user's key: ",
+        ),
+        (
+            "Module result deserialization failed: No start of json char found",
+            "Something else than the module's answer",
+        ),
+    ],
+)
+def test_errors_of_ansible_that_name_no_next_step_get_one(fleet: Any, text: str, next_step: str) -> None:
+    fleet.v2_runner_on_failed(result("n1", "Task", msg=text))
+    first, second = fleet.errors["n1"].text.splitlines()
+    assert first == text
+    assert second.startswith(next_step)

@@ -284,6 +284,8 @@ def test_the_end(case: str) -> None:
             "not in",
         ),
         ({"results": []}, "no message"),
+        ({"msg": "no package", "results": ["a line of dnf"]}, "no package"),
+        ({"msg": "odd", "results": {"a": {"failed": True}}}, "odd"),
         ("text", "text"),
     ],
 )
