@@ -16,6 +16,7 @@ from typing import Any
 from ..common.probe_output import REPORT
 
 ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
+ERRORS_SECONDS = 60.0  # for a hub that answers with errors: nobody sees anything of the attempts
 
 
 def causes(error: BaseException | None) -> list[dict[str, Any]]:
@@ -34,11 +35,11 @@ def causes(error: BaseException | None) -> list[dict[str, Any]]:
     return chain
 
 
-def worth_another_try(chain: list[dict[str, Any]]) -> bool:
-    """Return whether the cause is the network or the hub's load."""
+def worth_another_try(chain: list[dict[str, Any]], seconds: float) -> bool:
+    """Return whether the cause is the network or the hub's load; seconds: since the first attempt."""
     statuses = [link["status"] for link in chain if link["status"]]
     if statuses:
-        return bool(statuses[0] == 429 or statuses[0] >= 500)
+        return bool(statuses[0] == 429 or (statuses[0] >= 500 and seconds < ERRORS_SECONDS))
     names = " ".join(name for link in chain for name in link["types"])
     return any(word in names for word in ("ConnectionError", "Timeout", "ProtocolError", "NetworkError"))
 
@@ -60,12 +61,13 @@ def download(config: dict[str, Any], token: Any) -> str:
     }
     if "resume_download" in inspect.signature(snapshot_download).parameters:
         options["resume_download"] = True  # before 0.23 an interrupted file starts again without it
+    begun = time.monotonic()
     for attempt in range(1, ATTEMPTS):
         try:
             return str(snapshot_download(**options))
         except Exception as error:
             chain = causes(error)
-            if not worth_another_try(chain):
+            if not worth_another_try(chain, time.monotonic() - begun):
                 raise
             say(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}")
             time.sleep(2**attempt)

@@ -12,6 +12,11 @@ from typing import Any
 from ..common.failures import tail
 from ..common.probe_output import REPORT
 
+CUT = re.compile(
+    r"complete message body|IncompleteRead|Connection broken|[Cc]onsistency check failed|closed prematurely"
+)
+"""What the libraries of the hub say of an answer that was shorter than announced."""
+
 
 @dataclass(frozen=True)
 class DownloadContext:
@@ -106,7 +111,8 @@ def _explanations(
         ),
         (
             bool(status and status >= 500),
-            f"{hub} fails (HTTP {status}). Run again later: what is on disk is kept.",
+            f"{hub} answers, and fails (HTTP {status}), time and again; nothing on this node is wrong. Run it later, "
+            "or set hf_model_endpoint to a mirror; what is on disk is kept.",
         ),
         (
             errno == 28 or "No space left on device" in text,
@@ -123,6 +129,12 @@ def _explanations(
         (
             "SSLError" in names or "CERTIFICATE_VERIFY_FAILED" in text,
             f"the certificate of {hub} is not trusted inside the container.",
+        ),
+        (
+            bool(CUT.search(text)),
+            f"{hub} answers, but its answers end before they are complete, time and again. Something on the way cuts "
+            "them, mostly a proxy, a mirror or a firewall with a limit of size or time. Check those, or set "
+            "hf_model_endpoint to another mirror; run again to resume (what is on disk is kept).",
         ),
         (
             bool(network) or "LocalEntryNotFoundError" in names,

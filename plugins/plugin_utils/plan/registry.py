@@ -24,6 +24,8 @@ HUB = "https://huggingface.co"
 # Attempts at a hub that limits requests, with pauses between them; after that the operator decides.
 RETRY_PAUSES = (2.0, 5.0, 10.0)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40}")
+CUT = re.compile(r"complete message body|IncompleteRead|Connection broken")
+"""What libraries say of an answer that was shorter than announced."""
 _T = TypeVar("_T")
 
 
@@ -270,6 +272,9 @@ def _hub_request(
             # httpx's errors, under the name of this huggingface_hub version, and the operating system's.
             what = f"the hub at {hub} cannot be reached from this machine ({_cause(error)})."
             fix = "Check hf_model_endpoint and the network; HF_HUB_OFFLINE must not be set."
+            if CUT.search(str(error)):
+                what = f"the hub at {hub} answers, but its answers end before they are complete."
+                fix = "Something on the way cuts them: check proxy, mirror and firewall, or set hf_model_endpoint."
             raise ResolveError(Problem(path, what, fix)) from None
     raise AssertionError("the last try has no pause")  # pragma: no cover
 

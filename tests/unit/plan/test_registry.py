@@ -316,3 +316,15 @@ def test_a_hub_that_is_not_there(hub: server.Hub) -> None:
         "refused). Check "
         "hf_model_endpoint and the network; HF_HUB_OFFLINE must not be set."
     )
+
+
+def test_a_hub_whose_answers_are_cut(hub: server.Hub) -> None:
+    """It is reached, so name resolution and network are not what to look at."""
+    hub.faults.set(Fault("*/config.json", drop_after=5))
+    with pytest.raises(ResolveError) as error:
+        pin(hub, make.OPEN)
+    hub.faults.set()
+    assert str(error.value) == (
+        f"vllm_deployments[0].model: the hub at {hub.url} answers, but its answers end before they are complete. "
+        "Something on the way cuts them: check proxy, mirror and firewall, or set hf_model_endpoint."
+    )

@@ -141,6 +141,17 @@ def test_gives_up(
     assert (code, report["ok"], len(hub.calls)) == (1, False, calls)
 
 
+def test_a_hub_that_only_answers_with_errors_is_left_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own client asks again for half a minute at each attempt, and nobody sees anything of that."""
+    clock = iter(range(0, 10**9, 31))
+    monkeypatch.setattr(download.time, "monotonic", lambda: float(next(clock)))
+    hub = Hub([http_error(500)] * 9)
+    assert run(hub, monkeypatch, capsys)[0] == 1
+    assert len(hub.calls) == 2
+
+
 def test_a_refusal_is_reported_with_its_causes_before_any_download(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

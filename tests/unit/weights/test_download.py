@@ -331,7 +331,28 @@ HUB_ERRORS = [
     (CANARY, [{"types": ["HfHubHTTPError"], "status": 401}], "does not accept the token"),
     (CANARY, [{"types": ["HfHubHTTPError"], "status": 403}], "lacks the right to read"),
     (None, [{"types": ["HfHubHTTPError"], "status": 429}], "limits the number of requests"),
-    (None, [{"types": ["HfHubHTTPError"], "status": 503}], "fails (HTTP 503)"),
+    (None, [{"types": ["HfHubHTTPError"], "status": 503}], "answers, and fails (HTTP 503), time and again"),
+    *(
+        (
+            None,
+            [LOCAL, {"types": [kind, "NetworkError"], "text": said}],
+            "answers, but its answers end before",
+        )
+        for kind, said in (
+            (
+                "RemoteProtocolError",
+                "peer closed connection without sending complete message body (received 1 bytes)",
+            ),
+            (
+                "ChunkedEncodingError",
+                "('Connection broken: IncompleteRead(1048576 bytes read, 9 more expected)')",
+            ),
+            (
+                "OSError",
+                "Consistency check failed: file should be of size 9 but has size 1 (model.safetensors).",
+            ),
+        )
+    ),
     (None, [{"types": ["ConnectionError", "RequestException"]}], "cannot be reached from this node"),
     (None, [{"types": ["ConnectError", "NetworkError"]}], "cannot be reached from this node"),
     (None, [LOCAL], "cannot be reached from this node"),
