@@ -37,9 +37,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "gpu_memory_in_use",
         (r"Free memory on device.* is less than desired GPU memory utilization",),
-        "Something else holds memory of this GPU. amd-smi process names it; stop it, or give this "
-        "deployment another GPU or a lower gpu_memory_utilization. With no process there, a killed one has "
-        "left the memory stranded: reload the amdgpu driver or reboot the node.",
+        "Something else holds memory of this GPU. amd-smi process names it; if it is no instance of this fleet, "
+        "stop it, or give this deployment another GPU or a lower gpu_memory_utilization. With no process there, "
+        "a killed one has left the memory stranded: playbooks/partition.yml -e gpu_clean=true drains the node's "
+        "instances and reloads its driver.",
     ),
     Signature(
         "out_of_memory",
@@ -55,8 +56,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "port_in_use",
         (r"\[Errno 98\]", r"EADDRINUSE", r"[Aa]ddress already in use"),
-        "Another process listens on that port: ss -ltnp shows which. Stop it, or give the deployment "
-        "another port.",
+        "Another process listens on that port: ss -ltnp shows which. If it is no instance of this fleet, stop it, or "
+        "give the deployment another port.",
     ),
     Signature(
         "gated_model",
@@ -121,7 +122,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"\bGPU [Hh]ang\b",
         ),
         "The GPU faulted. dmesg | grep amdgpu tells more. Try without AITER (VLLM_ROCM_USE_AITER=0) or with "
-        "enforce_eager to narrow it down; if other models fail on this GPU too, reset or replace it.",
+        "enforce_eager to narrow it down; if other models fail on this GPU too, drain its host (drain.yml), and reset "
+        "or replace it.",
     ),
     Signature(
         "collective_failed",

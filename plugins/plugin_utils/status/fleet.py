@@ -11,6 +11,7 @@ from typing import Any
 from ...module_utils.common.errors import host_names, natural
 from ...module_utils.common.generations import History
 from .rows import (
+    DRAINED,
     IN,
     MISSING,
     NONE,
@@ -146,8 +147,8 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
             )
     advice = batch_advice(seen, rows)
     rows = [
-        replace(row, next_step=advice[row.deployment])
-        if row.state in (STOPPED, MISSING) and row.deployment in advice
+        replace(row, next_step=advice[row.deployment].format("returns" if row.state == DRAINED else "starts"))
+        if row.deployment in advice and (row.state in (STOPPED, MISSING) or "site.yml" in row.next_step)
         else row
         for row in rows
     ]
@@ -171,7 +172,7 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
 
 
 def batch_advice(seen: Mapping[str, Mapping[str, Any]], rows: Sequence[StatusRow]) -> dict[str, str]:
-    """Return the next step of deployments of which instances run another generation than their host is to run.
+    """Return the next step (with {} for its verb) of deployments of which some instances run another generation.
 
     site.yml would move all of them at once, those that serve included; these playbooks go by batches.
     """
@@ -184,9 +185,9 @@ def batch_advice(seen: Mapping[str, Mapping[str, Any]], rows: Sequence[StatusRow
             continue
         if history.held:
             rollback = f"rollback.yml -e deployment={row.deployment} -e generation={history.held.generation}"
-            found[row.deployment] = f"{rollback} starts it and moves the others, a few at a time"
+            found[row.deployment] = f"{rollback} {{}} it and moves the others, a few at a time"
         else:
-            found.setdefault(row.deployment, "upgrade.yml starts it and moves the others, a few at a time")
+            found.setdefault(row.deployment, "upgrade.yml {} it and moves the others, a few at a time")
     return found
 
 
