@@ -68,7 +68,7 @@ class ActionModule(ControllerAction):
             make=options["apply"] and not self._task.check_mode,
             replace=tuple(options["new_secrets"]),
             check=not offline and options["operation"] != STOP,
-            marks={host.name: host.state.instance_key for host in fleet.hosts if host.state},
+            marks={host.name: host.state.instance_key for host in checked.fleet.hosts if host.state},
         )
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY

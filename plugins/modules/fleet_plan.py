@@ -14,6 +14,8 @@ description:
   - Runs on the control node only, once for the whole fleet. Use it with C(run_once) in a play on the group
     C(instinct), after a task that registers M(instinct.fleet.node_state) as C(node_state_result). Hosts without
     that result are excluded and listed in the plan.
+  - A host that answered and cannot be planned (its Docker does not answer, it shows no GPU, a record is damaged) is
+    excluded too, with what is wrong and the next step, and put into the group C(fleet_excluded).
   - The whole input is checked first. All problems are reported at once, each with its key, the file and line
     of the key, the hosts, and the fix.
   - Image references and model revisions without a pin are resolved at their registry or hub, and pinned in a lock
@@ -196,7 +198,7 @@ plan:
   returned: success
   type: dict
 todo:
-  description: Hosts with actions, in the form that M(ansible.builtin.add_host) needs.
+  description: Hosts with actions, and excluded ones, in the form that M(ansible.builtin.add_host) needs.
   returned: success
   type: list
   elements: dict

@@ -198,12 +198,12 @@ def plan(
 
 
 def problems(states: Mapping[str, Mapping[str, Any] | None], deployments: Any, **keys: Any) -> list[str]:
-    """The texts of all problems of an input; empty when it can be planned."""
+    """The texts of all problems of an input, or of the hosts that it leaves out; empty when it can be planned."""
     try:
-        plan(states, deployments, **keys)
+        made = plan(states, deployments, **keys)
     except FleetError as error:
         return [problem.text() for problem in error.problems]
-    return []
+    return [f"host {name}: {why}" for name, why in made.excluded]
 
 
 def actions(host: Mapping[str, Any]) -> list[str]:

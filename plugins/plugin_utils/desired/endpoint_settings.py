@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any
@@ -14,6 +14,7 @@ from ...module_utils.common.endpoint import AGENT_PORT
 from ...module_utils.common.errors import Problem
 from ..catalog.checker import Checker
 from .host_settings import ADDRESS, parse_address
+from .node_state import MALFORMED, unreadable_state
 from .public_variables import HostVariables
 
 GROUP = "load_balancer"
@@ -145,8 +146,8 @@ NOT_IN_RUN = "it is not part of this run (add it to --limit)"
 class BalancerHost:
     """A host of the group load_balancer.
 
-    observed: None if the host was not observed. absent: why the host is not part of this run. interfaces: names of its
-    network interfaces, each with its addresses.
+    observed: None if the host was not observed. absent: why the host is not part of this run. excluded: because what
+    was observed cannot be read. interfaces: names of its network interfaces, each with its addresses.
     """
 
     name: str
@@ -156,6 +157,7 @@ class BalancerHost:
     os_id: str = ""
     absent: str = ""
     interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    excluded: bool = False
 
 
 def parse_balancer(
@@ -250,7 +252,7 @@ def balancer_host(
 ) -> tuple[BalancerHost, tuple[Problem, ...]]:
     """Return a host of the group from its raw data, and its problems."""
     settings, address, problems = parse_balancer(variables, name)
-    observed, os_id, interfaces = None, "", {}
+    observed, os_id, interfaces, damage = None, "", {}, ""
     if state is not None:
         try:
             observed, os_id = ObservedBalancer.from_json(state), str(state["os"].get("id") or "")
@@ -258,8 +260,19 @@ def balancer_host(
                 str(item["name"]): tuple(map(str, item.get("addresses") or ()))
                 for item in state.get("interfaces") or ()
             }
-        except (KeyError, TypeError, AttributeError) as error:
-            what = f"its node_state cannot be read: {error!r}."
-            problems = (*problems, Problem((), what, "Observe again with this version of the toolkit."))
+            damage = unread_balancer(state.get("problems") or ())
+        except MALFORMED as error:
+            damage = unreadable_state(error)
+    if damage:
+        observed = None
     named = tuple(replace(problem, hosts=(name,)) for problem in problems)
-    return BalancerHost(name, address, settings, observed, os_id, absent, interfaces), named
+    return BalancerHost(
+        name, address, settings, observed, os_id, absent or damage, interfaces, bool(damage)
+    ), named
+
+
+def unread_balancer(problems: Iterable[Mapping[str, Any]]) -> str:
+    """Return that the node could not read its load balancer, which would then look as if there were none."""
+    errors = [str(item["error"]) for item in problems if item["what"] == "balancer"]
+    fix = "See /etc/instinct-fleet/balancer and journalctl -p err there, and run again."
+    return f"its load balancer cannot be read ({'; '.join(errors)}). {fix}" if errors else ""

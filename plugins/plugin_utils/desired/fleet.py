@@ -13,9 +13,8 @@ from ...module_utils.common.hashing import canonical
 from ..catalog.gpus import GpuCatalog
 from .deployment import Deployment, parse_deployments
 from .endpoint_settings import GROUP as BALANCERS
-from .gpu_health import quarantine_reason
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
-from .node_state import NodeState
+from .node_state import MALFORMED, NodeState, unreadable_state
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,14 +49,27 @@ class Host:
 class Fleet:
     """All hosts of a run, in natural order of their names.
 
-    spans: for each deployment whose instances span hosts, all its hosts, including those outside this run; None if they
-    cannot be determined.
+    unreachable, excluded: hosts without an answer, and those that cannot be planned, with the reasons. spans: for each
+    deployment whose instances span hosts, all its hosts, including those outside this run; None if they cannot be
+    determined.
     """
 
     hosts: tuple[Host, ...]
     unreachable: tuple[tuple[str, str], ...]
     catalog: GpuCatalog
     spans: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    excluded: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Return why hosts that the run is about take no part in it."""
+        return {**dict(self.unreachable), **dict(self.excluded)}
+
+    def without(self, reasons: Mapping[str, str]) -> Fleet:
+        """Return the fleet with these hosts excluded."""
+        hosts = tuple(host for host in self.hosts if host.name not in reasons)
+        left = ((name, why) for name, why in reasons.items() if name not in dict(self.excluded))
+        return replace(self, hosts=hosts, excluded=(*self.excluded, *left)) if reasons else self
 
 
 def build_fleet(
@@ -70,12 +82,14 @@ def build_fleet(
     """Validate the inventory's data of every host.
 
     `groups` has every group and host name that exists. `known`: problems that were found before. Variables that are
-    equal on many hosts are checked once. Raise FleetError with all problems.
+    equal on many hosts are checked once. A host whose state cannot be read is excluded. Raise FleetError with all
+    problems.
     """
     members = {name: frozenset(hosts) for name, hosts in groups.items()}
     problems: list[Problem] = list(known)
     hosts: list[Host] = []
     unreachable: list[tuple[str, str]] = []
+    excluded: list[tuple[str, str]] = []
     parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
     checked: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
     spanning: dict[str, list[tuple[Deployment, str]]] = {}
@@ -111,21 +125,15 @@ def build_fleet(
         if not offline and given.state is not None:
             try:
                 state = NodeState.from_json(given.state)
-            except (KeyError, TypeError, ValueError) as error:
-                what = f"its node_state cannot be read: {error!r}."
-                fix = "It comes from another version of this toolkit, or is damaged: observe again."
-                problems.append(Problem((), what, fix, (name,)))
-                continue
-            why = quarantine_reason(state, settings.clean)
-            if why:
-                unreachable.append((name, why))
+            except MALFORMED as error:
+                excluded.append((name, unreadable_state(error)))
                 continue
         listen = own_listen(name, address, members.get(BALANCERS, ()))
         hosts.append(Host(name, settings, selected, value is not None, state, address, listen))
     if problems:
         raise FleetError(problems)
     spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
-    return Fleet(tuple(hosts), tuple(unreachable), catalog, spans)
+    return Fleet(tuple(hosts), tuple(unreachable), catalog, spans, tuple(excluded))
 
 
 def own_listen(host: str, address: str, balancers: Iterable[str]) -> str:

@@ -11,6 +11,25 @@ from ...module_utils.common.generations import History
 from ...module_utils.common.image_ref import ImageSoftware
 from ...module_utils.observe.supervisor import SupervisorState
 
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What a result of node_state raises that is malformed."""
+
+
+def unreadable_state(error: Exception) -> str:
+    """Return that a host's node_state is malformed, and what to do."""
+    return (
+        f"its node_state cannot be read: {error!r}. It comes from another version of this toolkit, or is damaged: "
+        "observe again."
+    )
+
+
+@dataclass(frozen=True)
+class ObservedProblem:
+    """A part or file of the node that could not be read, and why."""
+
+    what: str
+    error: str
+
 
 @dataclass(frozen=True)
 class ObservedPartition:
@@ -171,6 +190,7 @@ class NodeState:
     interfaces: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
+    problems: tuple[ObservedProblem, ...] = ()
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
@@ -231,6 +251,9 @@ class NodeState:
             interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
             hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
             verbs=bool(state.get("verbs")),
+            problems=tuple(
+                ObservedProblem(str(item["what"]), str(item["error"])) for item in state.get("problems") or ()
+            ),
         )
 
 

@@ -160,6 +160,11 @@ class EndpointInputs:
     assets: EndpointAssets
 
 
+def excluded_balancers(endpoint: EndpointInputs | None) -> tuple[tuple[str, str], ...]:
+    """Return the load balancers whose state cannot be read, with the reasons."""
+    return tuple((host.name, host.absent) for host in endpoint.hosts if host.excluded) if endpoint else ()
+
+
 def plan_balancers(
     endpoint: EndpointInputs, gpu_hosts: Sequence[HostBackends], routing: Mapping[str, bool] | None = None
 ) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:

@@ -27,15 +27,14 @@ def partition_modes(host: Host, layout: Layout) -> str:
     return f"{compute} {memory}".strip()
 
 
-def restore_problems(
+def restore_obstacles(
     host: Host,
     layout: Layout,
     stored: StoredSelection,
-    composed: Sequence[Planned],
     sources: Mapping[str, DeploymentSource],
     starting: Iterable[str],
 ) -> tuple[Problem, ...]:
-    """Return why the host's stored instances cannot run as they did.
+    """Return what the host lacks for its stored instances to run as they did.
 
     starting: names of instances that this run starts.
     """
@@ -50,7 +49,6 @@ def restore_problems(
                 verb = "is held, but cannot run" if _held(item, sources) else "cannot be restored"
                 text = f"generation {number} of {item.deployment_name} {verb}: {what}."
                 found[Problem((), text, fix, (host.name,))] = None
-    found.update(dict.fromkeys(_conflicts(host, (*composed, *stored.stored))))
     return tuple(found)
 
 
@@ -97,7 +95,7 @@ def _has_weights(state: NodeState, host: Host, repo: str, commit: str) -> bool:
     )
 
 
-def _conflicts(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
+def clashes(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
     """Yield a problem for ports and GPUs that a stored instance shares with one of another deployment."""
     ports: dict[int, Serving] = {}
     users: dict[str, list[Serving]] = {}

@@ -73,7 +73,7 @@ def choose_sources(fleet: Fleet, request: OperationRequest, released: Iterable[s
     wanted = {item.name for host in fleet.hosts for item in host.deployments}
     names = sorted({*wanted, *histories, *_running_deployments(fleet)}, key=natural)
     free = frozenset(released)
-    problems = [*_unreadable_records(fleet), *_unknown(request, names)]
+    problems = list(_unknown(request, names))
     if request.operation == ROLLBACK and not request.deployments:
         what = "is required: rollback.yml works on one deployment."
         there = ", ".join(names) or "none"
@@ -94,7 +94,8 @@ def choose_sources(fleet: Fleet, request: OperationRequest, released: Iterable[s
     here = frozenset(host.name for host in fleet.hosts)
     others = {name: sources[name] for name in names if name not in composed}
     for host in fleet.hosts:
-        hosts[host.name], found = _drop_incomplete_engines(host, _select_stored(host, others), others, here)
+        stored = _select_stored(host, others)
+        hosts[host.name], found = _drop_incomplete_engines(host, stored, others, here, fleet.absent)
         problems += found
         mine = tuple(item for item in host.deployments if item.name in composed)
         left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
@@ -129,15 +130,6 @@ def running_numbers(host: Host, deployment: str) -> set[int]:
 
 def _running_deployments(fleet: Fleet) -> set[str]:
     return {item.deployment for host in fleet.hosts if host.state for item in host.state.instances}
-
-
-def _unreadable_records(fleet: Fleet) -> Iterable[Problem]:
-    for host in fleet.hosts:
-        for history in host.state.generations if host.state else ():
-            if history.broken:
-                what = f"its record of {history.deployment}'s generations cannot be read ({history.broken})."
-                fix = "Delete the named file. Only that record is lost; running instances are not affected."
-                yield Problem((), what, fix, (host.name,))
 
 
 def _unknown(request: OperationRequest, names: Iterable[str]) -> Iterable[Problem]:
@@ -225,11 +217,16 @@ def _listed(kept: Mapping[int, Generation]) -> str:
 
 
 def _drop_incomplete_engines(
-    host: Host, stored: StoredSelection, sources: Mapping[str, DeploymentSource], here: frozenset[str]
+    host: Host,
+    stored: StoredSelection,
+    sources: Mapping[str, DeploymentSource],
+    here: frozenset[str],
+    absent: Mapping[str, str],
 ) -> tuple[StoredSelection, list[Problem]]:
     """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
 
-    They cannot be rolled back alone, so a rollback gets a problem, and other operations a warning.
+    They cannot be rolled back alone, so a rollback that --limit restricts gets a problem, and all else a warning.
+    absent: hosts without an answer and excluded ones, which are no reason to leave the others as they are.
     """
     alone = [item for item in stored.stored if item.managed and not here.issuperset(item.member.hosts)]
     if not alone:
@@ -237,12 +234,10 @@ def _drop_incomplete_engines(
     problems, warnings = [], []
     for name in dict.fromkeys(item.deployment_name for item in alone):
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
-        gone = ", ".join(item for item in hosts if item not in here)
-        what = f"{name} spans {', '.join(hosts)}, and this run lacks {gone}"
-        if sources[name].kind == ROLLED_BACK:
-            problems.append(
-                Problem((), f"{what}.", "Add them to --limit, or make them reachable first.", (host.name,))
-            )
+        gone = [item for item in hosts if item not in here]
+        what = f"{name} spans {', '.join(hosts)}, and this run lacks {', '.join(gone)}"
+        if sources[name].kind == ROLLED_BACK and not absent.keys() >= set(gone):
+            problems.append(Problem((), f"{what}.", "Add them to --limit.", (host.name,)))
         else:
             warnings.append(f"deployment {what}; it is left as it is")
     return StoredSelection(

@@ -54,17 +54,9 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
             "look for the missing ones with lspci -d 1002: and dmesg"
         )
     if not gpus:
-        if host.deployments or compute or memory:
-            what = "the amdgpu driver shows no GPU." if host.state.driver_loaded else "amdgpu is not loaded."
-            fix = "Check dmesg and lspci -d 1002:, load the driver (modprobe amdgpu), and run again."
-            problems.append(Problem((), what, fix))
         return (), False, warnings, problems
     reload = memory is not None and any(gpu.memory != memory for gpu in gpus)
     repartition = reload or (compute is not None and any(gpu.compute != compute for gpu in gpus))
-    if host.state.partition_change and not (compute or memory):
-        what = f"an earlier partition change was interrupted (step {host.state.partition_change})."
-        fix = "Set gpu_partition_compute to the mode that you want; the next run finishes the change."
-        problems.append(Problem(("gpu_partition_compute",), what, fix))
     if memory is not None:
         problems.extend(_memory_refusal(host, memory, catalog))
     if compute is not None:
@@ -80,7 +72,7 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
         warnings.extend(_validation(host, catalog))
     if problems:
         return (), repartition, warnings, problems
-    repartition = repartition or bool(host.state.partition_change)
+    repartition = repartition or bool(host.state.partition_change and (compute or memory))
     repartition = repartition or (host.settings.clean and needs_reload(host.state))
     return observed_gpus(gpus, compute, catalog), repartition, warnings, []
 

@@ -148,7 +148,7 @@ def host_groups(fleet: Fleet) -> tuple[dict[tuple[str, str], HostGroup], tuple[P
         for deployment in host.deployments:
             if deployment.nodes > 1:
                 wanted.setdefault(deployment.name, {})[host.name] = deployment
-    absent = {name: f"{name} ({why})" for name, why in fleet.unreachable}
+    absent = {name: f"{name} ({why})" for name, why in fleet.absent.items()}
     for name, found in wanted.items():
         members = fleet.spans[name]
         if members is None:

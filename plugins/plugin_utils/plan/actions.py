@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...module_utils.common.errors import Problem
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.instance_key import InstanceKey
-from ..desired.actions import ALIVE, DEBIAN, Action, has_image, size
+from ..desired.actions import ALIVE, Action, has_image, size
 from ..desired.deployment import Deployment
 from ..desired.deployment_parts import Build
 from ..desired.fleet import Host
@@ -89,25 +88,15 @@ class ModelStep:
         }
 
 
-def docker_engine(host: Host) -> tuple[Action | None, Problem | None]:
-    """Return the action that installs the distribution's Docker, if needed; one that does not answer is a problem."""
+def docker_engine(host: Host) -> Action | None:
+    """Return the action that installs the distribution's Docker, if needed."""
     state = host.state
-    if not host.deployments or (state and state.docker_available):
-        return None, None
+    if not host.deployments or (state and (state.docker_available or state.docker_installed)):
+        return None
     reason = "instances run in containers"
-    action = Action(
+    return Action(
         "docker_engine", "host_prep", "docker.io", "absent", "installed", reason, "the distribution's package"
     )
-    if state is None:
-        return action, None
-    why = f" ({state.docker_error})" if state.docker_error else ""
-    if state.docker_installed:
-        fix = "Start it (systemctl start docker); if it stops again, see journalctl -u docker."
-        return None, Problem((), f"its Docker engine does not answer{why}.", fix)
-    if state.os_id not in DEBIAN:
-        what = f"has no Docker engine, and the toolkit cannot install one on {state.os_name}."
-        return None, Problem((), what, "Install Docker Engine 20.10 or newer, and run again.")
-    return action, None
 
 
 def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[str, ...]] | None:

@@ -62,11 +62,11 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     notes += [f"deployments {', '.join(names)}: {text}" for text, names in once.items()]
     if notes:
         lines += ["", "Warnings", *(f"  {note}" for note in notes)]
-    if plan.unreachable:
+    absent = {**dict(plan.unreachable), **dict(plan.excluded)}
+    if absent:
         lines += ["", "Excluded hosts"]
         lines += [
-            f"  {listed(hosts)}: {text}"
-            for text, hosts in _by_text((text, name) for name, text in plan.unreachable)
+            f"  {listed(hosts)}: {text}" for text, hosts in _by_text((absent[name], name) for name in absent)
         ]
     return "\n".join(lines)
 

@@ -110,7 +110,10 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plan of a whole run; sources: the documents that its reasons name."""
+    """The plan of a whole run.
+
+    sources: the documents that its reasons name. excluded: hosts that cannot be planned, and why.
+    """
 
     hosts: tuple[HostPlan, ...]
     unreachable: tuple[tuple[str, str], ...]
@@ -118,6 +121,7 @@ class FleetPlan:
     sources: Mapping[str, Mapping[str, Any]]
     balancers: tuple[BalancerPlan, ...] = ()
     revisions: tuple[RevisionChange, ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -141,6 +145,7 @@ class FleetPlan:
             "partial": list(self.partial),
             "sources": {name: dict(item) for name, item in sorted(self.sources.items())},
             "unreachable": dict(self.unreachable),
+            "excluded": dict(self.excluded),
             "warnings": list(self.warnings),
         }
 

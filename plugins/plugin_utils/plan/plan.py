@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.generations import STOP, OperationRequest
 from ..desired.actions import ALIVE
+from ..desired.exclusion import set_aside, short_of_gpus
 from ..desired.fleet import Fleet
 from ..endpoint.backends import HostBackends
-from ..endpoint.plan import BalancerPlan, EndpointInputs, plan_balancers
+from ..endpoint.plan import BalancerPlan, EndpointInputs, excluded_balancers, plan_balancers
 from ..generations.restore import releasable_holds
 from ..generations.revisions import binding_warnings, refused_upgrades, revision_changes
 from ..generations.sources import SourceSelection, choose_sources
@@ -44,20 +45,35 @@ class CheckedFleet:
 
 
 def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST) -> CheckedFleet:
-    """Raise FleetError when instances cannot be laid out; asks nothing of registries and hubs."""
+    """Lay out the instances on the hosts that can be planned; asks nothing of registries and hubs.
+
+    Raise FleetError for errors of the inventory and of the request, which no host can be left out for.
+    """
+    fleet = set_aside(fleet, request.operation)
     checked = _laid_out(fleet, request)
-    problems = (
-        *checked.problems,
-        *(problem for host in checked.composed.hosts for problem in check_host(host)),
-    )
-    if problems:
-        raise FleetError(problems)
+    short = short_of_gpus(checked.composed, checked.problems)
+    if short:
+        fleet = fleet.without(short)
+        checked = _laid_out(fleet, request)
+    problems = [*checked.problems, *(item for host in checked.composed.hosts for item in check_host(host))]
+    _raise_problems(problems, fleet)
     return checked
 
 
 def _laid_out(fleet: Fleet, request: OperationRequest, free: Iterable[str] = ()) -> CheckedFleet:
-    selection = choose_sources(fleet, request, free)
+    if fleet.excluded and not fleet.hosts:  # each of them has its reason, which is all there is to say
+        return CheckedFleet(fleet, request, SourceSelection(fleet, {}), {})
+    try:
+        selection = choose_sources(fleet, request, free)
+    except FleetError as error:
+        raise FleetError([*error.problems, *_excluded_hosts(fleet)]) from None
     return CheckedFleet(fleet, request, selection, *lay_out_fleet(selection.fleet))
+
+
+def _excluded_hosts(fleet: Fleet) -> Iterable[Problem]:
+    """Yield the hosts that were left out: what a refused run lacks may be there."""
+    for name, why in fleet.excluded:
+        yield Problem((), f"is left out: {why}", "", (name,))
 
 
 def plan_fleet(
@@ -66,7 +82,8 @@ def plan_fleet(
     """Plan every host.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without network;
-    what is applied is resolved before. Raise FleetError with the problems of all hosts.
+    what is applied is resolved before. Hosts that lack what the plan needs of them are excluded, and the others planned
+    without them. Raise FleetError with the problems of all hosts.
     """
     free = releasable_holds(checked.fleet, checked.selection, factory)
     if free:  # they are composed after all
@@ -80,9 +97,12 @@ def plan_fleet(
     ]
     problems += [problem for stages in planned for problem in stages.problems]
     problems += engine_mismatches(planned)
-    _raise_problems(problems)
+    _raise_problems(problems, fleet)
+    unable = {stages.host.name: _text(stages.obstacles) for stages in planned if stages.obstacles}
+    if unable:
+        return plan_fleet(check_fleet(checked.fleet.without(unable), request), factory, endpoint)
     revisions = revision_changes(selection, [stages.composed for stages in planned])
-    _raise_problems(refused_upgrades(revisions, request))
+    _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
     hosts = [
         stages.finish(peers[stages.host.name], record_stage(stages, revisions, request)) for stages in planned
@@ -93,19 +113,29 @@ def plan_fleet(
         balancers, found, doubts = plan_balancers(
             endpoint, [_host_backends(host) for host in hosts], _routing(fleet)
         )
-        _raise_problems(found)
+        _raise_problems(found, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
     return FleetPlan(
-        tuple(hosts), fleet.unreachable, tuple(warnings), factory.cited_sources, balancers, revisions
+        tuple(hosts),
+        fleet.unreachable,
+        tuple(warnings),
+        factory.cited_sources,
+        balancers,
+        revisions,
+        (*fleet.excluded, *excluded_balancers(endpoint)),
     )
 
 
-def _raise_problems(problems: Iterable[Problem]) -> None:
+def _raise_problems(problems: Iterable[Problem], fleet: Fleet) -> None:
     found = tuple(problems)
     if found:
-        raise FleetError(found)
+        raise FleetError([*found, *_excluded_hosts(fleet)])
+
+
+def _text(problems: Iterable[Problem]) -> str:
+    return " ".join(f"{problem.what} {problem.fix}".strip() for problem in problems)
 
 
 def _routing(fleet: Fleet) -> dict[str, bool]:

@@ -13,7 +13,7 @@ from ..catalog.gpus import GpuCatalog
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import LOOPBACK, Host
 from ..desired.lockfile import Lock
-from ..generations.restore import partition_modes, restore_problems
+from ..generations.restore import clashes, partition_modes, restore_obstacles
 from ..generations.revisions import ComposedHost, RevisionChange, bindings, record_actions, records
 from ..generations.sources import NOTHING, SourceSelection
 from ..instances.compose import pull_ref
@@ -35,7 +35,7 @@ class FetchStage:
     images: tuple[ImageStep, ...]
     models: tuple[ModelStep, ...]
     warnings: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    obstacles: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class ServeStage:
     stop: tuple[str, ...] = ()
     key_file: str = ""
     problems: tuple[Problem, ...] = ()
+    obstacles: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class HostStages:
     """A host's plan, stage by stage.
 
     untouched: instances that are neither started nor removed. unknown: images whose software has to be read first.
+    problems: of the inventory. obstacles: what this host lacks for the plan, which concerns no other host.
     """
 
     host: Host
@@ -77,6 +79,7 @@ class HostStages:
     serve: ServeStage
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
+    obstacles: tuple[Problem, ...]
 
     @property
     def composed(self) -> ComposedHost:
@@ -131,7 +134,8 @@ def plan_stages(
         fetch=fetch,
         serve=serve,
         warnings=(*layout.warnings, *_warnings(host, layout), *stored.warnings, *fetch.warnings),
-        problems=(*check_host(host), *serve.problems, *fetch.problems),
+        problems=(*check_host(host), *serve.problems),
+        obstacles=(*serve.obstacles, *fetch.obstacles),
     )
 
 
@@ -151,13 +155,13 @@ def record_stage(
 
 def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     images = steps.images(host, lock, unknown)
-    engine, _unused = steps.docker_engine(host)
+    engine = steps.docker_engine(host)
     tools, packages = steps.build_tools(host, (image for image, _unused in images)) or (None, ())
     first = tuple(action for action in (engine, tools, steps.numa_balancing(host)) if action)
     image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
                 for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
-    problems, warnings = check_disk(
+    obstacles, warnings = check_disk(
         host, [image for image, _unused in images], (model for model, _unused in models)
     )
     if unknown:  # the weights come later in the same run, and must have room then
@@ -168,7 +172,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
         images=tuple(image for image, _unused in images),
         models=tuple(model for model, _unused in models),
         warnings=warnings,
-        problems=problems,
+        obstacles=obstacles,
     )
 
 
@@ -190,8 +194,10 @@ def _serve(
         instances = tuple(sorted((*composed, *stored.stored), key=lambda item: natural(item.name)))
     servers, remove = _servers(host, layout, instances, left)
     start = tuple(action.target for action in servers)
+    obstacles: tuple[Problem, ...] = ()
     if stored.stored:
-        problems = (*problems, *restore_problems(host, layout, stored, composed, selection.sources, start))
+        problems = (*problems, *clashes(host, (*composed, *stored.stored)))
+        obstacles = restore_obstacles(host, layout, stored, selection.sources, start)
     return ServeStage(
         key=(key,) if key else (),
         actions=(
@@ -206,6 +212,7 @@ def _serve(
         stop=tuple(item.name for item in running),
         key_file=factory.key.file if key else "",
         problems=problems,
+        obstacles=obstacles,
     )
 
 
@@ -271,7 +278,7 @@ def _unreachable_listen_address(host: Host) -> list[Problem]:
 
 
 def check_host(host: Host) -> tuple[Problem, ...]:
-    """Return problems of the host itself: not root, unclear deployments, no usable address, no Docker engine."""
+    """Return problems of the host's variables: not root, unclear deployments, no usable address."""
     found: list[Problem] = []
     if host.state is not None and host.state.euid != 0:
         what = f"not root: the module ran with user id {host.state.euid}."
@@ -283,7 +290,4 @@ def check_host(host: Host) -> tuple[Problem, ...]:
         fix = "Define it; an empty list, vllm_deployments: [], removes them."
         found.append(Problem(("vllm_deployments",), what, fix, (host.name,)))
     found += _unreachable_listen_address(host)
-    _unused, problem = steps.docker_engine(host)
-    if problem:
-        found.append(Problem(problem.path, problem.what, problem.fix, (host.name,)))
     return tuple(found)

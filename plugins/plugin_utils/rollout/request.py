@@ -108,7 +108,7 @@ def requested_rollout(
         stops = _refused_stops(options, plan, others)
         if stops:
             raise FleetError(stops)
-    if options["offline"] or plan.partial or operation is None:
+    if options["offline"] or plan.partial or operation is None or not plan.hosts:
         return None
     if operation == DEPLOY and (
         options["at_once"] or not any(host.start or host.remove for host in plan.hosts)

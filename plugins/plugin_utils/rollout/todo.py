@@ -18,7 +18,8 @@ def restrict_to(plan: FleetPlan, hosts: Iterable[str]) -> FleetPlan:
     """Return the plan of some hosts; the others were reported before."""
     names = set(hosts)
     kept = tuple(item for item in plan.hosts if item.host.name in names)
-    return replace(plan, hosts=kept, unreachable=())
+    excluded = tuple(item for item in plan.excluded if item[0] in names)
+    return replace(plan, hosts=kept, unreachable=(), excluded=excluded)
 
 
 def todo_hosts(
@@ -27,7 +28,11 @@ def todo_hosts(
     data: Mapping[str, Any],
     rollout: RolloutPlan | None = None,
 ) -> list[dict[str, Any]]:
-    """Return hosts for add_host. Those that are planned again afterwards are in the group fleet_partial."""
+    """Return hosts for add_host.
+
+    Those that are planned again afterwards are in the group fleet_partial, and those that the run leaves out in
+    fleet_excluded.
+    """
     groups: dict[str, list[str]] = {}
     for host in plan.hosts:
         if host.actions:
@@ -43,6 +48,8 @@ def todo_hosts(
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
+    for name, _unused in plan.excluded:
+        groups.setdefault(name, []).append("fleet_excluded")
     found = []
     for name, names in groups.items():
         mine = dict(data["hosts"].get(name, {}))

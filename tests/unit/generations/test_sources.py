@@ -39,6 +39,7 @@ from tests.worlds.plan_world import (
     actions,
     deployment,
     fleet,
+    gpus,
     state,
 )
 
@@ -150,14 +151,6 @@ def test_the_text_says_numbers_and_why() -> None:
     )
 
 
-def test_a_record_that_cannot_be_read_is_a_problem() -> None:
-    states = bind(upgraded(), "n2", broken="/etc/…/2.json: ValueError")
-    (text,) = problems(states, llama(16), OperationRequest())
-    assert text.startswith(
-        "host n2: its record of llama's generations cannot be read (/etc/…/2.json: ValueError)."
-    )
-
-
 # ---- rollback ----------------------------------------------------------------------------------------
 
 
@@ -240,14 +233,16 @@ def test_a_rollback_names_its_deployment() -> None:
         ({"models": []}, f"host n1: {BAD}: the weights of {REPO} at {COMMIT[:12]} are incomplete in "
                          "/var/lib/instinct-fleet/hf. Download them again (a deployment with that revision, "
                          "site.yml --tags hf_model), or choose another generation."),
-        ({"gpus": []}, f"host n1: {BAD}: its GPU renderD128 is missing. Check the node's GPUs (audit.yml), or choose "
-                       "another generation."),
+        ({"gpus": gpus()[1:]}, f"host n1: {BAD}: its GPU renderD128 is missing. Check the node's GPUs (audit.yml), "
+                       "or choose another generation."),
     ],
 )  # fmt: skip
-def test_what_a_generation_needs_must_be_there(change: dict[str, Any], text: str) -> None:
+def test_a_host_without_what_a_generation_needs_is_left_out(change: dict[str, Any], text: str) -> None:
     states = upgraded()
     states["n1"].update(change)
-    assert text in problems(states, llama(16), BACK)
+    plan = planned(states, llama(16), BACK)
+    assert [f"host {name}: {why}" for name, why in plan.excluded] == [text]
+    assert actions(plan.to_json()["hosts"]["n2"]) == ["hold llama", "server llama-0", "server llama-1"]
 
 
 def test_what_runs_already_is_not_asked_for() -> None:
@@ -263,11 +258,11 @@ def test_other_partition_modes() -> None:
         name: run({name: found}, llama(16), gpu_partition_compute="CPX")[name]
         for name, found in states.items()
     }
-    (text,) = problems(moved, llama(16), BACK, gpu_partition_compute="CPX")
-    assert (
-        "generation 1 of llama cannot be restored: it ran on GPUs in SPX NPS1, but they are now in CPX NPS1."
-        in text
-    )
+    plan = planned(moved, llama(16), BACK, gpu_partition_compute="CPX")
+    assert plan.hosts == ()
+    assert {why.partition(". ")[0] for _unused, why in plan.excluded} == {
+        f"{BAD}: it ran on GPUs in SPX NPS1, but they are now in CPX NPS1"
+    }
 
 
 def test_a_rollback_leaves_the_host_itself() -> None:
@@ -349,10 +344,13 @@ def test_an_engine_over_hosts_goes_back_as_a_whole() -> None:
     whole = planned(states, wanted, BACK, **keys).to_json()["hosts"]
     assert [actions(whole[name]) for name in ("n1", "n2")] == [["hold llama", "server llama-0"]] * 2
     assert whole["n1"]["spans"] == ["llama-0"]
-    away: dict[str, Any] = {**states, "n2": None}
-    assert problems(away, wanted, BACK, **keys) == [
-        "host n1: llama spans n1, n2, and this run lacks n2. Add them to --limit, or make them reachable first."
+    limited = {"groups": {"instinct": ["n1", "n2"]}, **keys}
+    assert problems(only(states, "n1"), [{**wanted[0], "hosts": ["n1", "n2"]}], BACK, **limited) == [
+        "host n1: llama spans n1, n2, and this run lacks n2. Add them to --limit."
     ]
+    away = planned({**states, "n2": None}, wanted, BACK, **keys).to_json()["hosts"]["n1"]
+    assert actions(away) == ["hold llama"]
+    assert "llama spans n1, n2, and this run lacks n2; it is left as it is" in away["warnings"][0]
     held = run(states, wanted, BACK, **keys)
     held["n1"]["instances"][0]["state"] = "exited"
     left = planned({**held, "n2": None}, wanted, **keys).to_json()["hosts"]["n1"]  # type: ignore[dict-item]

@@ -35,7 +35,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_mo
 from tests.worlds.plan_world import (
     COMMIT,
     DIGEST,
-    DOCKER,
     GIB,
     IMAGE,
     LOCK,
@@ -74,32 +73,24 @@ def actions(found: dict[str, Any], kind: str, deployments: Any = (), **keys: Any
 
 ABSENT = {"installed": False, "available": False, "root_dir": None, "error": None}
 SILENT = {"installed": True, "available": False, "root_dir": None, "error": "no answer"}
-RED = {"os": {"id": "rhel", "version_id": "9", "pretty_name": "RHEL 9"}}
 INSTALL = ("docker.io", "absent", "installed", "instances run in containers", "the distribution's package")
-NOT_DEBIAN = "host n1: has no Docker engine, and the toolkit cannot install one on RHEL 9."
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "action", "problem"),
+    ("found", "wanted", "action"),
     [
-        (state(), True, None, ""),
-        (state(docker=ABSENT), True, INSTALL, ""),
-        (state(docker=ABSENT), False, None, ""),
-        (None, True, INSTALL, ""),
-        (None, False, None, ""),
-        (state(docker=SILENT), True, None, "its Docker engine does not answer (no answer). Start it"),
-        (state(docker={**SILENT, "error": None}), True, None, "its Docker engine does not answer. Start it"),
-        (state(docker=ABSENT, **RED), True, None, NOT_DEBIAN.partition(": ")[2]),
-        (state(docker=ABSENT, **RED), False, None, ""),
-        (state(docker=DOCKER, **RED), True, None, ""),
-        (state(docker=ABSENT, os={**RED["os"], "id": "ubuntu"}), True, INSTALL, ""),
+        (state(), True, None),
+        (state(docker=ABSENT), True, INSTALL),
+        (state(docker=ABSENT), False, None),
+        (None, True, INSTALL),
+        (None, False, None),
+        (state(docker=SILENT), True, None),
+        (state(docker=ABSENT, os={"id": "ubuntu"}), True, INSTALL),
     ],
 )
-def test_docker(found: dict[str, Any] | None, wanted: bool, action: Told | None, problem: str) -> None:
-    made, wrong = docker_engine(host(found, *([deployment()] if wanted else [])))
+def test_docker(found: dict[str, Any] | None, wanted: bool, action: Told | None) -> None:
+    made = docker_engine(host(found, *([deployment()] if wanted else [])))
     assert (told(made) if made else None) == action
-    assert bool(wrong) == bool(problem)
-    assert not wrong or wrong.text().startswith(problem)
 
 
 # ---- NUMA balancing ----------------------------------------------------------------------------------

@@ -426,10 +426,10 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {"disk": DISK},
             {},
             [
-                "host n1: not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
+                "not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
                 "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free. Free some space: remove unused "
                 "images (docker image prune -a).",
-                "host n1: not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
+                "not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
                 "lab/tiny-llama 12.0 GiB), 11.0 GiB are free. Free some space: point hf_model_cache_dir at a "
                 "larger file system.",
             ],
@@ -439,7 +439,7 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {"disk": one_disk(23)},
             {},
             [
-                "host n1: not enough disk space for /var/lib/docker and /var/lib/instinct-fleet/hf: 24.0 GiB are "
+                "not enough disk space for /var/lib/docker and /var/lib/instinct-fleet/hf: 24.0 GiB are "
                 "needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 GiB), 23.0 GiB "
                 "are free. Free some space: remove unused images (docker image prune -a), or point "
                 "hf_model_cache_dir at a larger file system."
@@ -461,7 +461,8 @@ def one_disk(free: int) -> list[dict[str, Any]]:
     ],
 )
 def test_disk(changes: dict[str, Any], keys: dict[str, Any], expected: list[str]) -> None:
-    assert problems({"n1": state(**changes)}, [deployment(**keys)]) == expected
+    found = problems({"n1": state(**changes)}, [deployment(**keys)])
+    assert found == ([f"host n1: {' '.join(expected)}"] if expected else [])
 
 
 def test_disk_of_a_directory_above_and_of_none() -> None:
@@ -511,7 +512,7 @@ def test_a_state_that_is_none() -> None:
 
 
 def test_all_hosts_problems_at_once() -> None:
-    found = problems({"n1": state(euid=5), "n2": state(euid=5), "n3": state(disk=DISK)}, [deployment()])
+    found = problems({"n1": state(euid=5), "n2": state(euid=5), "n3": state()}, [deployment()])
     assert found == [
         "hosts n1, n2: not root: the module ran with user id 5. Set ansible_become: true (and a user that "
         "may become root) for this host."

@@ -132,8 +132,8 @@ def test_a_change_that_was_cut_off_is_finished_although_the_modes_are_right() ->
 
 def test_a_change_that_was_cut_off_wants_to_be_told_the_mode() -> None:
     assert problems({"n1": node(partition_change="set")}, []) == [
-        "gpu_partition_compute (host n1): an earlier partition change was interrupted (step set). Set "
-        "gpu_partition_compute to the mode that you want; the next run finishes the change."
+        "host n1: an earlier partition change was interrupted (step set). Set gpu_partition_compute to the mode that "
+        "you want, and run partition.yml."
     ]
 
 
@@ -175,12 +175,12 @@ def dirty(**gpu: Any) -> dict[str, Any]:
 def test_a_host_is_set_aside(found: dict[str, Any], says: str) -> None:
     made = plan({"n1": found, "n2": node()}, [deployment()])
     assert [host.host.name for host in made.hosts] == ["n2"]
-    assert dict(made.unreachable)["n1"].startswith(says)
+    assert dict(made.excluded)["n1"].startswith(says)
 
 
 @pytest.mark.parametrize("found", [dirty(vram_used=160 * GIB, users=[77]), dirty(vram_used=1 * GIB), node()])
 def test_a_host_is_not_set_aside(found: dict[str, Any]) -> None:
-    assert plan({"n1": found}, []).unreachable == ()
+    assert plan({"n1": found}, []).excluded == ()
 
 
 def test_with_permission_the_driver_is_reloaded() -> None:
