@@ -70,7 +70,7 @@ class ActionModule(ControllerAction):
         except self.expected as error:
             raise ResultsError(redact(str(error))) from None
         if "text" in written:
-            self._display.display(f"\n{written['text']}")
+            self.show(f"\n{written['text']}")
         return written
 
 
@@ -86,7 +86,7 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
     files = _files(summary, measured)
     plan = options["plan"] or last_plan(own.values())
     if plan:
-        files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, templates=True))))
+        files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, str))))
     if options["report"]:
         from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 

@@ -36,6 +36,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     json_text,
     write_run,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
 class ActionModule(ControllerAction):
@@ -72,7 +73,7 @@ class ActionModule(ControllerAction):
         if options["phase"] == "before":
             found = baseline(options["smoke"], (options["benchmarks"] or [{}])[0], options["reference"])
             for note in found.notes:
-                self._display.warning(f"canary: {note}")
+                self._display.warning(printable(f"canary: {note}"))
             return {"changed": False, "baseline": {} if found.empty else found.to_json()}
         before = Baseline.from_json(options["baseline"])
         if options["phase"] == "failed":
@@ -115,9 +116,9 @@ class ActionModule(ControllerAction):
             files["startup.log"] = redact(options["log"])
         directory = write_run(results_dir, run, files, newest=False)
         page = directory / "canary.txt"
-        self._display.display(f"\n{text}{page}")
+        self.show(f"\n{text}{page}")
         for warning in verdict.warnings:
-            self._display.warning(f"canary: {warning}")
+            self._display.warning(printable(f"canary: {warning}"))
         summary = redact(re.sub(r"\s+", " ", verdict.summary))
         result = {
             "changed": True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +42,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
+CLOCK_ERROR = 60
+"""Seconds by which the clocks of the machines that playbooks run on may differ."""
+
 
 class ActionModule(ControllerAction):
     """fleet_plan."""
@@ -60,7 +64,8 @@ class ActionModule(ControllerAction):
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
             raise FleetError(wrong)
-        checked = check_fleet(fleet, request.parse_request(options))
+        latest = datetime.now(UTC) + timedelta(seconds=CLOCK_ERROR)
+        checked = check_fleet(fleet, request.parse_request(options), latest.strftime("%Y-%m-%dT%H:%M:%SZ"))
         lock, fresh = self._pins(options, checked.composed, reader, base)
         models = read_models(checked.composed, base)
         balancers, files = reader.balancers(offline), VaultReader(self._loader)
@@ -85,7 +90,7 @@ class ActionModule(ControllerAction):
             data["rollout"] = rollout.to_json()
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
-        self._display.display(f"\n{text}")
+        self.show(f"\n{text}")
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
             write_json(Path(options["plan_file"]), data)

@@ -40,7 +40,7 @@ class ActionModule(ControllerAction):
                 unreached[name] = why_unreached(found)
         made = status(seen, unreached)
         message = text(made, options["detail"])
-        self._display.display(f"\n{message}")
+        self.show(f"\n{message}")
         data = made.to_json()
         if options["status_file"]:
             write_json(Path(options["status_file"]), data)

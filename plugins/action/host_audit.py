@@ -46,7 +46,7 @@ class ActionModule(ControllerAction):
         hosts = tuple(auditor.audited(name, views.get(name), found[name], owns[name]) for name in names)
         report = Report(hosts, differences(views), auditor.bios)
         message = text(report, options["explain"])
-        self._display.display(f"\n{message}")
+        self.show(f"\n{message}")
         data = report.to_json()
         if options["audit_file"]:
             write_json(Path(options["audit_file"]), data)

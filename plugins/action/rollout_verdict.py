@@ -48,7 +48,7 @@ class ActionModule(ControllerAction):
         gone = [host for host in (*batch["hosts"], *batch["awaits"]) if host not in alive]
         failures = {host: failure_of(note["action"], note["result"]) for host, note in notes.items()}
         verdict = judge_batch(batch, failures, gone)
-        self._display.display(verdict.message)
+        self.show(verdict.message)
         lost = {**(before.get("lost") or {}), **_lost(facts, batch["hosts"])}
         return {
             "changed": False,
@@ -66,7 +66,7 @@ class ActionModule(ControllerAction):
         unmended = {host: unmended_message(note["action"], note["result"]) for host, note in notes.items()}
         text = summarize_rollout(rollout["operation"], rollout["batches"], ended, before, unmended)
         if ended is None:
-            self._display.display(text)
+            self.show(text)
         return {"changed": False, "failed": ended is not None, "msg": text}
 
 

@@ -27,6 +27,7 @@ from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import hint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 PLAN = "instinct.fleet.fleet_plan"
 STATUS = "instinct.fleet.instance_status"
@@ -196,13 +197,6 @@ def message(result: Mapping[str, Any]) -> str:
     said = (str(failed.get(key) or "").strip() for key in ("stderr", "module_stderr"))
     text = "\n".join([text, *(more for more in said if more and more not in text)])
     return printable("\n".join(filter(None, (text, hint(text)))))
-
-
-def printable(text: str) -> str:
-    """Replace control characters: hosts' logs stand in errors, and a terminal obeys what it gets."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
 
 
 def short(text: str) -> str:

@@ -18,6 +18,7 @@ from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unu
 from ..module_utils.common.errors import FleetError, Problem
 from .desired.public_variables import public_variables
 from .desired.unknown_variables import unknown_extra_variables
+from .text import printable
 
 
 class ControllerAction(ActionBase):
@@ -56,6 +57,10 @@ class ControllerAction(ActionBase):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Do the work; `facts` are the task's variables."""
         raise NotImplementedError
+
+    def show(self, text: str) -> None:
+        """Print a text, which may have hosts' words in it."""
+        self._display.display(printable(text))
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
         """Return the message of an expected exception."""

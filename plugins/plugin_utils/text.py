@@ -14,6 +14,15 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
+def printable(text: str) -> str:
+    """Replace control characters but line ends and tabs, as a terminal obeys what a host says."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+
+
 def listed(hosts: Sequence[str], limit: int = MANY) -> str:
     """Return names of hosts; the first and the last when there are more than `limit`."""
     if len(hosts) <= limit:

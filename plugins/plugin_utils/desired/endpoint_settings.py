@@ -126,6 +126,7 @@ class ObservedBalancer:
     def from_json(cls, state: Mapping[str, Any]) -> ObservedBalancer:
         """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
         found = state["balancer"]
+        _check_config(found["config"] or {})
         return cls(
             installed=bool(found["installed"]),
             keepalived=bool(found.get("keepalived")),
@@ -140,6 +141,16 @@ class ObservedBalancer:
 
 NOT_IN_RUN = "it is not part of this run (add it to --limit)"
 """Why a load balancer is absent that --limit leaves out; any other reason: it cannot be reached."""
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError for a balancer.json that the planner could not read."""
+    for backend in config.get("backends") or ():
+        tuple(map(str, (backend["name"], *backend["models"])))
+        for server in backend["servers"]:
+            tuple(map(str, (server["name"], server["host"], server["instance"], server["address"])))
+            tuple(map(int, (server["port"], server["limit"])))
+    tuple(map(int, (config.get("routers") or {}).values()))
 
 
 @dataclass(frozen=True)

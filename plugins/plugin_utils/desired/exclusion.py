@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import DEPLOY, STOP
@@ -48,7 +49,7 @@ def exclusion_reason(host: Host, operation: str = DEPLOY) -> str:
     if operation != STOP:
         found += [_records(state), _partition_change(host, state, operation), _no_gpu(host, state)]
         found.append(quarantine_reason(state, host.settings.clean))
-    return " ".join(text for text in found if text)
+    return " ".join(" ".join(found).split())
 
 
 def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
@@ -69,6 +70,30 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
                 "lspci -d 1002: and dmesg; reboot the host if they are gone."
             )
     return found
+
+
+def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the hosts with problems of the layout that another host with the same variables does not have.
+
+    So these come from the host, and not from the inventory.
+    """
+    found: dict[str, list[Problem]] = {}
+    for problem in problems:
+        for name in problem.hosts:
+            found.setdefault(name, []).append(problem)
+    fine = [
+        (host.deployments, host.settings) for host in fleet.hosts if host.state and host.name not in found
+    ]
+    return {
+        host.name: reason(found[host.name])
+        for host in fleet.hosts
+        if host.name in found and (host.deployments, host.settings) in fine
+    }
+
+
+def reason(problems: Iterable[Problem]) -> str:
+    """Return what is wrong with one host as the text for which it is excluded."""
+    return " ".join(replace(problem, hosts=()).text() for problem in problems)
 
 
 def _wanted_gpus(host: Host, fleet: Fleet) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ...module_utils.common.generations import History
 from ...module_utils.common.image_ref import ImageSoftware
 from ...module_utils.observe.supervisor import SupervisorState
+from .node_records import NAME, read_history
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What a result of node_state raises that is malformed."""
@@ -21,6 +23,9 @@ def unreadable_state(error: Exception) -> str:
         f"its node_state cannot be read: {error!r}. It comes from another version of this toolkit, or is damaged: "
         "observe again."
     )
+
+
+_VERSION = re.compile(r"[\w.+:-]{0,100}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -203,8 +208,8 @@ class NodeState:
             os_id=str(system.get("id") or ""),
             os_name=str(system.get("pretty_name") or system.get("id") or "unknown system"),
             virtual_machine=bool(state["virtual_machine"]),
-            numa_runtime=numa.get("runtime"),
-            numa_persisted=numa.get("persisted"),
+            numa_runtime=_number(numa.get("runtime")),
+            numa_persisted=_number(numa.get("persisted")),
             gpus=tuple(sorted((_gpu(item) for item in state["gpus"]), key=lambda gpu: gpu.index)),
             driver_loaded=bool(state["driver"].get("loaded")),
             driver_version=str(state["driver"].get("version") or ""),
@@ -217,8 +222,8 @@ class NodeState:
             images=tuple(
                 Image(
                     str(item["id"]),
-                    tuple(item.get("tags") or ()),
-                    tuple(item.get("digests") or ()),
+                    _texts(item.get("tags")),
+                    _texts(item.get("digests")),
                     _software(item.get("software")),
                 )
                 for item in state["images"]
@@ -246,7 +251,7 @@ class NodeState:
             git=bool(state.get("git")),
             kfd_zombies=tuple(int(pid) for pid in state.get("kfd_zombies") or ()),
             partition_change=str(state.get("partition_change") or ""),
-            generations=tuple(History.from_json(item) for item in state.get("generations") or ()),
+            generations=tuple(map(read_history, state.get("generations") or ())),
             instance_key=str(state.get("instance_key") or ""),
             interfaces=tuple(_interface(item) for item in state.get("interfaces") or ()),
             hcas=tuple(_hca(item) for item in state.get("rdma") or ()),
@@ -257,13 +262,29 @@ class NodeState:
         )
 
 
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(str(_text(value)) for value in values or ())
+
+
+def _number(value: Any) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{value!r:.60} is no number")
+    return value
+
+
 def _interface(item: Mapping[str, Any]) -> Interface:
     return Interface(
         name=str(item["name"]),
         addresses=tuple(str(address) for address in item.get("addresses") or ()),
         up=bool(item.get("up")),
         mtu=int(item.get("mtu") or 0),
-        speed=item.get("speed"),
+        speed=_number(item.get("speed")),
     )
 
 
@@ -275,7 +296,7 @@ def _hca(item: Mapping[str, Any]) -> Hca:
         layer=str(item.get("layer") or ""),
         rate=int(item.get("rate") or 0),
         interface=str(item.get("interface") or ""),
-        gid_index=item.get("gid_index"),
+        gid_index=_number(item.get("gid_index")),
     )
 
 
@@ -286,17 +307,17 @@ def _gpu(item: Mapping[str, Any]) -> ObservedGpu:
         pci_id=f"{vendor:04x}:{device:04x}" if vendor is not None and device is not None else "",
         gfx=str(item.get("gfx") or ""),
         vram_total=int(item.get("vram_total") or 0),
-        compute=item.get("compute_partition"),
-        available_compute=tuple(item.get("available_compute_partitions") or ()),
-        memory=item.get("memory_partition"),
-        numa_node=item.get("numa_node"),
-        available_memory=tuple(item.get("available_memory_partitions") or ()),
+        compute=_text(item.get("compute_partition")),
+        available_compute=_texts(item.get("available_compute_partitions")),
+        memory=_text(item.get("memory_partition")),
+        numa_node=_number(item.get("numa_node")),
+        available_memory=_texts(item.get("available_memory_partitions")),
         vram_used=int(item.get("vram_used") or 0),
         users=tuple(int(pid) for pid in item.get("users") or ()),
         in_reset=bool(item.get("in_reset")),
         ecc_uncorrectable=int(item.get("ecc_uncorrectable") or 0),
         partitions=tuple(
-            ObservedPartition(part.get("render_minor"), int(part.get("memory_bytes") or 0))
+            ObservedPartition(_number(part.get("render_minor")), int(part.get("memory_bytes") or 0))
             for part in sorted(item.get("partitions") or (), key=lambda part: int(part.get("id") or 0))
         ),
     )
@@ -305,9 +326,13 @@ def _gpu(item: Mapping[str, Any]) -> ObservedGpu:
 def _software(item: Any) -> ImageSoftware | None:
     """Return what a probe found in an image; None if it is unreadable, so that the image is probed again."""
     try:
-        return ImageSoftware.from_json(item) if item else None
+        found = ImageSoftware.from_json(item) if item else None
     except (KeyError, TypeError, ValueError):
         return None
+    if found is None:
+        return None
+    texts = (found.vllm, found.platform, found.rocm, found.pytorch, found.python, *(found.gfx or ()))
+    return found if all(text is None or _VERSION.fullmatch(text) for text in texts) else None
 
 
 def _weights(item: Mapping[str, Any]) -> CachedWeights:
@@ -318,21 +343,24 @@ def _weights(item: Mapping[str, Any]) -> CachedWeights:
         complete=bool(item.get("complete")),
         bytes=int(item.get("bytes") or 0),
         files=int(item.get("files") or 0),
-        exclude=tuple(item.get("exclude") or ()),
-        include=tuple(item.get("include") or ()),
+        exclude=_texts(item.get("exclude")),
+        include=_texts(item.get("include")),
         verified=item.get("verified") is not False,
     )
 
 
 def _running(item: Mapping[str, Any]) -> ObservedInstance:
+    name, deployment = str(item["name"]), str(item.get("deployment") or "")
+    if not NAME.fullmatch(name) or not (deployment == "" or NAME.fullmatch(deployment)):
+        raise ValueError(f"a container claims to be instance {name[:60]!r} of {deployment[:60]!r}")
     return ObservedInstance(
-        name=str(item["name"]),
-        deployment=str(item.get("deployment") or ""),
-        state=item.get("state"),
-        spec_hash=item.get("spec_hash"),
-        artefact_hash=item.get("artefact_hash"),
-        exit_code=item.get("exit_code"),
+        name=name,
+        deployment=deployment,
+        state=_text(item.get("state")),
+        spec_hash=_text(item.get("spec_hash")),
+        artefact_hash=_text(item.get("artefact_hash")),
+        exit_code=_number(item.get("exit_code")),
         ready=item.get("ready") is not False,
         supervisor=SupervisorState.from_json(item.get("supervisor")),
-        file_hashes=tuple(sorted((item.get("files") or {}).items())),
+        file_hashes=tuple(sorted((str(name), str(text)) for name, text in (item.get("files") or {}).items())),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
+from ..text import printable
 from .endpoint_settings import GROUP as BALANCERS
 from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
@@ -23,6 +24,8 @@ from .unknown_variables import unknown_variables
 GROUP = "instinct"
 MIN_TOKEN = 8
 """Minimum length of a hub token, in characters."""
+LONGEST = 1 << 16
+"""Characters of a host's text that are read."""
 
 
 class NeedsTemplating(Exception):
@@ -89,12 +92,15 @@ class InventoryReader:
             return HostInput(variables)
         observed = raw.get("node_state_result") or {}
         if "node_state" in observed:
-            return HostInput(variables, to_plain_data(observed["node_state"], templates=True))
+            try:
+                return HostInput(variables, node_data(observed["node_state"]))
+            except RecursionError:  # no node_state of ours is that deep: the host is left out
+                return HostInput(variables, {})
         return HostInput(variables, None, why_unreached(observed))
 
     def registered(self, name: str, key: str) -> dict[str, Any]:
         """Return what a task registered for a host; nothing where no task did."""
-        found: dict[str, Any] = to_plain_data(self.hostvars.raw_get(name).get(key) or {}, templates=True)
+        found: dict[str, Any] = node_data(self.hostvars.raw_get(name).get(key) or {})
         return found
 
     def values(self, name: str, keys: Iterable[str], lenient: bool = False) -> dict[str, Any]:
@@ -123,7 +129,7 @@ class InventoryReader:
         except NeedsTemplating:
             pass
         try:
-            return to_plain_data(self.hostvars[name][key], templates=True)
+            return to_plain_data(self.hostvars[name][key], str)
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error
@@ -228,7 +234,7 @@ def why_unreached(registered: Mapping[str, Any]) -> str:
             f"it did not answer within {late.get('period')} s, so something on it may hang, such as the GPU driver or "
             "a file system: look at its dmesg, and for processes in state D"
         )
-    return str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0]
+    return printable(str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0])
 
 
 def _place(tag: Any) -> str:
@@ -240,16 +246,25 @@ def _place(tag: Any) -> str:
     return f"{shown}:{line}" if line else shown
 
 
-def to_plain_data(value: Any, templates: bool = False) -> Any:
+def node_data(value: Any) -> Any:
+    """Return what a host answered as plain data, without what a terminal obeys, and without texts that fill it."""
+    return to_plain_data(value, _node_text)
+
+
+def _node_text(text: str) -> str:
+    return printable(text[:LONGEST])
+
+
+def to_plain_data(value: Any, read: Callable[[str], str] | None = None) -> Any:
     """Return Ansible's lazy and tagged containers as plain data.
 
     Raise NeedsTemplating for text with a template, and for anything that is not plain data (a vaulted value). With
-    `templates`, text is returned as it is.
+    `read`, which returns a text's own, text with a template is none.
     """
     if isinstance(value, str):
-        if not templates and ("{{" in value or "{%" in value or "{#" in value):
+        if read is None and ("{{" in value or "{%" in value or "{#" in value):
             raise NeedsTemplating
-        return str(value)
+        return str(value) if read is None else read(str(value))
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -257,13 +272,15 @@ def to_plain_data(value: Any, templates: bool = False) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {_key(key): to_plain_data(item, templates) for key, item in value.items()}
+        return {_key(key, read): to_plain_data(item, read) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain_data(item, templates) for item in value]
-    if templates:
-        return str(value)
+        return [to_plain_data(item, read) for item in value]
+    if read:
+        return read(str(value))
     raise NeedsTemplating
 
 
-def _key(key: Any) -> Any:
-    return str(key) if isinstance(key, str) else key
+def _key(key: Any, read: Callable[[str], str] | None) -> Any:
+    if not isinstance(key, str):
+        return key
+    return read(str(key)) if read else str(key)

@@ -36,7 +36,7 @@ class VaultReader:
     def data(self, text: str) -> Any:
         """Return a text of YAML as plain data. Raises ValueError, which does not hold the text."""
         try:
-            return to_plain_data(self._loader.load(text), templates=True)
+            return to_plain_data(self._loader.load(text), str)
         except AnsibleError:  # its message would show the line
             raise ValueError from None
 

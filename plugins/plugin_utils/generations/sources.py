@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ...module_utils.common.errors import FleetError, Path, Problem, natural, suggest
@@ -64,12 +64,18 @@ class SourceSelection:
 NOTHING = StoredSelection()
 
 
-def choose_sources(fleet: Fleet, request: OperationRequest, released: Iterable[str] = ()) -> SourceSelection:
+def choose_sources(
+    fleet: Fleet, request: OperationRequest, released: Iterable[str] = (), now: str = ""
+) -> SourceSelection:
     """Choose the source of every deployment.
 
-    released: held deployments whose definition equals what runs. Raise FleetError if a rollback names no deployment.
+    released: held deployments whose definition equals what runs. now: the time (UTC), after which no hold or trial can
+    have begun; "" if unknown. Raise FleetError if a rollback names no deployment.
     """
-    histories = histories_of(fleet)
+    histories = {
+        name: {host: _until(history, now) for host, history in found.items()}
+        for name, found in histories_of(fleet).items()
+    }
     wanted = {item.name for host in fleet.hosts for item in host.deployments}
     names = sorted({*wanted, *histories, *_running_deployments(fleet)}, key=natural)
     free = frozenset(released)
@@ -95,12 +101,37 @@ def choose_sources(fleet: Fleet, request: OperationRequest, released: Iterable[s
     others = {name: sources[name] for name in names if name not in composed}
     for host in fleet.hosts:
         stored = _select_stored(host, others)
-        hosts[host.name], found = _drop_incomplete_engines(host, stored, others, here, fleet.absent)
+        hosts[host.name], found = _drop_incomplete_engines(
+            host, stored, others, here, fleet.absent, fleet.spans
+        )
         problems += found
         mine = tuple(item for item in host.deployments if item.name in composed)
         left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
         restricted.append(left if request.operation in (DEPLOY, UPGRADE) else _without_host_changes(left))
     return SourceSelection(replace(fleet, hosts=tuple(restricted)), sources, hosts, tuple(problems))
+
+
+def _until(history: History, now: str) -> History:
+    """Return a record without a hold or trial of the future, by which one host would decide for all."""
+    held, trial = history.held, history.trial
+    if not now or max(held.since if held else "", trial.since if trial else "") <= now:
+        return history
+    return replace(
+        history,
+        held=held if held and held.since <= now else None,
+        trial=trial if trial and trial.since <= now else None,
+    )
+
+
+def ahead_of_time(fleet: Fleet, now: str) -> Iterator[str]:
+    """Yield a warning for each record with a hold or trial of the future."""
+    for name, found in histories_of(fleet).items() if now else ():
+        for host, history in found.items():
+            if _until(history, now) is not history:
+                yield (
+                    f"{host}: its hold or trial of {name} begins in the future, and does not count. Compare its clock "
+                    "with that of this machine (timedatectl)"
+                )
 
 
 def _without_host_changes(host: Host) -> Host:
@@ -222,11 +253,13 @@ def _drop_incomplete_engines(
     sources: Mapping[str, DeploymentSource],
     here: frozenset[str],
     absent: Mapping[str, str],
+    spans: Mapping[str, tuple[str, ...] | None],
 ) -> tuple[StoredSelection, list[Problem]]:
     """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
 
     They cannot be rolled back alone, so a rollback that --limit restricts gets a problem, and all else a warning.
-    absent: hosts without an answer and excluded ones, which are no reason to leave the others as they are.
+    absent: hosts without an answer and excluded ones, which are no reason to leave the others as they are. spans: the
+    inventory's hosts of each deployment; a record's word about others is none either.
     """
     alone = [item for item in stored.stored if item.managed and not here.issuperset(item.member.hosts)]
     if not alone:
@@ -236,7 +269,8 @@ def _drop_incomplete_engines(
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
         gone = [item for item in hosts if item not in here]
         what = f"{name} spans {', '.join(hosts)}, and this run lacks {', '.join(gone)}"
-        if sources[name].kind == ROLLED_BACK and not absent.keys() >= set(gone):
+        known = {*absent, *(item for item in gone if item not in (spans.get(name) or gone))}
+        if sources[name].kind == ROLLED_BACK and not known >= set(gone):
             problems.append(Problem((), f"{what}.", "Add them to --limit.", (host.name,)))
         else:
             warnings.append(f"deployment {what}; it is left as it is")

@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import FleetError, Problem
-from ...module_utils.common.generations import STOP, OperationRequest
+from ...module_utils.common.generations import STOP, BackendInstance, OperationRequest
 from ..desired.actions import ALIVE
-from ..desired.exclusion import set_aside, short_of_gpus
-from ..desired.fleet import Fleet
-from ..endpoint.backends import HostBackends
+from ..desired.exclusion import reason, set_aside, short_of_gpus, unlike_others
+from ..desired.fleet import Fleet, Host
+from ..endpoint.backends import ANY, HostBackends
 from ..endpoint.plan import BalancerPlan, EndpointInputs, excluded_balancers, plan_balancers
 from ..generations.restore import releasable_holds
 from ..generations.revisions import binding_warnings, refused_upgrades, revision_changes
-from ..generations.sources import SourceSelection, choose_sources
+from ..generations.sources import SourceSelection, ahead_of_time, choose_sources
 from ..instances.factory import InstanceFactory
+from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
 from .multi_host import engine_mismatches, peer_starts
-from .stages import check_host, plan_stages, record_stage
+from .stages import HostStages, check_host, plan_stages, record_stage
 
 DEFAULT_REQUEST = OperationRequest()
 
@@ -29,7 +30,7 @@ DEFAULT_REQUEST = OperationRequest()
 class CheckedFleet:
     """A fleet, where each of its deployments comes from in this run, and where their instances go.
 
-    problems: of the layouts.
+    problems: of the layouts. now: when the run began (UTC), if that is known.
     """
 
     fleet: Fleet
@@ -37,6 +38,7 @@ class CheckedFleet:
     selection: SourceSelection
     layouts: Mapping[str, Layout]
     problems: tuple[Problem, ...] = ()
+    now: str = ""
 
     @property
     def composed(self) -> Fleet:
@@ -44,30 +46,70 @@ class CheckedFleet:
         return self.selection.fleet
 
 
-def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST) -> CheckedFleet:
+def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST, now: str = "") -> CheckedFleet:
     """Lay out the instances on the hosts that can be planned; asks nothing of registries and hubs.
 
     Raise FleetError for errors of the inventory and of the request, which no host can be left out for.
     """
     fleet = set_aside(fleet, request.operation)
-    checked = _laid_out(fleet, request)
-    short = short_of_gpus(checked.composed, checked.problems)
-    if short:
-        fleet = fleet.without(short)
-        checked = _laid_out(fleet, request)
-    problems = [*checked.problems, *(item for host in checked.composed.hosts for item in check_host(host))]
-    _raise_problems(problems, fleet)
+    checked = _laid_out(fleet, request, now)
+    unfit = {
+        **{host.name: reason(check_host(host)) for host in checked.composed.hosts if check_host(host)},
+        **unlike_others(checked.composed, checked.problems),
+        **short_of_gpus(checked.composed, checked.problems),
+    }
+    if unfit:
+        fleet = fleet.without(unfit)
+        checked = _laid_out(fleet, request, now)
+    _raise_problems(checked.problems, fleet)
     return checked
 
 
-def _laid_out(fleet: Fleet, request: OperationRequest, free: Iterable[str] = ()) -> CheckedFleet:
+def _laid_out(fleet: Fleet, request: OperationRequest, now: str, free: Iterable[str] = ()) -> CheckedFleet:
     if fleet.excluded and not fleet.hosts:  # each of them has its reason, which is all there is to say
         return CheckedFleet(fleet, request, SourceSelection(fleet, {}), {})
     try:
-        selection = choose_sources(fleet, request, free)
+        selection = choose_sources(fleet, request, free, now)
     except FleetError as error:
         raise FleetError([*error.problems, *_excluded_hosts(fleet)]) from None
-    return CheckedFleet(fleet, request, selection, *lay_out_fleet(selection.fleet))
+    layouts, problems = lay_out_fleet(selection.fleet)
+    return CheckedFleet(fleet, request, selection, layouts, problems, now)
+
+
+def _backend(item: Serving, host: Host) -> BackendInstance:
+    """Return an instance's facts for the load balancer, which sends requests only where the inventory says.
+
+    A node's record is believed that an instance listens on all addresses: then it is reached at the host's own.
+    """
+    found = item.backend
+    if isinstance(item, Planned) or found.listen in ANY:
+        return found
+    given = next((one.listen for one in host.deployments if one.name == found.deployment), "")
+    return replace(found, listen=given or host.listen or host.address or host.name)
+
+
+def foreign_model_names(fleet: Fleet, planned: Iterable[HostStages]) -> dict[str, str]:
+    """Return the hosts with a record that takes the model of another deployment, each with the reason."""
+    owners: dict[str, set[str]] = {}
+    for deployment in {one.name: one for host in fleet.hosts for one in host.deployments}.values():
+        owners.setdefault(deployment.served_model_name, set()).add(deployment.name)
+    known = set().union(*owners.values())
+    claims: dict[str, dict[str, str]] = {}
+    for stages in planned:
+        for item in stages.serve.instances:
+            made = (
+                item.generation if isinstance(item, RecordedInstance) and item.generation.endpoint else None
+            )
+            for model in made.models if made else ():
+                if made and made.deployment not in owners.get(model, {made.deployment}):
+                    claims.setdefault(made.deployment, {})[stages.host.name] = model
+    return {
+        host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
+        f"/etc/instinct-fleet/generations/{name} there, and run again."
+        for name, found in claims.items()
+        if name in known or len(found) == 1  # else it was renamed, and what runs has the old name
+        for host, model in found.items()
+    }
 
 
 def _excluded_hosts(fleet: Fleet) -> Iterable[Problem]:
@@ -87,7 +129,7 @@ def plan_fleet(
     """
     free = releasable_holds(checked.fleet, checked.selection, factory)
     if free:  # they are composed after all
-        checked = _laid_out(checked.fleet, checked.request, free)
+        checked = _laid_out(checked.fleet, checked.request, checked.now, free)
     request, selection = checked.request, checked.selection
     fleet = selection.fleet
     problems: list[Problem] = [*selection.problems, *checked.problems]
@@ -98,20 +140,22 @@ def plan_fleet(
     problems += [problem for stages in planned for problem in stages.problems]
     problems += engine_mismatches(planned)
     _raise_problems(problems, fleet)
-    unable = {stages.host.name: _text(stages.obstacles) for stages in planned if stages.obstacles}
+    unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles}
+    unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
-        return plan_fleet(check_fleet(checked.fleet.without(unable), request), factory, endpoint)
+        return plan_fleet(check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint)
     revisions = revision_changes(selection, [stages.composed for stages in planned])
     _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
     hosts = [
         stages.finish(peers[stages.host.name], record_stage(stages, revisions, request)) for stages in planned
     ]
-    warnings = list(binding_warnings(revisions))
+    warnings = [*binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
     balancers: tuple[BalancerPlan, ...] = ()
+    inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
         balancers, found, doubts = plan_balancers(
-            endpoint, [_host_backends(host) for host in hosts], _routing(fleet)
+            endpoint, [_host_backends(host, inventory[host.host.name]) for host in hosts], _routing(fleet)
         )
         _raise_problems(found, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
@@ -134,24 +178,20 @@ def _raise_problems(problems: Iterable[Problem], fleet: Fleet) -> None:
         raise FleetError([*found, *_excluded_hosts(fleet)])
 
 
-def _text(problems: Iterable[Problem]) -> str:
-    return " ".join(f"{problem.what} {problem.fix}".strip() for problem in problems)
-
-
 def _routing(fleet: Fleet) -> dict[str, bool]:
     """The deployments of this run, and whether they are routed by prefix."""
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
-def _host_backends(plan: HostPlan) -> HostBackends:
-    """What a host serves, for the load balancer."""
+def _host_backends(plan: HostPlan, inventory: Host) -> HostBackends:
+    """What a host serves, for the load balancer. inventory: the host with all its deployments."""
     state = plan.host.state
     alive = {item.name for item in state.instances if item.state in ALIVE} if state else set()
     touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
     return HostBackends(
         host=plan.host.name,
         address=plan.host.address or plan.host.name,
-        instances=tuple(item.backend for item in plan.instances),
+        instances=tuple(_backend(item, inventory) for item in plan.instances),
         stopping=tuple(name for name in touched if name in alive),
         untouched=plan.untouched,
         complete=not plan.partial,

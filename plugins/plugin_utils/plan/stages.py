@@ -134,8 +134,8 @@ def plan_stages(
         fetch=fetch,
         serve=serve,
         warnings=(*layout.warnings, *_warnings(host, layout), *stored.warnings, *fetch.warnings),
-        problems=(*check_host(host), *serve.problems),
-        obstacles=(*serve.obstacles, *fetch.obstacles),
+        problems=serve.problems,
+        obstacles=(*check_host(host), *serve.obstacles, *fetch.obstacles),
     )
 
 
@@ -196,8 +196,10 @@ def _serve(
     start = tuple(action.target for action in servers)
     obstacles: tuple[Problem, ...] = ()
     if stored.stored:
-        problems = (*problems, *clashes(host, (*composed, *stored.stored)))
-        obstacles = restore_obstacles(host, layout, stored, selection.sources, start)
+        obstacles = (
+            *restore_obstacles(host, layout, stored, selection.sources, start),
+            *clashes(host, (*composed, *stored.stored)),
+        )
     return ServeStage(
         key=(key,) if key else (),
         actions=(
@@ -278,7 +280,7 @@ def _unreachable_listen_address(host: Host) -> list[Problem]:
 
 
 def check_host(host: Host) -> tuple[Problem, ...]:
-    """Return problems of the host's variables: not root, unclear deployments, no usable address."""
+    """Return what keeps a host from being planned: not root, unclear deployments, no usable address."""
     found: list[Problem] = []
     if host.state is not None and host.state.euid != 0:
         what = f"not root: the module ran with user id {host.state.euid}."

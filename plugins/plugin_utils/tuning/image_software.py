@@ -87,19 +87,25 @@ def _noted(facts: ImageFacts, deployment: Deployment, asked: ImageSoftware | Non
 def merge_probed(fleet: Fleet, lock: Lock) -> Lock:
     """Return the lock with the results of probing its images on any host; the same object if there are no new ones.
 
-    So an image is probed once for all hosts, and plans without hosts use the result too.
+    So an image is probed once for all hosts, and plans without hosts use the result too. Hosts that contradict each
+    other about one digest leave it open: what one of them says is not taken for all.
     """
     wanted: dict[str, list[tuple[str, ImagePin]]] = {}
     for ref in {item.image for host in fleet.hosts for item in host.deployments if item.image}:
         pin = lock.image(ref)
         if pin and not pin.software:
             wanted.setdefault(f"{parse_ref(ref).repository}@{pin.digest}", []).append((ref, pin))
-    found: dict[str, ImagePin] = {}
+    probed: dict[str, set[ImageSoftware]] = {}
     for host in fleet.hosts if wanted else ():
         for image in host.state.images if host.state else ():
             # A probe without a result is repeated on another host, as the node may have been the cause.
             if image.software and image.software.vllm:
                 for name in image.digests:
-                    for ref, pin in wanted.pop(name, ()):
-                        found[ref] = replace(pin, software=image.software)
+                    probed.setdefault(name, set()).add(image.software)
+    found = {
+        ref: replace(pin, software=next(iter(probed[name])))
+        for name, pins in wanted.items()
+        if len(probed.get(name, ())) == 1
+        for ref, pin in pins
+    }
     return lock.merged(Lock(found)) if found else lock

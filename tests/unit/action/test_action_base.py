@@ -12,9 +12,13 @@ from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+    LONGEST,
     InventoryReader,
+    node_data,
     why_unreached,
 )
+
+from tests import ROOT
 
 
 def test_json_is_written_whole(tmp_path: Path) -> None:
@@ -72,6 +76,32 @@ def test_registered_results_are_plain_and_not_templated() -> None:
     found = READER.registered("n1", "result")
     assert json.dumps(found) == '{"text": "{{ kept }}", "rows": [1, 2]}'
     assert READER.registered("n1", "absent") == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("a\nb\tc ü", "a\nb\tc ü"),
+        ("\x1b]52;c;Y3Vy\x07\x9b2J\u202e", "\ufffd]52;c;Y3Vy\ufffd\ufffd2J\ufffd"),
+        ("9" * (LONGEST + 1), "9" * LONGEST),
+        ({"k\x1b": ["\x00"]}, {"k\ufffd": ["\ufffd"]}),
+    ],
+)
+def test_what_a_host_says_moves_no_terminal(said: Any, read: Any) -> None:
+    assert node_data(said) == read
+
+
+def test_an_answer_that_is_too_deep_is_no_answer() -> None:
+    deep: Any = []
+    for _unused in range(3000):
+        deep = [deep]
+    reader = InventoryReader({"hostvars": HostVars(n1={"node_state_result": {"node_state": deep}})})
+    assert reader.host("n1", offline=False).state == {}
+
+
+def test_actions_print_through_one_function() -> None:
+    for path in (ROOT / "plugins/action").glob("*.py"):
+        assert "_display.display(" not in path.read_text(encoding="utf-8"), path
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,12 @@ def test_what_one_node_asked_the_fleet_knows() -> None:
     assert parse_lock(lock.to_json()) == lock
 
 
+def test_hosts_that_contradict_each_other_are_not_taken_for_the_fleet() -> None:
+    other = replace(ANSWER, vllm="0.1.0")
+    hosts = fleet({"n1": seen(PULL), "n2": seen(PULL, software=other)}, [deployment()])
+    assert merge_probed(hosts, BARE) is BARE
+
+
 @pytest.mark.parametrize("software", [None, NOTHING])
 def test_nothing_is_learned_from_no_answer(software: ImageSoftware | None) -> None:
     hosts = fleet({"n1": seen(PULL, software=software)}, [deployment()])
