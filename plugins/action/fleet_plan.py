@@ -59,7 +59,7 @@ class ActionModule(ControllerAction):
         inputs = {name: reader.host(name, offline) for name in names}
         everyone = dict.fromkeys([*names, *groups.get(BALANCERS, ())])
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
-        slips += reader.token_problems(names) if offline else ()
+        slips += [*reader.clear_text_tokens(names), *(reader.token_problems(names) if offline else ())]
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:

@@ -74,6 +74,18 @@ options:
       - It is written to C(/run/instinct-fleet/hf_token) (root only) while the container starts, and then removed. It
         appears in no argument, variable, label or log.
     type: str
+  proxy:
+    description:
+      - The proxies to use, as in an environment. URLs may hold an account, which appears in no argument, label or log.
+    type: dict
+    default: {}
+    suboptions:
+      http_proxy: {type: str, description: The URL of the proxy for http.}
+      https_proxy: {type: str, description: The URL of the proxy for https.}
+      no_proxy: {type: str, description: Hosts that are reached without it; separated by commas.}
+  ca_file:
+    description: A file of the node with the CAs to trust, in PEM form, such as V(/etc/ssl/certs/ca-certificates.crt).
+    type: path
   timeout:
     description: Seconds to wait for the download. A longer one continues, and the next run waits for it.
     type: int
@@ -147,7 +159,7 @@ log:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
@@ -171,6 +183,12 @@ def argument_spec():
         "cache_dir": {"type": "path", "default": paths.HF_CACHE},
         "endpoint": {"type": "str"},
         "token": {"type": "str", "no_log": True},
+        "proxy": {
+            "type": "dict",
+            "default": {},
+            "options": {name: {"type": "str"} for name in proxies.NAMES},
+        },
+        "ca_file": {"type": "path"},
         "timeout": {"type": "int", "default": 86400},
         "max_workers": {"type": "int", "default": 8},
         "program": {"type": "str", "default": ""},
@@ -190,7 +208,8 @@ def work(params, check):
 def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [module.params["token"]], lambda: work(module.params, module.check_mode))
+    secrets = [module.params["token"], *proxies.secrets(module.params["proxy"])]
+    finish(module, secrets, lambda: work(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

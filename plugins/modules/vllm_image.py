@@ -69,6 +69,19 @@ options:
       tag:
         description: The result's name. Default is O(ref), else C(instinct-fleet/vllm:<hash>).
         type: str
+  proxy:
+    description:
+      - The proxies for O(build), as in an environment; a pull goes the way of Docker's own configuration.
+      - URLs may hold an account, which appears in no argument, label or log.
+    type: dict
+    default: {}
+    suboptions:
+      http_proxy: {type: str, description: The URL of the proxy for http.}
+      https_proxy: {type: str, description: The URL of the proxy for https.}
+      no_proxy: {type: str, description: Hosts that are reached without it; separated by commas.}
+  ca_file:
+    description: A file of the node with the CAs that C(git) trusts, in PEM form.
+    type: path
   timeout:
     description:
       - Seconds that a build may take, and seconds to wait for another run of this module on the node.
@@ -155,9 +168,10 @@ log:
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish,
     require_program,
@@ -192,6 +206,12 @@ def argument_spec():
                 "tag": {"type": "str"},
             },
         },
+        "proxy": {
+            "type": "dict",
+            "default": {},
+            "options": {name: {"type": "str"} for name in proxies.NAMES},
+        },
+        "ca_file": {"type": "path"},
         "timeout": {"type": "int", "default": 14400},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
@@ -204,7 +224,12 @@ def work(params, check):
     require_program(params["program"])
     client = connect(params["docker_socket"], check)
     if params["build"]:
-        plan = build_plan(params["build"], params["ref"])
+        way = proxies.environment(params["proxy"])
+        plan = replace(
+            build_plan(params["build"], params["ref"]),
+            proxy=way,
+            ca_file=proxies.check_ca_file(params["ca_file"]),
+        )
         with nullcontext() if check else run_lock("vllm_image", params["timeout"]):
             return converge_build(client, plan, paths.DATA_DIR, params["timeout"], check, params["program"])
     want = parse_pull(
@@ -226,7 +251,8 @@ def main():
         required_one_of=[("pull", "build")],
         supports_check_mode=True,
     )
-    finish(module, [module.params["registry_password"]], lambda: work(module.params, module.check_mode))
+    secrets = [module.params["registry_password"], *proxies.secrets(module.params["proxy"])]
+    finish(module, secrets, lambda: work(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

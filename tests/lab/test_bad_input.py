@@ -58,7 +58,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [GATED, "hf_model_token"],
     ),
     "gated model with a wrong token": (
-        {"vllm_deployments": [deployment(model=GATED)], "hf_model_token": "hf_wrong_but_long_enough"},
+        {
+            "vllm_deployments": [deployment(model=GATED)],
+            "hf_model_token": "hf_wrong_but_long_enough",
+            "hf_model_insecure": True,
+        },
         [GATED, "token"],
     ),
 }

@@ -24,7 +24,9 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     token_file.chmod(0o600)
     env = {"STANDIN_FAIL": "oom"} if case == "engine fails" else {}
     fresh_lab.write_vars(
-        vllm_deployments=[deployment(model=GATED, env=env)], hf_model_token_file=str(token_file)
+        vllm_deployments=[deployment(model=GATED, env=env)],
+        hf_model_token_file=str(token_file),
+        hf_model_insecure=True,
     )
     sampler = Sampler(TOKEN)
     sampler.start()

@@ -20,7 +20,8 @@ COMMANDS = re.findall(
 # The largest file of the model, and what was its content: bytes of the right length.
 SPOIL = """
 set -e
-blob=$(find /var/lib/instinct-fleet/hf/hub/models--*/blobs -type f -printf '%s %p\\n' | sort -n | sed -n '$ s/[0-9]* //p')
+cd /var/lib/instinct-fleet/hf/hub
+blob=$(find models--*/blobs -type f -printf '%s %p\\n' | sort -n | tail -1 | cut -d' ' -f2)
 dd if=/dev/zero of="$blob" bs=4096 count=1 seek=4 conv=notrunc status=none
 basename "$blob"
 """

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
@@ -31,13 +31,23 @@ _REPEATS = re.compile(
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """A build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result."""
+    """A build: a repository at a ref, its Dockerfile and build arguments, and the tag of the result.
+
+    proxy, ca_file: how the node reaches the repository, which makes no other image.
+    """
 
     repo: str
     ref: str
     dockerfile: str
     args: tuple[tuple[str, str], ...]
     tag: str
+    proxy: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_file: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that git and docker need to get out."""
+        return {**self.proxy, **({"GIT_SSL_CAINFO": self.ca_file} if self.ca_file else {})}
 
     @property
     def hash(self) -> str:
@@ -56,6 +66,8 @@ class BuildPlan:
         words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
         for name, value in self.args:
             words += ["--build-arg", f"{name}={value}"]
+        for name in self.proxy:  # its value comes from the environment: arguments are in every process list
+            words += ["--build-arg", name]
         return [*words, source]
 
     def commands(self, data_dir: str) -> list[str]:
@@ -100,7 +112,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
     shutil.rmtree(source, ignore_errors=True)  # left behind by an interrupted build
     os.makedirs(os.path.dirname(source), exist_ok=True)
     try:
-        _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}")
+        _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}", plan.environment)
         commit = _commit(source, plan)
         _run(["git", "-C", source, "checkout", "--quiet", "--detach", commit], timeout, f"check out {commit}")
         if not os.path.isfile(os.path.join(source, plan.dockerfile)):
@@ -111,7 +123,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
         buildkit = _buildkit()
         command = plan.docker_command(source, commit)
         try:
-            _run(command, timeout, f"build {plan.tag}", {"DOCKER_BUILDKIT": buildkit})
+            _run(command, timeout, f"build {plan.tag}", {**plan.environment, "DOCKER_BUILDKIT": buildkit})
         except NodeError as error:
             if buildkit == "1":
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -83,9 +84,12 @@ def say(text: str) -> None:
 def main(argv: list[str]) -> int:
     """Run the program. argv[1]: the configuration as JSON.
 
-    The token comes from a file: no argument or variable has it.
+    Token and proxies come from files: no argument has them, and no variable that Docker shows.
     """
     config = json.loads(argv[1])
+    if config["proxy_file"]:
+        with open(config["proxy_file"], encoding="utf-8") as stream:
+            os.environ.update(json.load(stream))
     token: Any = False  # False: send none, not even one stored in the cache
     if config["token_file"]:
         with open(config["token_file"], encoding="utf-8") as stream:

@@ -8,9 +8,10 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..common import proxies
 from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.failures import tail
@@ -32,14 +33,22 @@ DISK_MARGIN = 16 * 2**20  # bytes that must stay free after the download
 
 _CACHE = "/hf"  # the cache inside the container
 _TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
+_PROXY = "/run/secrets/hf_proxy"  # the proxies' variables, whose URLs may hold accounts
+_CA = "/run/secrets/ca.pem"
+# Each client reads its own variable. Xet's trusts only what it was built with; downloads work without it.
+_TRUST = {
+    **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), _CA),
+    "HF_HUB_DISABLE_XET": "1",
+}
 _WAIT_SLICE = 5.0  # seconds of one wait request
 
 
 @dataclass(frozen=True)
 class DownloadRequest:
-    """The download to make. `token` is a secret and is in no other field; `timeout`: seconds.
+    """The download to make. `token` is a secret and is in no other field; `proxy` may hold one. `timeout`: seconds.
 
     program: the text of programs/download.py, which runs in the container. verify: hash files that were hashed before.
+    proxy: variables of its environment. ca_file: a bundle on the node of the CAs that it trusts in place of its own.
     """
 
     snapshot: Snapshot
@@ -50,6 +59,8 @@ class DownloadRequest:
     max_workers: int
     program: str = ""
     verify: bool = False
+    proxy: Mapping[str, str] = field(default_factory=dict)
+    ca_file: str = ""
 
     @property
     def container(self) -> str:
@@ -61,14 +72,21 @@ class DownloadRequest:
         """Return a hash that identifies a download: the same files into the same cache from the same hub."""
         snapshot = self.snapshot
         parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
-        return text_hash(canonical(parts))[:16]
+        way = [dict(self.proxy), self.ca_file] if self.proxy or self.ca_file else []
+        return text_hash(canonical([*parts, *way]))[:16]
 
     @property
     def context(self) -> DownloadContext:
         """Return the facts about the download that messages may contain."""
         snapshot, hub = self.snapshot, self.endpoint or "https://huggingface.co"
         return DownloadContext(
-            snapshot.repo, snapshot.commit, hub, snapshot.cache_dir, self.image, bool(self.token)
+            snapshot.repo,
+            snapshot.commit,
+            hub,
+            snapshot.cache_dir,
+            self.image,
+            bool(self.token),
+            proxies.shown(self.proxy),
         )
 
 
@@ -100,7 +118,15 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
     token = str(params["token"] or "").strip()
     limits = (params["timeout"], params["max_workers"])
     return DownloadRequest(
-        snapshot, params["image"], endpoint, token, *limits, params["program"], params["verify"]
+        snapshot,
+        params["image"],
+        endpoint,
+        token,
+        *limits,
+        params["program"],
+        params["verify"],
+        proxies.environment(params["proxy"]),
+        proxies.check_ca_file(params["ca_file"]),
     )
 
 
@@ -160,7 +186,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         cache.write_ref(snapshot)
     cache.make_readable(snapshot)
     if rehash:
-        hashes = verify.check_content(snapshot, fetch.context.hub, used)
+        hashes = verify.check_content(snapshot, fetch.context.source, used)
         if absent or not marked:
             cache.write_marker(snapshot, hashes)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
@@ -221,8 +247,11 @@ def check_disk(fetch: DownloadRequest, absent: Sequence[str], freed: int = 0) ->
 # ---- the container -----------------------------------------------------------------------------------
 
 
-def container_body(fetch: DownloadRequest, token_path: str) -> Json:
-    """Return the download container's spec: it has the network and the cache, no GPU, and few capabilities."""
+def container_body(fetch: DownloadRequest, secrets: Mapping[str, str]) -> Json:
+    """Return the download container's spec: it has the network and the cache, no GPU, and few capabilities.
+
+    secrets: paths on the node of the files that exist, by their names inside.
+    """
     snapshot = fetch.snapshot
     config = {
         "repo": snapshot.repo,
@@ -231,11 +260,13 @@ def container_body(fetch: DownloadRequest, token_path: str) -> Json:
         "include": list(snapshot.include),
         "exclude": list(snapshot.exclude),
         "max_workers": fetch.max_workers,
-        "token_file": _TOKEN if token_path else "",
+        "token_file": _TOKEN if _TOKEN in secrets else "",
+        "proxy_file": _PROXY if _PROXY in secrets else "",
     }
     mounts: list[Json] = [{"Type": "bind", "Source": snapshot.cache_dir, "Target": _CACHE}]
-    if token_path:
-        mounts.append({"Type": "bind", "Source": token_path, "Target": _TOKEN, "ReadOnly": True})
+    readable = {**secrets, **({_CA: fetch.ca_file} if fetch.ca_file else {})}
+    for target, path in readable.items():
+        mounts.append({"Type": "bind", "Source": path, "Target": target, "ReadOnly": True})
     env = {
         "HF_HOME": _CACHE,
         "HF_HUB_OFFLINE": "0",
@@ -244,6 +275,7 @@ def container_body(fetch: DownloadRequest, token_path: str) -> Json:
         "HF_HUB_DOWNLOAD_TIMEOUT": "60",
         "HF_TOKEN_PATH": _TOKEN,
         **({"HF_ENDPOINT": fetch.endpoint} if fetch.endpoint else {}),
+        **(_TRUST if fetch.ca_file else {}),
     }
     return {
         "Image": fetch.image,
@@ -312,16 +344,16 @@ def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int
     for name in cache.wrong(snapshot, found):
         cache.remove_file(snapshot, name)
     os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
-    token_path = _write_token(fetch.token)
+    secrets = _write_secrets(fetch)
     try:
-        create_container(client, fetch.container, container_body(fetch, token_path))
+        create_container(client, fetch.container, container_body(fetch, secrets))
         client.start(fetch.container)
     except DockerError as error:
         remove_container(client, fetch.container)
         raise NodeError(explain_start(fetch.context, str(error))) from error
     finally:
-        # By now the container has mounted the file, and keeps it after its name is removed.
-        _remove_token()
+        # By now the container has mounted the files, and keeps them after their names are removed.
+        _remove_secrets()
 
 
 def engine_stop_and_remove(client: DockerClient, name: str, seconds: int = 10) -> None:
@@ -333,20 +365,21 @@ def engine_stop_and_remove(client: DockerClient, name: str, seconds: int = 10) -
     remove_container(client, name)
 
 
-def _write_token(token: str) -> str:
-    """Write the token to a file that only root can read and return its path, or "" without a token."""
-    _remove_token()
-    if not token:
-        return ""
-    os.makedirs(SECRETS_DIR, mode=0o700, exist_ok=True)
-    os.chmod(SECRETS_DIR, 0o700)
-    path = os.path.join(SECRETS_DIR, "hf_token")
-    write_atomic(path, token, 0o600)
-    return path
+def _write_secrets(fetch: DownloadRequest) -> dict[str, str]:
+    """Write token and proxies to files that only root can read; return their paths by their names inside."""
+    _remove_secrets()
+    texts = {_TOKEN: fetch.token, _PROXY: json.dumps(dict(fetch.proxy)) if fetch.proxy else ""}
+    paths = {}
+    for target, text in texts.items():
+        if text:
+            os.makedirs(SECRETS_DIR, mode=0o700, exist_ok=True)
+            os.chmod(SECRETS_DIR, 0o700)
+            paths[target] = os.path.join(SECRETS_DIR, os.path.basename(target))
+            write_atomic(paths[target], text, 0o600)
+    return paths
 
 
-def _remove_token() -> None:
-    try:
-        os.unlink(os.path.join(SECRETS_DIR, "hf_token"))
-    except FileNotFoundError:
-        return
+def _remove_secrets() -> None:
+    for target in (_TOKEN, _PROXY):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(SECRETS_DIR, os.path.basename(target)))

@@ -20,7 +20,10 @@ CUT = re.compile(
 
 @dataclass(frozen=True)
 class DownloadContext:
-    """A request to the hub, as far as messages describe it; with_token: whether it had a token."""
+    """A request to the hub, as far as messages describe it.
+
+    with_token: whether it had a token. through: " through the proxy …", or "".
+    """
 
     repo: str
     commit: str
@@ -28,6 +31,12 @@ class DownloadContext:
     cache_dir: str
     image: str
     with_token: bool
+    through: str = ""
+
+    @property
+    def source(self) -> str:
+        """Return where the files come from."""
+        return self.hub + self.through
 
 
 def parse_report(log: str) -> dict[str, Any] | None:
@@ -128,7 +137,8 @@ def _explanations(
         ),
         (
             "SSLError" in names or "CERTIFICATE_VERIFY_FAILED" in text,
-            f"the certificate of {hub} is not trusted inside the container.",
+            f"the certificate of {hub} is not trusted inside the container. Set instinct_ca_file to a bundle on "
+            "the node that holds its CA.",
         ),
         (
             bool(CUT.search(text)),
@@ -138,8 +148,8 @@ def _explanations(
         ),
         (
             bool(network) or "LocalEntryNotFoundError" in names,
-            f"{hub} cannot be reached from this node. Check name resolution, firewall and proxy, or set "
-            "hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
+            f"{hub} cannot be reached from this node{context.through}. Check name resolution, firewall and proxy "
+            "(instinct_proxy), or set hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
         ),
     )
 

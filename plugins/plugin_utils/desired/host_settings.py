@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +27,13 @@ VARIABLES = (
     "instinct_gpus",
     "gpu_clean",
     "verify",
+    "instinct_proxy",
+    "instinct_ca_file",
     *ADDRESS,
 )
+
+
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ def parse_settings(
     """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
     switches = {name: _switch(variables.get(name)) for name in ("gpu_clean", "verify")}
     own = HostVariables({**variables, **switches})
+    _check_way_out(own)
     model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
         endpoint=_endpoint(own).rstrip("/"),
@@ -103,6 +110,19 @@ def _endpoint(own: HostVariables) -> str:
     if value == "":
         return ""
     return own.check.url(value, ("hf_model_endpoint",), r"https?://\S+", "an http:// or https:// URL")
+
+
+def _check_way_out(own: HostVariables) -> None:
+    """Check the proxies and the bundle of CAs, which only nodes use. No message repeats a URL, a secret perhaps."""
+    path = ("instinct_proxy",)
+    for name, value in own.check.mapping(own["instinct_proxy"], path, PROXIES).items():
+        usable = isinstance(value, str) and (name == "no_proxy" or re.fullmatch(r"(https?://\S+)?", value))
+        if not usable:
+            own.check.wrong(
+                (*path, name), "is not a proxy's URL.", "Write http://HOST:PORT, or leave it out."
+            )
+    if own["instinct_ca_file"] != "":
+        own.text("instinct_ca_file", r"/[^:\0]+", "an absolute path without : in it")
 
 
 def _declared(check: Checker, value: Any, catalog: GpuCatalog) -> tuple[str | None, int]:

@@ -22,6 +22,7 @@ from .host_settings import VARIABLES
 from .unknown_variables import unknown_variables
 
 GROUP = "instinct"
+TOKENS = ("hf_model_token", "hf_model_token_file")
 MIN_TOKEN = 8
 """Minimum length of a hub token, in characters."""
 LONGEST = 1 << 16
@@ -167,6 +168,22 @@ class InventoryReader:
             what = f"does not contain a token: it has fewer than {MIN_TOKEN} characters, or contains white space."
             raise FleetError([Problem((key,), what, "Tokens of the hub look like hf_….")])
         return token
+
+    def clear_text_tokens(self, hosts: Iterable[str]) -> Iterator[Problem]:
+        """Yield a problem for hosts that would send a token to a mirror without TLS, other than one on themselves."""
+        found: dict[str, list[str]] = {}
+        for name in hosts:
+            given = self.values(name, ("hf_model_endpoint", *TOKENS, "hf_model_insecure"), lenient=True)
+            endpoint = str(given.get("hf_model_endpoint") or "")
+            secret = any(given.get(key) for key in TOKENS) and given.get("hf_model_insecure") is not True
+            if secret and re.match(r"http://(?!(127\.[\d.]+|localhost|\[::1\])([:/]|$))", endpoint):
+                found.setdefault(endpoint, []).append(name)
+        for endpoint, names in found.items():
+            what = f"{endpoint} has no TLS: everybody on the way there could read the hub's token."
+            fix = (
+                "Use an https:// mirror, leave the token out for these hosts, or set hf_model_insecure: true."
+            )
+            yield Problem(("hf_model_endpoint",), what, fix, tuple(names))
 
     def token_problems(self, hosts: Iterable[str]) -> Iterator[Problem]:
         """Yield what is wrong with the files of hub tokens, each of which is read once."""

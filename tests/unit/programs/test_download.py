@@ -21,6 +21,7 @@ CONFIG = {
     "exclude": ["original/*"],
     "max_workers": 4,
     "token_file": "",
+    "proxy_file": "",
 }
 
 

@@ -99,6 +99,7 @@ def test_the_container_has_the_network_the_cache_and_nothing_else(
         "exclude": ["original/*"],
         "max_workers": 3,
         "token_file": "",
+        "proxy_file": "",
     }
     assert body["Entrypoint"][2] == script("download")
 
