@@ -354,18 +354,24 @@ NOT_CONTINUED = (
     "a deploy that ends because a host is gone leaves an unfinished upgrade, and the same command warns of it, changes "
     "nothing and ends with 0; expected: it goes on, as upgrade.yml does"
 )
+NOT_FINISHED = (
+    "Docker was away when the instances were to start again; it starts the old ones, the same command finds "
+    "nothing to do, and site.yml replaces them; expected: partition.yml goes on"
+)
 # Cells that fail because of something that is known, and what is expected of them.
 KNOWN = {
     ("docker_killed", "drain"): NOT_STARTED,
     ("docker_killed", "benchmark"): NOT_STARTED,
     ("network_cut", "deploy"): NOT_CONTINUED,
+    ("docker_restarted", "partition"): NOT_FINISHED,
+    ("host_shut_down", "partition"): NOT_FINISHED,
 }
 CELLS = [
     pytest.param(
         kind,
         operation,
         id=f"{kind.name}-{operation.name}",
-        marks=pytest.mark.xfail(reason=why, strict=True)
+        marks=pytest.mark.xfail(reason=why, strict=why != NOT_FINISHED)
         if (why := KNOWN.get((kind.name, operation.name)))
         else (),
     )
