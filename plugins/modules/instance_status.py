@@ -58,6 +58,11 @@ instance_status:
       sample: {error: "", servers: [{name: "llama/n1.llama-0:8000", host: n1, instance: llama-0, deployment: llama,
                                      state: ready, up: true, check: L7OK, requests: 3, out: null}]}
     problems: {description: Sources that could not be read., type: list, elements: str}
+    disks:
+      description: File systems of images, weights, caches and records, and how full they are, as C(df) has it.
+      type: list
+      elements: dict
+      sample: [{path: /var/lib/docker, percent: 71, free_bytes: 251000000000}]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -52,6 +52,7 @@ class FakeContainer:
                 "Labels": self.body.get("Labels") or {},
                 "StopTimeout": self.body.get("StopTimeout"),
                 "Env": self.body.get("Env") or [],
+                "Entrypoint": self.body.get("Entrypoint"),
             },
             "HostConfig": self.body.get("HostConfig") or {},
             "State": {
@@ -265,17 +266,36 @@ class FakeDocker:
 
     def _get_images(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
         if path == "/images/json":
-            label, _, value = json.loads(query["filters"])["label"][0].partition("=")
+            wanted = json.loads(query.get("filters") or "{}").get("label") or []
+            label, _, value = "".join(wanted[:1]).partition("=")
             found = {
-                image["Id"]: image
+                image["Id"]: {**image, "Labels": image["Config"]["Labels"]}
                 for image in list(self.images.values())
-                if image["Config"]["Labels"].get(label) == value
+                if not wanted or image["Config"]["Labels"].get(label) == value
             }
             return self.send(http, 200, list(found.values()))
         name = path[len("/images/") : -len("/json")]
         if name not in self.images:
             return self.send(http, 404, {"message": f"No such image: {name}"})
         return self.send(http, 200, self.images[name])
+
+    def _delete_images(self, http: Any, path: str, _query: Any, _body: Any) -> None:
+        """A name is taken away; with its last one goes the image, unless a container has it."""
+        name = path[len("/images/") :]
+        image = self.images.get(name)
+        if image is None:
+            return self.send(http, 404, {"message": f"No such image: {name}"})
+        names = [*image["RepoTags"], *image["RepoDigests"]]
+        if any(container.body.get("Image") in names for container in self.containers.values()):
+            return self.send(
+                http, 409, {"message": f"conflict: unable to remove {name}: a container uses it"}
+            )
+        for key in ("RepoTags", "RepoDigests"):
+            image[key] = [item for item in image[key] if item != name]
+        left = [*image["RepoTags"], *image["RepoDigests"]]
+        for gone in [name, *([] if left else [image["Id"]])]:
+            self.images.pop(gone, None)
+        return self.send(http, 200, [])
 
     def _post_images(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
         if path == "/images/create":
@@ -305,12 +325,19 @@ class FakeDocker:
 
     def _get_containers(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
         if path == "/containers/json":
-            label = json.loads(query["filters"])["label"][0]
+            label = next(iter(json.loads(query.get("filters") or "{}").get("label") or ()), "")
             running = [
-                {**container.inspect(), "Names": [f"/{container.name}"]}
+                {
+                    **container.inspect(),
+                    "Names": [f"/{container.name}"],
+                    "ImageID": self.images.get(str(container.body.get("Image")), {}).get("Id"),
+                    "Labels": container.body.get("Labels") or {},
+                    "Mounts": (container.body.get("HostConfig") or {}).get("Mounts") or [],
+                    "State": container.status,
+                }
                 for container in list(self.containers.values())
                 if (container.status == "running" or query.get("all") == "true")
-                and label in (container.body.get("Labels") or {})
+                and (not label or label in (container.body.get("Labels") or {}))
             ]
             return self.send(http, 200, running)
         container = self._find(http, path)

@@ -90,6 +90,7 @@ def _measure(
         entries = list(
             pool.map(lambda target: _measure_target(connect(), target, kind, run, timeout, repeat), targets)
         )
+    shutil.rmtree(os.path.join(paths.DATA_DIR, "bench", run), ignore_errors=True)
     result = {"changed": False, "actions": actions, "benchmarks": entries}
     failed = [entry for entry in entries if entry["error"]]
     if failed:

@@ -6,13 +6,15 @@ Judges nothing: plugin_utils/status does, on the control node.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +74,24 @@ def read_node(node: StatusPaths) -> dict[str, Any]:
         "instances": instances,
         "generations": _generations(node, problems),
         "balancer": _balancer(node, problems),
+        "disks": _disks(node, found.values()),
         "problems": problems,
     }
+
+
+def _disks(node: StatusPaths, containers: Iterable[Json]) -> list[dict[str, Any]]:
+    """Return how full the file systems are that images, weights, caches and records fill, each once."""
+    mounts = [str(item.get("Source") or "") for found in containers for item in found.get("Mounts") or ()]
+    found: dict[int, dict[str, Any]] = {}
+    for path in (paths.DOCKER_ROOT, f"{node.data_dir}/hf", node.data_dir, node.state_dir, *mounts):
+        with contextlib.suppress(OSError):  # not there
+            device, space = os.stat(path).st_dev, os.statvfs(path)
+            used = space.f_blocks - space.f_bfree
+            # As df has it: root's reserve counts as used up.
+            percent = math.ceil(100 * used / max(1, used + space.f_bavail))
+            entry = {"path": path, "percent": percent, "free_bytes": space.f_bavail * space.f_frsize}
+            found.setdefault(device, entry)
+    return list(found.values())
 
 
 # ---- containers --------------------------------------------------------------------------------------

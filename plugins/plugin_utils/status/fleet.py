@@ -10,6 +10,7 @@ from typing import Any
 
 from ...module_utils.common.errors import host_names, natural
 from ...module_utils.common.generations import History
+from ..desired.actions import size
 from .rows import (
     DRAINED,
     IN,
@@ -24,6 +25,8 @@ from .rows import (
     row_of,
     unreached_step,
 )
+
+FULL_PERCENT = 90  # of a disk, at which the status names it
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class DeploymentSummary:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves."""
+    """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves.
+
+    disks: sentences about full ones, by host; they stop nothing yet, so the verdict leaves them out.
+    """
 
     rows: tuple[StatusRow, ...]
     deployments: tuple[DeploymentSummary, ...] = ()
@@ -73,6 +79,7 @@ class FleetStatus:
     unreached: Mapping[str, str] = field(default_factory=dict)
     balancers: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    disks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def verdict(self) -> str:
         """Return what does not serve, in one line; "" if everything does."""
@@ -102,6 +109,7 @@ class FleetStatus:
             "not_reached": dict(self.unreached),
             "balancers": dict(self.balancers),
             "problems": {host: list(texts) for host, texts in self.problems.items()},
+            "disks": {host: list(texts) for host, texts in self.disks.items()},
         }
 
 
@@ -168,6 +176,17 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
         unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
         balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
         problems={host: texts for host, texts in listed.items() if texts},
+        disks={host: texts for host, state in seen.items() if (texts := full_disks(host, state))},
+    )
+
+
+def full_disks(host: str, state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the disks of a host that are nearly full, with the next step."""
+    return tuple(
+        f"the disk of {item['path']} is {item['percent']} % full ({size(item['free_bytes'])} free). Next: prune.yml "
+        f"--limit {host} shows what nothing needs any more"
+        for item in state.get("disks") or ()
+        if item["percent"] >= FULL_PERCENT
     )
 
 

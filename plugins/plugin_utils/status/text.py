@@ -50,6 +50,8 @@ def text(status: FleetStatus, full: bool = False) -> str:
             lines += _paragraph(f"→ {hint(why)}", "    ", "      ")
     for host, texts in status.problems.items():
         lines += [line for message in texts for line in _paragraph(f"{host}: {message}", "  ", "    ")]
+    for host, texts in status.disks.items():
+        lines += [line for message in texts for line in _paragraph(f"{host}: {message}", "  ", "    ")]
     groups = {item.name: _lines(status, item, full) for item in status.deployments}
     widths = _widths([line.cells for found in groups.values() for line in found])
     for item in status.deployments:

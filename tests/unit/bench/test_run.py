@@ -198,7 +198,7 @@ def test_measures_and_returns_what_vllm_wrote(docker: FakeDocker, run_module: An
     assert abs(entry["started"] - time.time()) < 60
     assert entry["instance_plan"]["name"] == "llama-0"
     assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
-    assert not list((tmp_path / "var").rglob("result.json"))
+    assert not list((tmp_path / "var/bench").iterdir())  # of the measurement nothing is left
 
 
 def test_the_report_takes_the_entries(docker: FakeDocker, run_module: Any) -> None:

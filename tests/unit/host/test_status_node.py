@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -165,3 +166,15 @@ def test_never_is_no_time() -> None:
     assert status_node.seconds("0001-01-01T00:00:00Z") is None
     assert status_node.seconds("1970-01-01T00:00:10.5Z") == 10
     assert status_node.seconds(None) is None
+
+
+def test_disks_are_as_full_as_df_has_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once; of the blocks that only root may fill nothing is left for anybody."""
+    space = os.statvfs_result((4096, 4096, 1000, 150, 100, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(status_node.os, "statvfs", lambda _path: space)
+    os.makedirs(f"{host.node.data_dir}/hf", exist_ok=True)
+    found = read_node(host.node)["disks"]
+    assert {item["percent"] for item in found} == {90}  # 850 used, 100 left
+    assert {item["free_bytes"] for item in found} == {100 * 4096}
+    devices = [os.stat(item["path"]).st_dev for item in found]
+    assert len(devices) == len(set(devices)) > 0

@@ -101,3 +101,8 @@ def test_all_kinds_of_references_count(tmp_path: Path) -> None:
     names = {f"{path.parents[1].name}/{path.stem}" if "roles" in path.parts else path.stem
              for path in reach(tmp_path / "a.yml")}  # fmt: skip
     assert names == {"a", "b", "c", "vllm_image/main", "load_balancer/selection", "load_balancer/servers"}
+
+
+@pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
+def test_the_readme_names_every_playbook(playbook: str) -> None:
+    assert f"`{playbook}" in (ROOT / "README.md").read_text(encoding="utf-8")

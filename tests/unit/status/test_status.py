@@ -408,3 +408,13 @@ def test_trouble_comes_first() -> None:
         StatusRow("a", "n3", "a-0", s.STARTING),
     ]
     assert [row.state for row in sorted(rows, key=order)] == [s.GAVE_UP, s.STARTING, s.SERVING]
+
+
+@pytest.mark.parametrize(("percent", "named"), [(89, False), (90, True), (100, True)])
+def test_a_disk_that_fills_up_is_named_with_the_next_step(percent: int, named: bool) -> None:
+    disk = {"path": "/var/lib/docker", "percent": percent, "free_bytes": 3 << 30}
+    found = status({"n1": host(instance(), disks=[disk]), "n2": host(instance())}, {})
+    what = f"n1: the disk of /var/lib/docker is {percent} % full (3.0 GiB free). Next: prune.yml --limit n1 shows"
+    assert (what in " ".join(text(found).split())) is named
+    assert bool(found.to_json()["disks"]) is named
+    assert found.verdict() == ""  # everything serves

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide what of the toolkit's own on a node nothing refers to any more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+IMAGE, WEIGHTS = "image", "weights"
+CACHE, BENCH = "cache", "bench"  # also the names of their directories
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image of the node's Docker.
+
+    names: its tags and digests. built, probed: the toolkit built it, or has read its software, as it does with each
+    image that it pulls. used: a container has it, whoever made that, running or not.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    bytes: int
+    built: bool = False
+    probed: bool = False
+    used: bool = False
+
+    @property
+    def repositories(self) -> frozenset[str]:
+        """Return the repositories of its names."""
+        return frozenset(_repository(name) for name in self.names)
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """A commit of a model that the toolkit fetched; bytes: of files that no other commit shares."""
+
+    cache_dir: str
+    repo: str
+    commit: str
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Return an id."""
+        return f"{self.cache_dir}|{self.repo}|{self.commit}"
+
+
+@dataclass(frozen=True)
+class FoundThings:
+    """What is on a node. caches, benches: bytes of directories by instance, and by measurement."""
+
+    images: tuple[FoundImage, ...] = ()
+    weights: tuple[FoundWeights, ...] = ()
+    caches: Mapping[str, int] = field(default_factory=dict)
+    benches: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[tuple[str, str]]:
+        """Return kind and id of everything."""
+        return frozenset(
+            [
+                *((IMAGE, item.id) for item in self.images),
+                *((WEIGHTS, item.name) for item in self.weights),
+                *((CACHE, name) for name in self.caches),
+                *((BENCH, name) for name in self.benches),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Roots:
+    """What must stay.
+
+    images: names. weights: (repository, commit). commits: of any repository, as files of instances name them.
+    fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
+    instances: names of instances that exist or that a kept generation has. measuring: a benchmark runs.
+    """
+
+    images: frozenset[str] = frozenset()
+    weights: frozenset[tuple[str, str]] = frozenset()
+    commits: frozenset[str] = frozenset()
+    fetching: frozenset[str] = frozenset()
+    shared_caches: frozenset[str] = frozenset()
+    instances: frozenset[str] = frozenset()
+    measuring: bool = False
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something to remove; name: its id for the one who removes it, target: its name for people."""
+
+    kind: str
+    name: str
+    target: str
+    bytes: int
+
+
+def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
+    """Return what nothing refers to, the largest of each kind first."""
+    order = (IMAGE, WEIGHTS, CACHE, BENCH)
+    return tuple(
+        sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
+    )
+
+
+def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
+    for image in found.images:
+        if _unused(image, roots):
+            yield Leftover(IMAGE, image.id, image.names[0] if image.names else image.id[:19], image.bytes)
+    for item in found.weights:
+        kept = (item.repo, item.commit) in roots.weights or item.commit in roots.commits
+        if not kept and item.repo not in roots.fetching and item.cache_dir not in roots.shared_caches:
+            yield Leftover(WEIGHTS, item.name, f"{item.repo}@{item.commit[:12]}", item.bytes)
+    for name, size in found.caches.items():
+        if name not in roots.instances:
+            yield Leftover(CACHE, name, name, size)
+    if not roots.measuring:
+        for name, size in found.benches.items():
+            yield Leftover(BENCH, name, name, size)
+
+
+def _unused(image: FoundImage, roots: Roots) -> bool:
+    if image.used or image.id in roots.images or not roots.images.isdisjoint(image.names):
+        return False
+    # An image of several repositories has a name that somebody else gave it.
+    return (image.built or image.probed) and len(image.repositories) <= 1
+
+
+def _repository(name: str) -> str:
+    name = name.partition("@")[0]
+    head, colon, tag = name.rpartition(":")
+    return head if colon and "/" not in tag else name

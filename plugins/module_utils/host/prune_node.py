@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what is on a node and what refers to it, remove what prune.py names, and look whether it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ..common import paths
+from ..common.disk_space import sized
+from ..common.files import read_text
+from ..common.module_main import NodeError
+from ..common.run_lock import run_lock
+from ..docker import image_api
+from ..docker.build import LABEL as BUILT
+from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
+from ..observe.generations import read_generations
+from ..observe.source import Source, listing
+from .prune import (
+    IMAGE,
+    WEIGHTS,
+    FoundImage,
+    FoundThings,
+    FoundWeights,
+    Leftover,
+    Roots,
+    removals,
+)
+
+OURS = "instinct-fleet."  # every label of the toolkit begins so
+FETCH, MEASURE = OURS + "fetch", OURS + "bench"
+LOCKS = ("vllm_image", "hf_model", "vllm_bench")  # modules that make what is removed here
+LOCK_SECONDS = 30
+
+_COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+
+
+@dataclass(frozen=True)
+class PrunePaths:
+    """Where things are on a node. caches: of weights."""
+
+    caches: tuple[str, ...] = (paths.HF_CACHE,)
+    state_dir: str = paths.STATE_DIR
+    data_dir: str = paths.DATA_DIR
+
+
+def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -> dict[str, Any]:
+    """Remove what nothing refers to; in check mode, only name it. kept: what the control node still refers to."""
+    with contextlib.ExitStack() as held:
+        for name in () if check else LOCKS:
+            held.enter_context(run_lock(name, LOCK_SECONDS))
+        containers = _containers(client)
+        found = _found(client, node, containers)
+        roots = _roots(client, node, containers, kept)
+        todo = removals(found, roots)
+        result = {
+            "changed": bool(todo),
+            "actions": [f"remove {item.kind} {item.target} ({sized(item.bytes)})" for item in todo],
+            "bytes": sum(item.bytes for item in todo),
+            "diff": {
+                "before": {"removable": [f"{item.kind} {item.target}" for item in todo]},
+                "after": {"removable": []},
+            },
+        }
+        if check:
+            return result
+        for item in todo:
+            _remove(client, node, item)
+        left = _found(client, node, containers).names
+        still = [f"{item.kind} {item.target}" for item in todo if (item.kind, item.name) in left]
+        if still:
+            raise NodeError(f"Still there after its removal: {', '.join(still)}. Run again.", **result)
+        return result
+
+
+# ---- reading -----------------------------------------------------------------------------------------
+
+
+def _containers(client: DockerClient) -> list[Json]:
+    query: Query = {"all": True}
+    return list(client.json("GET", "/containers/json", query))
+
+
+def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -> FoundThings:
+    used = {str(item.get("ImageID")) for item in containers}
+    return FoundThings(
+        images=tuple(_image(node, item, used) for item in client.json("GET", "/images/json")),
+        weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
+        caches=_sizes(f"{node.data_dir}/cache"),
+        benches=_sizes(f"{node.data_dir}/bench"),
+    )
+
+
+def _image(node: PrunePaths, item: Json, used: set[str]) -> FoundImage:
+    names = [*(item.get("RepoTags") or ()), *(item.get("RepoDigests") or ())]
+    return FoundImage(
+        id=str(item["Id"]),
+        names=tuple(str(name) for name in names if not str(name).startswith("<none>")),
+        bytes=int(item.get("Size") or 0),
+        built=BUILT in (item.get("Labels") or {}),
+        probed=os.path.exists(_software(node, str(item["Id"]))),
+        used=str(item["Id"]) in used,
+    )
+
+
+def _software(node: PrunePaths, image_id: str) -> str:
+    return f"{node.data_dir}/{paths.software_file(image_id)[len(paths.DATA_DIR) + 1 :]}"
+
+
+def _weights(cache_dir: str) -> Iterator[FoundWeights]:
+    """Yield the commits with the toolkit's marker; what another tool put into the cache has none."""
+    for name in listing(f"{cache_dir}/hub"):
+        top = f"{cache_dir}/hub/{name}"
+        for marker in listing(f"{top}/.instinct-fleet"):
+            commit = marker[: -len(".json")]
+            if name.startswith("models--") and marker.endswith(".json") and _COMMIT.fullmatch(commit):
+                size = sum(os.stat(path).st_size for path in _own_blobs(top, commit))
+                repo = name[len("models--") :].replace("--", "/")
+                yield FoundWeights(cache_dir, repo, commit, size)
+
+
+def _own_blobs(top: str, commit: str) -> set[str]:
+    """Return the files behind a commit's links that no other commit has."""
+    others = (name for name in listing(f"{top}/snapshots") if name != commit)
+    shared = {path for name in others for path in _blobs(top, name)}
+    return {path for path in _blobs(top, commit) if path not in shared and os.path.exists(path)}
+
+
+def _blobs(top: str, commit: str) -> Iterator[str]:
+    for directory, _unused, names in os.walk(f"{top}/snapshots/{commit}"):
+        for name in names:
+            yield os.path.realpath(os.path.join(directory, name))
+
+
+def _sizes(directory: str) -> dict[str, int]:
+    return {
+        name: _size(f"{directory}/{name}")
+        for name in listing(directory)
+        if os.path.isdir(f"{directory}/{name}") and not os.path.islink(f"{directory}/{name}")
+    }
+
+
+def _size(directory: str) -> int:
+    size = 0
+    for top, _unused, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(top, name)).st_size
+    return size
+
+
+def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots) -> Roots:
+    """Return what the control node refers to, and what this node's own records and containers do besides."""
+    source = Source()
+    generations = [item for record in _records(node, source) for item in record["kept"]]
+    labelled = [dict(item.get("Labels") or {}) for item in containers]
+    alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
+    texts = "".join(_instance_texts(f"{node.state_dir}/instances"))
+    named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
+    return Roots(
+        images=kept.images | {str(item["image"]) for item in generations},
+        weights=kept.weights
+        | {(str(repo), str(commit)) for item in generations for repo, commit in item.get("weights") or ()},
+        commits=frozenset(_COMMIT.findall(texts)),
+        fetching=frozenset(_downloads(client, containers)),
+        shared_caches=frozenset(cache for cache in node.caches if _mounted_by_others(cache, containers)),
+        instances=frozenset(
+            [
+                *(member["name"] for item in generations for member in item["members"]),
+                *listing(f"{node.state_dir}/instances"),
+                *(name[len("instinct-") :] for name in named if name.startswith("instinct-")),
+                *(labels[OURS + "instance"] for labels in labelled if OURS + "instance" in labels),
+            ]
+        ),
+        measuring=any(MEASURE in labels for labels in alive),
+    )
+
+
+def _records(node: PrunePaths, source: Source) -> list[Json]:
+    found = read_generations(source, node.state_dir)
+    broken = [str(item["broken"]) for item in found if item["broken"]]
+    if broken:
+        raise NodeError(
+            f"A record of generations cannot be read, so it is unknown what it keeps: {'; '.join(broken)}. Nothing was "
+            "removed. Delete the named file (only that record is lost, nothing that runs), and run again."
+        )
+    return found
+
+
+def _instance_texts(top: str) -> Iterator[str]:
+    for directory, _unused, names in os.walk(top):
+        for name in names:
+            yield read_text(os.path.join(directory, name)) or ""
+
+
+def _downloads(client: DockerClient, containers: Sequence[Json]) -> Iterator[str]:
+    """Yield the repositories on which downloads work: their configuration is the last word of the command."""
+    for item in containers:
+        if FETCH in (item.get("Labels") or {}) and item.get("State") == "running":
+            container = client.container(str(item["Id"])) or {"Config": {}}
+            words = container["Config"].get("Entrypoint") or ["{}"]
+            yield str(json.loads(words[-1]).get("repo") or "")
+
+
+def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
+    for item in containers:
+        if any(str(label).startswith(OURS) for label in item.get("Labels") or {}):
+            continue
+        for mount in item.get("Mounts") or ():
+            source = str(mount.get("Source") or "").rstrip("/")
+            if source == cache or f"{cache}/".startswith(f"{source}/") or source.startswith(f"{cache}/"):
+                return True
+    return False
+
+
+# ---- removing ----------------------------------------------------------------------------------------
+
+
+def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
+    if item.kind == IMAGE:
+        _remove_image(client, node, item)
+    elif item.kind == WEIGHTS:
+        cache_dir, repo, commit = item.name.split("|")
+        _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
+    else:
+        shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
+
+
+def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
+    """Remove an image by its names: Docker refuses what a container uses meanwhile."""
+    image = image_api.image(client, item.name) or {}
+    names = [*(image.get("RepoTags") or ()), *(image.get("RepoDigests") or ()), item.name]
+    try:
+        for name in names:
+            with contextlib.suppress(NotFound):  # it went with the name before
+                client.json("DELETE", f"/images/{quote(str(name), safe='/:@')}")
+    except Conflict as error:
+        raise NodeError(f"Docker keeps image {item.target}: {error} Run again.", changed=True) from error
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_software(node, item.name))
+
+
+def _remove_weights(top: str, commit: str) -> None:
+    """Remove a commit: the marker first, so that an interrupted removal leaves weights that are incomplete."""
+    blobs = _own_blobs(top, commit)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{top}/.instinct-fleet/{commit}.json")
+    for directory, _unused, names in os.walk(f"{top}/refs"):
+        for name in names:
+            path = os.path.join(directory, name)
+            if (read_text(path) or "").strip() == commit:
+                os.unlink(path)
+    shutil.rmtree(f"{top}/snapshots/{commit}", ignore_errors=True)
+    for path in blobs:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the control node still refers to, so that pruning keeps it: the lock file's pins, and the deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...module_utils.common.image_ref import parse_ref
+from .lockfile import Lock
+
+
+def kept_images(lock: Lock, deployments: Iterable[Any]) -> list[str]:
+    """Return the names of images: by reference, and by digest as Docker lists them."""
+    found = set(lock.images)
+    for ref, pin in lock.images.items():
+        found.add(f"{parse_ref(ref).repository}@{pin.digest}")
+    for item in deployments:
+        if isinstance(item, Mapping):
+            build = item.get("build")
+            tag = build.get("tag") if isinstance(build, Mapping) else None
+            found |= {str(name) for name in (item.get("image"), tag) if name}
+    return sorted(found)
+
+
+def kept_weights(lock: Lock) -> list[str]:
+    """Return the commits of models, org/name@commit."""
+    return sorted(
+        {f"{key.partition('|')[2].partition('@')[0]}@{pin.commit}" for key, pin in lock.models.items()}
+    )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""prune.yml: the module learns what the control node refers to, and the operator what goes, or would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.instinct.fleet.plugins.action.host_prune import ActionModule
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock, ModelPin
+
+from tests import ROOT
+
+from .test_action_base import HostVars
+
+LOCK = Lock({"r/vllm:1": ImagePin("sha256:" + "1" * 64)}, {"|a/b@main": ModelPin("2" * 40)})
+LEFT = {"changed": True, "actions": ["remove cache gone-0 (5 bytes)"], "bytes": 5}
+
+
+def prune(
+    directory: Path, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, check: bool = True
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """The plugin's result, what it sent to the module, and what it printed."""
+    sent: list[dict[str, Any]] = []
+    printed: list[str] = []
+    monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
+    monkeypatch.setattr(
+        ActionBase,
+        "_execute_module",
+        lambda _self, module_args, **_more: sent.append(module_args) or dict(answer),
+    )
+    plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
+    plugin._task = SimpleNamespace(args={"cache_dirs": ["/hf"], "images": ["mine:1"]}, check_mode=check)
+    plugin._display = SimpleNamespace(display=printed.append)
+    own = {"inventory_dir": str(directory), "vllm_deployments": [{"image": "r/vllm:2"}]}
+    result = plugin.run(None, {"inventory_hostname": "n1", "hostvars": HostVars({"n1": own})})
+    return result, sent, printed
+
+
+def test_the_lock_file_and_the_deployments_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fleet.lock.json").write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    result, sent, _ = prune(tmp_path, LEFT, monkeypatch)
+    assert result == LEFT
+    assert sent == [
+        {
+            "cache_dirs": ["/hf"],
+            "images": ["mine:1", "r/vllm:1", "r/vllm:2", "r/vllm@sha256:" + "1" * 64],
+            "weights": ["a/b@" + "2" * 40],
+        }
+    ]
+
+
+def test_a_lock_file_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fleet.lock.json").write_text("{", encoding="utf-8")
+    with pytest.raises(AnsibleActionFail, match=r"fleet\.lock\.json cannot be used"):
+        prune(tmp_path, LEFT, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "printed"),
+    [
+        (LEFT, True, ["n1: would remove 5 B\n  remove cache gone-0 (5 bytes)"]),
+        (LEFT, False, ["n1: removed 5 B\n  remove cache gone-0 (5 bytes)"]),
+        ({"changed": False, "actions": [], "bytes": 0}, True, ["n1: nothing to remove"]),
+        ({"failed": True, "msg": "x"}, False, []),
+    ],
+)
+def test_what_is_printed(
+    answer: dict[str, Any], check: bool, printed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prune(tmp_path, answer, monkeypatch, check)[2] == printed
+
+
+@pytest.mark.parametrize(
+    ("variables", "dry"),
+    [
+        ({"ansible_check_mode": False}, True),
+        ({"ansible_check_mode": False, "apply": "true"}, False),
+        ({"ansible_check_mode": True, "apply": "true"}, True),
+        ({"ansible_check_mode": False, "apply": "false"}, True),
+    ],
+)
+def test_it_is_dry_unless_told(variables: dict[str, Any], dry: bool) -> None:
+    import jinja2
+
+    env = jinja2.Environment(autoescape=False)
+    env.filters["bool"] = lambda value: str(value).lower() in ("true", "yes", "1")
+    (play,) = yaml.safe_load((ROOT / "playbooks/prune.yml").read_text(encoding="utf-8"))
+    (task,) = play["tasks"]
+    assert env.from_string(task["check_mode"]).render(variables) == str(dry)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""host_prune: what nothing refers to goes, and whatever anybody refers to, or somebody else made, stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
+from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
+    FoundImage,
+    FoundThings,
+    FoundWeights,
+    Roots,
+    removals,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
+from ansible_collections.instinct.fleet.plugins.modules import host_prune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+    ImagePin,
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import (
+    kept_images,
+    kept_weights,
+)
+
+from tests.helpers.module_docs import documented_by
+from tests.worlds.fake_docker import FakeDocker
+
+OLD, NEW, THIRD = "1" * 40, "2" * 40, "3" * 40
+TAG, DIGEST = "r.example/vllm:1", "r.example/vllm@sha256:" + "1" * 64
+
+# ---- the decision ------------------------------------------------------------------------------------
+
+IMAGE = FoundImage("sha256:1", (TAG, DIGEST), 100, probed=True)
+WEIGHTS = FoundWeights("/hf", "a/b", OLD, 50)
+FOUND = FoundThings((IMAGE,), (WEIGHTS,), {"llama-0": 7}, {"run-1": 1})
+ALL = ["image r.example/vllm:1", f"weights a/b@{OLD[:12]}", "cache llama-0", "bench run-1"]
+
+
+def named(found: FoundThings, roots: Roots) -> list[str]:
+    return [f"{item.kind} {item.target}" for item in removals(found, roots)]
+
+
+@pytest.mark.parametrize(
+    ("roots", "kept"),
+    [
+        (Roots(), []),
+        (Roots(images=frozenset([TAG])), ALL[:1]),
+        (Roots(images=frozenset([DIGEST])), ALL[:1]),
+        (Roots(images=frozenset(["sha256:1"])), ALL[:1]),
+        (Roots(images=frozenset(["r.example/vllm:2"])), []),
+        (Roots(weights=frozenset([("a/b", OLD)])), ALL[1:2]),
+        (Roots(weights=frozenset([("a/b", NEW), ("c/d", OLD)])), []),
+        (Roots(commits=frozenset([OLD])), ALL[1:2]),
+        (Roots(fetching=frozenset(["a/b"])), ALL[1:2]),
+        (Roots(shared_caches=frozenset(["/hf"])), ALL[1:2]),
+        (Roots(shared_caches=frozenset(["/other"])), []),
+        (Roots(instances=frozenset(["llama-0"])), ALL[2:3]),
+        (Roots(measuring=True), ALL[3:]),
+    ],
+)
+def test_what_stays(roots: Roots, kept: list[str]) -> None:
+    assert named(FOUND, roots) == [item for item in ALL if item not in kept]
+
+
+@pytest.mark.parametrize(
+    ("image", "goes"),
+    [
+        (IMAGE, True),
+        (replace(IMAGE, probed=False, built=True), True),
+        (replace(IMAGE, probed=False), False),  # never read by the toolkit
+        (replace(IMAGE, used=True), False),
+        (replace(IMAGE, names=()), True),
+        (replace(IMAGE, names=(TAG, "r.example/vllm:2")), True),
+        (replace(IMAGE, names=(TAG, "mine:1")), False),  # somebody gave it a name of their own
+        (replace(IMAGE, names=("r.example:5000/vllm", "r.example:5000/vllm:1")), True),
+    ],
+)
+def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
+    assert bool(removals(FoundThings(images=(image,)), Roots())) is goes
+
+
+def test_the_largest_come_first() -> None:
+    found = FoundThings(caches={"a": 1, "b": 3, "c": 2})
+    assert [item.target for item in removals(found, Roots())] == ["b", "c", "a"]
+
+
+def test_what_the_control_node_refers_to() -> None:
+    lock = Lock(
+        {"r.example/vllm:1": ImagePin("sha256:" + "a" * 64), "rocm/vllm:2": ImagePin("sha256:" + "b" * 64)},
+        {model_key("", "a/b", "main"): ModelPin(OLD), model_key("http://m:1", "c/d", "x@y"): ModelPin(NEW)},
+    )
+    deployments = [{"image": "other:1"}, {"build": {"tag": "local/vllm:1"}}, {"build": {}}, "no map"]
+    assert kept_images(lock, deployments) == [
+        "local/vllm:1", "other:1", "r.example/vllm:1", "r.example/vllm@sha256:" + "a" * 64, "rocm/vllm:2",
+        "rocm/vllm@sha256:" + "b" * 64,
+    ]  # fmt: skip
+    assert kept_weights(lock) == [f"a/b@{OLD}", f"c/d@{NEW}"]
+
+
+# ---- on a node ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
+    with FakeDocker(tmp_path) as fake:
+        yield fake
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> PrunePaths:
+    return PrunePaths((str(tmp_path / "hf"),), str(tmp_path / "etc"), str(tmp_path / "var"))
+
+
+def put(path: Path, content: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def fetched(
+    node: PrunePaths, commit: str, files: dict[str, str], marker: bool = True, repo: str = "a/b"
+) -> Path:
+    """A commit in the cache: blobs by their content, links, a ref, and the toolkit's marker."""
+    top = Path(node.caches[0]) / f"hub/models--{repo.replace('/', '--')}"
+    for name, content in files.items():
+        blob = put(top / "blobs" / content, content * 100)
+        link = top / "snapshots" / commit / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    put(top / "refs" / f"of-{commit[0]}", commit)
+    if marker:
+        put(top / f".instinct-fleet/{commit}.json", "{}")
+    return top
+
+
+def recorded(node: PrunePaths, **keys: Any) -> None:
+    """A kept generation."""
+    made = {"generation": 1, "image": "none", "weights": [], "members": [], **keys}
+    put(Path(node.state_dir) / "generations/llama/summary.json", json.dumps({"kept": [made]}))
+    put(Path(node.state_dir) / "generations/llama/1.json", "{}")
+
+
+def image(docker: FakeDocker, node: PrunePaths, *names: str) -> dict[str, Any]:
+    """An image that the toolkit has pulled."""
+    found = docker.add_image(*names)
+    put(Path(node.data_dir) / "images" / f"{found['Id'].partition(':')[2]}.json", "{}")
+    return found
+
+
+def prune(docker: FakeDocker, node: PrunePaths, check: bool = False, **roots: Any) -> list[str]:
+    kept = Roots(**{name: frozenset(value) for name, value in roots.items()})
+    result = converge(DockerClient(docker.path), node, kept, check)
+    assert result["changed"] is bool(result["actions"])
+    return result["actions"]
+
+
+def test_everything_that_nothing_refers_to(docker: FakeDocker, node: PrunePaths) -> None:
+    found = image(docker, node, TAG, DIGEST)
+    top = fetched(node, OLD, {"config.json": "old", "sub/m.bin": "shared"})
+    fetched(node, NEW, {"config.json": "new", "sub/m.bin": "shared"})
+    put(Path(node.data_dir) / "cache/gone-0/triton/x", "12345")
+    put(Path(node.data_dir) / "bench/run-1/llama-0-serve/result.json")
+    recorded(node, weights=[["a/b", NEW]])
+    actions = ["remove image r.example/vllm:1 (1000 bytes)", f"remove weights a/b@{OLD[:12]} (300 bytes)",
+               "remove cache gone-0 (5 bytes)", "remove bench run-1 (1 bytes)"]  # fmt: skip
+    assert prune(docker, node, check=True) == actions
+    assert docker.changes() == []
+    assert (top / "snapshots" / OLD).exists()
+    assert prune(docker, node) == actions
+    assert found["Id"] not in docker.images
+    assert sorted(path.name for path in (top / "blobs").iterdir()) == ["new", "shared"]
+    assert [sorted(os.listdir(top / name)) for name in ("snapshots", "refs", ".instinct-fleet")] == [
+        [NEW], ["of-2"], [f"{NEW}.json"],
+    ]  # fmt: skip
+    assert (top / "snapshots" / NEW / "sub/m.bin").read_text() == "shared" * 100
+    assert [os.listdir(f"{node.data_dir}/{name}") for name in ("cache", "bench", "images")] == [[], [], []]
+    assert prune(docker, node) == []
+
+
+def test_what_a_kept_generation_needs_stays(docker: FakeDocker, node: PrunePaths) -> None:
+    image(docker, node, DIGEST)
+    fetched(node, OLD, {"config.json": "old"})
+    put(Path(node.data_dir) / "cache/llama-0/x")
+    recorded(node, image=DIGEST, weights=[["a/b", OLD]], members=[{"name": "llama-0"}])
+    assert prune(docker, node) == []
+
+
+def test_what_files_of_an_instance_name_stays(docker: FakeDocker, node: PrunePaths) -> None:
+    fetched(node, OLD, {"config.json": "old"})
+    put(Path(node.data_dir) / "cache/llama-0/x")
+    put(Path(node.state_dir) / "instances/llama-0/serve.sh", f"vllm serve /hf/hub/x/snapshots/{OLD} --port 1")
+    assert prune(docker, node) == []
+
+
+def mounting(source: str) -> dict[str, Any]:
+    return {"HostConfig": {"Mounts": [{"Source": source}]}}
+
+
+CONTAINERS: dict[str, tuple[Callable[[PrunePaths], dict[str, Any]], str, list[str]]] = {
+    # a container, its state, and what stays because of it
+    "another's with the image, stopped": (lambda _node: {"Image": TAG}, "exited", ["image"]),
+    "another's that mounts the cache": (lambda node: mounting(node.caches[0]), "exited", ["weights"]),
+    "another's that mounts a part of it": (
+        lambda node: mounting(f"{node.caches[0]}/hub"),
+        "running",
+        ["weights"],
+    ),
+    "another's that mounts the disk": (lambda _node: mounting("/"), "running", ["weights"]),
+    "another's that mounts something else": (lambda node: mounting(f"{node.caches[0]}-2"), "running", []),
+    "a download of the model": (
+        lambda _node: {
+            "Labels": {"instinct-fleet.fetch": "x"},
+            "Entrypoint": ["python3", json.dumps({"repo": "a/b"})],
+        },
+        "running",
+        ["weights"],
+    ),
+    "a download of another one": (
+        lambda _node: {
+            "Labels": {"instinct-fleet.fetch": "x"},
+            "Entrypoint": ["python3", json.dumps({"repo": "c/d"})],
+        },
+        "running",
+        [],
+    ),
+    "a measurement": (lambda _node: {"Labels": {"instinct-fleet.bench": "r1"}}, "running", ["bench"]),
+    "a measurement that ended": (lambda _node: {"Labels": {"instinct-fleet.bench": "r1"}}, "exited", []),
+    "the instance": (lambda _node: {"Labels": {"instinct-fleet.instance": "llama-0"}}, "exited", ["cache"]),
+}
+
+
+@pytest.mark.parametrize("case", CONTAINERS)
+def test_what_a_container_needs_stays(case: str, docker: FakeDocker, node: PrunePaths) -> None:
+    body, status, kept = CONTAINERS[case]
+    image(docker, node, TAG, DIGEST)
+    fetched(node, OLD, {"config.json": "old"})
+    put(Path(node.data_dir) / "cache/llama-0/x")
+    put(Path(node.data_dir) / "bench/run-1/x")
+    docker.add_container("some", body(node), status)
+    went = {text.split()[1] for text in prune(docker, node)}
+    assert went == {"image", "weights", "cache", "bench"} - set(kept)
+
+
+def test_what_another_tool_made_stays(docker: FakeDocker, node: PrunePaths) -> None:
+    docker.add_image("ubuntu:24.04")
+    image(docker, node, TAG, "mine:1")
+    top = fetched(node, OLD, {"config.json": "old"}, marker=False)
+    put(top / "blobs/abc.incomplete")
+    put(Path(node.caches[0]) / "hub/datasets--a--b/.instinct-fleet" / f"{OLD}.json")
+    assert prune(docker, node) == []
+
+
+def test_a_commit_shares_files_with_one_of_another_tool(docker: FakeDocker, node: PrunePaths) -> None:
+    top = fetched(node, OLD, {"config.json": "same", "m.bin": "own"})
+    fetched(node, THIRD, {"config.json": "same"}, marker=False)
+    assert prune(docker, node) == [f"remove weights a/b@{OLD[:12]} (300 bytes)"]
+    assert (top / "snapshots" / THIRD / "config.json").exists()
+    assert sorted(path.name for path in (top / "blobs").iterdir()) == ["same"]
+
+
+def test_nothing_goes_when_a_record_cannot_be_read(docker: FakeDocker, node: PrunePaths) -> None:
+    fetched(node, OLD, {"config.json": "old"})
+    put(Path(node.state_dir) / "generations/llama/summary.json", "{")
+    with pytest.raises(prune_node.NodeError, match=r"so it is unknown what it keeps: .*Nothing was removed"):
+        prune(docker, node)
+    assert docker.changes() == []
+
+
+def test_what_docker_keeps_is_an_error(docker: FakeDocker, node: PrunePaths) -> None:
+    image(docker, node, TAG)
+    docker.errors["DELETE /images"] = (409, "conflict: unable to remove")
+    with pytest.raises(prune_node.NodeError, match=f"Docker keeps image {TAG}: conflict"):
+        prune(docker, node)
+    docker.errors["DELETE /images"] = (404, "gone")
+    with pytest.raises(prune_node.NodeError, match=f"Still there after its removal: image {TAG}"):
+        prune(docker, node)
+
+
+def test_no_other_module_works_meanwhile(
+    docker: FakeDocker, node: PrunePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune_node, "LOCK_SECONDS", 0)
+    for name in ("vllm_image", "hf_model", "vllm_bench"):
+        with run_lock.run_lock(name, 0), pytest.raises(run_lock.Busy):
+            prune(docker, node)
+        with run_lock.run_lock(name, 0):
+            assert prune(docker, node, check=True) == []
+
+
+def test_the_module(
+    docker: FakeDocker, node: PrunePaths, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched(node, OLD, {"config.json": "old"})
+    fetched(node, NEW, {"config.json": "new"})
+    docker.add_image(TAG, Config={"Labels": {"instinct-fleet.build": "x"}})
+    monkeypatch.setattr(host_prune, "PrunePaths", lambda caches: replace(node, caches=caches))
+    given = {"cache_dirs": [node.caches[0] + "/"], "docker_socket": docker.path}
+    result, failed = run_module(host_prune.main, {**given, "images": [TAG], "weights": [f"a/b@{NEW}"]})
+    assert not failed, result
+    assert (result["actions"], result["bytes"]) == ([f"remove weights a/b@{OLD[:12]} (300 bytes)"], 300)
+    result, failed = run_module(host_prune.main, {**given, "docker_socket": docker.path + ".not"}, check=True)
+    assert not failed  # a host without Docker
+    assert set(documented_by(host_prune)["options"]) == set(host_prune.argument_spec())
