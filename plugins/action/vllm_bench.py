@@ -14,6 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
 class ActionModule(ProgramAction):
@@ -40,5 +41,5 @@ class ActionModule(ProgramAction):
             made = bench_command(knowledge, given.get("kind", "serve"), target, args)
             commands[target["name"]] = list(made.argv)
             for text in made.warnings:
-                self._display.warning(f"{target['name']}: {text}")
+                self._display.warning(printable(f"{target['name']}: {text}"))
         return {**given, "commands": commands}

@@ -60,7 +60,7 @@ def _check_generation(made: Generation, deployment: str) -> None:
     _require(made.deployment == deployment, "deployment", made.deployment)
     _require(0 < made.generation <= _GENERATIONS, "generation", made.generation)
     _require(0 <= made.stop_timeout <= _SECONDS, "stop_timeout", made.stop_timeout)
-    _require(is_listen(made.listen) or not made.members, "listen", made.listen)
+    _require(made.listen == "" or is_listen(made.listen), "listen", made.listen)
     _require(is_command(made.command), "command", made.command)
     texts = {
         "made": made.recorded_at, "why": made.why, "image": made.image, "image_ref": made.image_ref, "vllm": made.vllm,
@@ -74,7 +74,6 @@ def _check_generation(made: Generation, deployment: str) -> None:
     for text in made.models:
         _printable("models", text)
         _require(bool(text.strip()), "models", text)
-    _require(bool(made.models) or not made.members, "models", made.models)
     for member in made.members:
         _check_member(member, deployment)
     names = [member.name for member in made.members]

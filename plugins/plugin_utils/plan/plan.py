@@ -137,10 +137,12 @@ def plan_fleet(
         plan_stages(host, checked.layouts[host.name], fleet.catalog, factory, selection)
         for host in fleet.hosts
     ]
-    problems += [problem for stages in planned for problem in stages.problems]
+    found = [problem for stages in planned for problem in stages.problems]
+    odd = unlike_others(fleet, found)
+    problems += [problem for problem in found if not (problem.hosts and odd.keys() >= set(problem.hosts))]
     problems += engine_mismatches(planned)
     _raise_problems(problems, fleet)
-    unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles}
+    unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
         return plan_fleet(check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint)
@@ -154,10 +156,10 @@ def plan_fleet(
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
-        balancers, found, doubts = plan_balancers(
+        balancers, wrong, doubts = plan_balancers(
             endpoint, [_host_backends(host, inventory[host.host.name]) for host in hosts], _routing(fleet)
         )
-        _raise_problems(found, fleet)
+        _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")

@@ -27,7 +27,7 @@ from tests.playbook_variables import load, tasks
 from tests.worlds.generations_world import llama, run
 from tests.worlds.plan_world import LOCK, state
 
-CONTROLLERS = ("fleet_plan", "rollout_verdict")
+CONTROLLERS = ("fleet_plan", "rollout_verdict", "balancer_verdict")
 HOSTS = ("n1", "n2", "n3")
 DEAD = {"installed": True, "available": False, "root_dir": None, "error": "timed out"}
 WRONG = "its Docker engine does not answer (timed out). Start it"
@@ -188,7 +188,7 @@ SERVER = "vllm_server"
         ("restart", NOW, ("-e", "upgrade_soak=0"), SERVER),
         ("partition", NOW, (), SERVER),
         ("benchmark", NOW, (), "vllm_bench"),
-        ("stop", NOW, (), SERVER),
+        ("stop", NOW, ("-e", "at_once=true"), SERVER),
         ("stop", NOW, ("--limit", "n3"), ""),
         ("restart", NOW, ("--limit", "n3", "-e", "deployment=llama"), ""),
     ],
