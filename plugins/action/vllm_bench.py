@@ -7,6 +7,7 @@ Documentation: plugins/modules/vllm_bench.py (`ansible-doc -t module instinct.fl
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
@@ -27,9 +28,9 @@ class ActionModule(ProgramAction):
         except FleetError as error:
             return {"failed": True, "changed": False, "msg": str(error)}
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The task's, with command lines in place of what they are composed of. Raises FleetError."""
-        given = dict(self._task.args)
+        given = super().arguments(facts)
         args = dict(given.pop("args", None) or {})
         if (str(given.get("repeat", 1)), str(given.get("warmups", 0))) != ("1", "0"):
             # Each run has another one, so that no prompt is in the prefix cache.

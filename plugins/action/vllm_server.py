@@ -1,13 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module vllm_server on the node, with the program that its containers run around vLLM.
+"""Run the module vllm_server on the node, with the program that its containers run around vLLM, and their secrets.
 
 Documentation: plugins/modules/vllm_server.py (`ansible-doc -t module instinct.fleet.vllm_server`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
 
 
 class ActionModule(ProgramAction):
     """vllm_server."""
+
+    def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the secret variables of the servers' deployments. They are in no plan, so the inventory is asked."""
+        found = super().arguments(facts)
+        servers = [item for item in found.get("servers") or () if item.get("secrets")]
+        if servers:
+            from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.secret_variables import (
+                secret_sets,
+            )
+
+            deployments = facts["hostvars"][facts["inventory_hostname"]]["vllm_deployments"]
+            found["secrets"] = secret_sets(servers, deployments)
+        return found

@@ -184,6 +184,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     finish,
     require_program,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
@@ -243,7 +244,7 @@ def main():
     except NodeError as error:
         module.fail_json(msg=str(error))
         return
-    secrets = [*secrets_of([target.get("server") or {} for target in targets]), node_key()]
+    secrets = [*secrets_of([target.get("server") or {} for target in targets]), *node_secrets(), node_key()]
     finish(module, secrets, lambda: work({**module.params, "targets": targets}, module.check_mode))
 
 

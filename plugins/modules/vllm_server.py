@@ -96,6 +96,10 @@ options:
       stop_timeout:
         description: Seconds between the request to stop and the kill. Default is 120.
         type: int
+      secrets:
+        description: The fingerprint of its deployment's secret variables, which names their file in
+          C(/etc/instinct-fleet/secrets/<deployment>).
+        type: str
   remove:
     description: Names of servers to stop and remove, with their directories.
     type: list
@@ -118,6 +122,12 @@ options:
   timeout:
     description: Maximum seconds to wait for readiness, whatever the servers' own O(servers[].ready_timeout).
     type: int
+  secrets:
+    description:
+      - The secret variables of the servers' deployments, by deployment and fingerprint. The module's action plugin
+        takes them from the inventory; leave them out.
+    type: dict
+    default: {}
   program:
     description:
       - The files of the supervisor, by their paths. The module's action plugin sets them; leave them out.
@@ -217,6 +227,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.names import check_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
+from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import (
+    node_secrets,
+    values_of,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
@@ -250,12 +264,14 @@ def argument_spec():
                 "attention": {"type": "dict"},
                 "ready_timeout": {"type": "int"},
                 "stop_timeout": {"type": "int"},
+                "secrets": {"type": "str", "no_log": False},
             },
         },
         "remove": {"type": "list", "elements": "str", "default": []},
         "state": {"type": "str", "choices": ["present", "started", "stopped"], "default": "present"},
         "wait": {"type": "bool", "default": True},
         "timeout": {"type": "int"},
+        "secrets": {"type": "dict", "default": {}, "no_log": True},
         "program": {"type": "dict", "default": {}},
         "docker_socket": {"type": "path", "default": SOCKET},
     }
@@ -271,6 +287,7 @@ def work(params, redact, check):
         params["timeout"],
         params["program"],
         params["wait"],
+        params["secrets"],
     )
     try:
         result = converge(fleet, servers, remove, params["state"], check)
@@ -302,7 +319,10 @@ def main():
     except NodeError as error:
         module.fail_json(msg=str(error))
         return
-    secrets = [*secrets_of(params["servers"]), node_key()]
+    given = [
+        value for texts in params["secrets"].values() for text in texts.values() for value in values_of(text)
+    ]
+    secrets = [*secrets_of(params["servers"]), *given, *node_secrets(), node_key()]
     finish(module, secrets, lambda: work(params, Redactor(secrets), module.check_mode))
 
 

@@ -98,6 +98,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
+from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS, TOKENS
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
@@ -172,7 +173,7 @@ def main():
         module.fail_json(msg=str(error))
         return
     api_key = key_of(target)
-    secrets = [api_key, *secrets_of([target.get("server") or {}])]
+    secrets = [api_key, *secrets_of([target.get("server") or {}]), *node_secrets()]
     finish(module, secrets, lambda: work({**module.params, "target": target}, module.check_mode, api_key))
 
 

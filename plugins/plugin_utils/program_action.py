@@ -6,6 +6,7 @@ It is separate from action_base.py because each task of each host imports it ane
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -25,7 +26,7 @@ class ProgramAction(ActionBase):
         """Return the module's own result, or a failure where the node does not end the call."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         name = str(self._task.action).rpartition(".")[2]
-        args = {**self.arguments(), "program": GIVEN[name]()}
+        args = {**self.arguments(task_vars or {}), "program": GIVEN[name]()}
         seconds = call_limit(name, args)
         try:
             with time_limit(seconds):
@@ -44,6 +45,7 @@ class ProgramAction(ActionBase):
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the module's other parameters."""
+    def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the module's other parameters; `facts` are the task's variables."""
+        del facts
         return dict(self._task.args)

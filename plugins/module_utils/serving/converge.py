@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..common import paths
+from ..common import paths, secret_files
 from ..common.abandoned import ControllerGone
 from ..common.failures import Diagnosis
 from ..common.files import read_text, write_atomic
@@ -96,7 +96,8 @@ class Removal:
 class ConvergeContext:
     """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own).
 
-    program: the supervisor's files, by their paths. wait False: servers are started, and not waited for.
+    program: the supervisor's files, by their paths. wait False: servers are started, and not waited for. secrets: of
+    their deployments, as far as the control node has them.
     """
 
     connect: Callable[[], DockerClient]
@@ -104,6 +105,7 @@ class ConvergeContext:
     limit: int | None
     program: Mapping[str, str]
     wait: bool = True
+    secrets: secret_files.Sets = field(default_factory=dict)
 
 
 def converge(
@@ -129,16 +131,21 @@ def _converge(
     versions = [supervisor_versions.lib_of(task.server.body) for task in tasks]
     gone = [*(removal.container for removal in removals), *_replaced(tasks)]
     unused = supervisor_versions.unused(fleet.program, client, versions, gone)
+    marks = [task.server.secrets for task in tasks]
+    secret_paths = _lacking_secrets(fleet, tasks)
     actions = [
         *supervisor_versions.write_actions(fleet.program, versions),
+        *(f"write {path} (mode 0600)" for path in secret_paths),
         *_all_actions(client, tasks, removals),
         *(f"remove {paths.lib_dir(version)}" for version in unused),
+        *(f"remove {path}" for path in secret_files.unused(marks)),
     ]
     result: dict[str, Any] = {"actions": actions, "diff": diff, "warnings": []}
     result["changed"] = bool(result["actions"])
     if not check:
         started = time.monotonic()
         _write_libs(fleet.program, tasks, versions)
+        _write_secrets(fleet, tasks, secret_paths)
         _prepare(client, tasks)
         result["warnings"] += _stop_all(fleet, tasks, removals)
         for removal in removals:
@@ -148,6 +155,9 @@ def _converge(
             if task.failure:
                 discard(task.server)
         supervisor_versions.remove(supervisor_versions.unused(fleet.program, client, versions, ()))
+        for path in secret_files.unused(marks):
+            with contextlib.suppress(OSError):  # the next run tries again
+                os.unlink(path)
         if state != "stopped" and fleet.wait:
             _wait_all(fleet, tasks)
             result["warnings"] += warnings(
@@ -283,6 +293,33 @@ def _write_libs(program: Mapping[str, str], tasks: Sequence[ServerTask], version
             task.fail(
                 Diagnosis("supervisor_missing", f"{paths.lib_dir(version)} is not on this node", next_step)
             )
+
+
+def _lacking_secrets(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> list[str]:
+    wanted: dict[str, dict[str, None]] = {}
+    for task in tasks:
+        if task.server.secrets:
+            wanted.setdefault(task.server.deployment, {})[task.server.secrets] = None
+    return [
+        path for name, marks in wanted.items() for path in secret_files.lacking(name, marks, fleet.secrets)
+    ]
+
+
+def _write_secrets(fleet: ConvergeContext, tasks: Sequence[ServerTask], lacking: Sequence[str]) -> None:
+    """Write the variables that instances read when they start; one whose set is not to be had fails alone."""
+    try:
+        secret_files.write(lacking, fleet.secrets)
+    except OSError as error:
+        raise NodeError(
+            f"{error.filename or secret_files.secrets_dir('')} cannot be written: {error.strerror}. Nothing was "
+            "stopped. Check that disk, and run again."
+        ) from error
+    for task in tasks:
+        path = os.path.join(secret_files.secrets_dir(task.server.deployment), task.server.secrets)
+        if task.steps.start and task.server.secrets and not os.path.isfile(path):
+            what = f"{path}, with the secret variables that it was made with, is not on this node"
+            next_step = "Deploy the instance as it is wanted now: playbooks/site.yml writes its secrets."
+            task.fail(Diagnosis("secrets_missing", what, next_step))
 
 
 def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:

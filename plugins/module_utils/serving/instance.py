@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ READY_FILE = "ready"  # the id of the container that generated tokens; node_stat
 
 _KEYS = (
     "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
-    "image", "port", "host", "served_model", "headless", "attention", "ready_timeout", "stop_timeout",
+    "image", "port", "host", "served_model", "headless", "attention", "ready_timeout", "stop_timeout", "secrets",
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ class ServerSpec:
     """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
 
     headless: it works for a server on another host, and has no port. attention: the backend that its log is to
-    prove; None: nothing is expected.
+    prove; None: nothing is expected. secrets: the fingerprint of its secret variables, "" for none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ServerSpec:
     ready_timeout: int
     stop_timeout: int
     attention: Expected | None = None
+    secrets: str = ""
 
     @property
     def container(self) -> str:
@@ -159,6 +161,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
         ready_timeout=_number(data, "ready_timeout", 1800),
         stop_timeout=_number(data, "stop_timeout", 120),
         attention=parse_expected(name, data.get("attention")),
+        secrets=_mark(name, data.get("secrets")),
     )
 
 
@@ -174,6 +177,13 @@ def _number(data: Mapping[str, Any], key: str, default: int) -> int:
         return int(value)
     except (TypeError, ValueError) as error:
         raise NodeError(f"servers[{data.get('name')}]: {key} is {value!r}, not a whole number.") from error
+
+
+def _mark(server: str, value: Any) -> str:
+    """The value as a fingerprint, which is the name of a file."""
+    if value and not re.fullmatch(r"[0-9a-f]{8,64}", str(value)):
+        raise NodeError(f"servers[{server}]: secrets is {value!r}, not a fingerprint.")
+    return str(value or "")
 
 
 def _text_file(server: str, name: str, item: Any) -> TextFile:

@@ -20,6 +20,7 @@ from .deployment_parts import (
     flag_value,
     gpu_list,
     image_or_build,
+    secret_variables,
 )
 
 NAME = r"[a-z0-9][a-z0-9-]{0,40}"
@@ -30,7 +31,7 @@ KEYS = (
     "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
     "endpoint", "routing", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
-    "objective", "workload", "recipes", "settings", "engine_args", "env", "exclude", "include", "runtime",
+    "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude", "include", "runtime",
 )  # fmt: skip
 ROUTING = ("least-requests", "prefix")
 BALANCING = ("internal", "hybrid", "external")
@@ -51,6 +52,7 @@ class Deployment:
         model_config: a config.json, or a directory with one, on the control node.
         listen: "" for the address that own_listen chooses.
         endpoint: the load balancer serves the deployment.
+        secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
     """
 
     index: int
@@ -81,6 +83,7 @@ class Deployment:
     settings: tuple[tuple[str, Flag], ...] = ()
     engine_args: tuple[tuple[str, Flag], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     runtime: Runtime = field(default_factory=Runtime)
@@ -210,6 +213,7 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
         settings=_settings(check, values.get("settings", {}), (*path, "settings")),
         engine_args=engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
         env=environment(check, values.get("env", {}), (*path, "env")),
+        secrets=secret_variables(check, values.get("secrets", {}), (*path, "secrets")),
         exclude=check.texts(values.get("exclude", []), (*path, "exclude")),
         include=check.texts(values.get("include", []), (*path, "include")),
         runtime=container_runtime(check, values.get("runtime", {}), (*path, "runtime")),
@@ -226,6 +230,8 @@ def _shape(check: Checker, found: Deployment) -> None:
             f"{found.world_size} GPUs of an instance cannot be divided over {found.nodes} nodes.",
             "tensor x pipeline x data parallel size must be a multiple of nodes.",
         )
+    for name in sorted({name for name, _value in found.env} & {name for name, _value in found.secrets}):
+        check.wrong((*found.path, "secrets", name), "is also in env.", "Remove it there.")
     if found.instances_per_gpu > 1 and found.world_size > 1:
         check.wrong(
             (*found.path, "instances_per_gpu"),

@@ -11,8 +11,17 @@ from typing import Any, Union
 
 from ...module_utils.common.errors import Path
 from ...module_utils.common.hashing import canonical, text_hash
+from ...module_utils.common.redact import MIN_LENGTH
 from ..catalog.checker import Checker, kind
-from .reserved_flags import ENGINE_ALIASES, ENGINE_OWNED, ENV_OWNED, holds_secret, secret_place
+from .reserved_flags import (
+    ENGINE_ALIASES,
+    ENGINE_OWNED,
+    ENV_OWNED,
+    holds_secret,
+    other_place,
+    secret_place,
+)
+from .vaulted import Vaulted
 
 Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
 
@@ -179,11 +188,14 @@ def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag
 def _token(check: Checker, value: object, path: Path) -> bool:
     """Return whether a value is refused as a secret, by its form or its name; the message does not repeat it."""
     named = isinstance(value, str) and value != "" and secret_place(str(path[-1])) != ""
-    if not named and not holds_secret(value):
+    vaulted = isinstance(value, Vaulted)
+    if not named and not vaulted and not holds_secret(value):
         return False
-    what = "looks like a token or a key, and would be readable in the instance's files and the process list."
-    fix = "Put the hub's into hf_model_token or hf_model_token_file, others into a file in runtime.extra_mounts."
-    check.wrong(path, what, fix)
+    what = "comes from a vault" if vaulted else "looks like a token or a key"
+    fix = "Put the hub's token into hf_model_token or hf_model_token_file, others into the deployment's secrets."
+    check.wrong(
+        path, f"{what}, and would be readable in the plan, the instance's files and the process list.", fix
+    )
     return True
 
 
@@ -247,6 +259,26 @@ def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str]
             found.append((key, str(item)))
         else:
             check.wrong(where, f"must be text or a number, not {kind(item)}.")
+    return tuple(sorted(found))
+
+
+def secret_variables(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
+    """Return the secret variables of a deployment. No message repeats a value."""
+    found: list[tuple[str, str]] = []
+    for key, item in check.mapping(value, path).items():
+        where: Path = (*path, key)
+        elsewhere = ENV_OWNED.get(key) or other_place(key)
+        if not ENV_NAME.fullmatch(key):
+            check.wrong(where, "is not the name of an environment variable.")
+        elif elsewhere:
+            check.wrong(where, "is set by the toolkit.", elsewhere)
+        elif not isinstance(item, str):
+            check.wrong(where, f"must be text, not {kind(item)}.", "Put it in quotes.")
+        elif len(item.strip()) < MIN_LENGTH or "\0" in item:
+            fix = f"It needs {MIN_LENGTH} characters at least. What is shorter is no secret, and belongs into env."
+            check.wrong(where, "is too short to be kept out of messages, or holds a NUL character.", fix)
+        else:
+            found.append((key, str(item)))
     return tuple(sorted(found))
 
 

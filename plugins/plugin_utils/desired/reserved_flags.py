@@ -102,10 +102,15 @@ def _names_secret(value: object) -> bool:
 
 def secret_place(name: str) -> str:
     """Return where the value of a secret variable belongs; empty if the variable is not secret."""
+    if is_secret_name(name) and not _PLACE.search(name):
+        return other_place(name) or "Put it into the deployment's secrets, vaulted."
+    return ""
+
+
+def other_place(name: str) -> str:
+    """Return where a secret belongs that is none of a deployment's own; empty for another variable."""
     if name.upper() in _HUB:
         return "Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables."
     if name.upper() == "VLLM_API_KEY":
         return "Keep API keys in the proxy in front of vLLM."
-    if is_secret_name(name) and not _PLACE.search(name):
-        return "Keep it in a file on the node, and mount that with runtime.extra_mounts."
     return ""

@@ -20,6 +20,7 @@ from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .fleet import HostInput
 from .host_settings import VARIABLES
 from .unknown_variables import unknown_variables
+from .vaulted import mark_vaulted, vaulted_texts
 
 GROUP = "instinct"
 TOKENS = ("hf_model_token", "hf_model_token_file")
@@ -130,7 +131,8 @@ class InventoryReader:
         except NeedsTemplating:
             pass
         try:
-            return to_plain_data(self.hostvars[name][key], str)
+            found = to_plain_data(self.hostvars[name][key], str)
+            return mark_vaulted(found, vaulted_texts(raw, key))
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error

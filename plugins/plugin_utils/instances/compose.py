@@ -21,6 +21,8 @@ from ...module_utils.common.paths import (
     instance_dir,
     lib_dir,
 )
+from ...module_utils.common.secret_files import MOUNT as SECRETS_MOUNT
+from ...module_utils.common.secret_files import secrets_dir
 from ..bundle import bundle
 from ..catalog.recipes import Advice
 from ..catalog.settings import flag_argv
@@ -60,6 +62,7 @@ class Instance:
     tuned: TunedSettings
     verdict: Feasibility
     key_mark: str = ""  # of the key that it asks for
+    secrets_mark: str = ""  # of its secret variables
 
     @property
     def name(self) -> str:
@@ -136,13 +139,16 @@ class Surroundings:
     """What an instance has from its node.
 
     listen: the address to listen at. hub_dir: the hub's cache. group_ids: of the groups that own the GPUs' device
-    files. key_mark: of the key that it asks for, "" for none.
+    files. key_mark: of the key that it asks for, secrets_mark: of its secret variables; "" for none. keys: it can read
+    the node's key, with which the supervisors of an engine know each other.
     """
 
     listen: str
     hub_dir: str
     group_ids: tuple[int, ...] = ()
     key_mark: str = ""
+    secrets_mark: str = ""
+    keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ def compose(
         commit=commit,
         argv=tuple(group for group in argv if group),
         env=env,
-        binds=_binds(deployment, slot.name, node.hub_dir, bool(node.key_mark)),
+        binds=_binds(deployment, slot.name, node.hub_dir, node.keys),
         group_ids=node.group_ids,
         reasons=(
             Reason("model", deployment.model, "the deployment's model", source),
@@ -195,11 +201,13 @@ def compose(
             ),
             *env_reasons,
             *_key_reason(deployment, node.key_mark),
+            *_secret_reasons(deployment, node.secrets_mark),
             *_container_reasons(slot, node.group_ids),
         ),
         tuned=tuned,
         verdict=verdict,
         key_mark=node.key_mark,
+        secrets_mark=node.secrets_mark,
     )
 
 
@@ -318,6 +326,14 @@ def _key_reason(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
     return (Reason("VLLM_API_KEY", f"the key {mark}", reason, VLLM_ENV),)
 
 
+def _secret_reasons(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
+    reason = "its value is only in a file of root's on the node, and in the engine's environment"
+    return tuple(
+        Reason(name, f"of the secrets {mark}", reason, deployment_key(deployment, "secrets", name))
+        for name, _value in deployment.secrets
+    )
+
+
 def lib_bind() -> str:
     """The mount of the program around vLLM, in Docker's form.
 
@@ -335,6 +351,8 @@ def _binds(deployment: Deployment, name: str, hub_dir: str, key: bool) -> tuple[
     ]
     if key:
         binds.append(f"{KEYS_DIR}:{KEYS_MOUNT}:ro")
+    if deployment.secrets:
+        binds.append(f"{secrets_dir(deployment.name)}:{SECRETS_MOUNT}:ro")
     if deployment.local_model:
         binds.append(f"{deployment.model}:{deployment.model}:ro")
     if repositories(deployment):
@@ -447,6 +465,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
     """SERVER of the plan: what the module vllm_server converges."""
     claim = instance.verdict.attention
     runtime = instance.deployment.runtime
+    secrets = {"secrets": instance.secrets_mark} if instance.secrets_mark else {}
     modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
     return {
         "name": instance.name,
@@ -465,4 +484,5 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "attention": claim.to_json() if claim else None,
         "ready_timeout": runtime.ready_timeout,
         "stop_timeout": stop_seconds(instance),
+        **secrets,
     }

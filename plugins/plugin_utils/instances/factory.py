@@ -30,6 +30,7 @@ from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
 from .render import Render
+from .secret_variables import secrets_mark
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,9 @@ class InstanceFactory:
             image = self.lock.image(deployment.image) if deployment.image else None
             model = self._model(deployment, settings.endpoint)
             mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
-            node = Surroundings(listen, settings.cache_dir, group_ids, mark)
+            secrets = secrets_mark(deployment, self.key)
+            keys = bool(deployment.endpoint and self.key.mark)
+            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys)
             instance = compose(slot, node, Pins(image, model), tuned, verdict)
             files = self.render(instance)
             weights = self._weights(deployment, settings.endpoint)

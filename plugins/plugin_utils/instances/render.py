@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.hashing import canonical
+from ...module_utils.common.secret_files import MOUNT as SECRETS_MOUNT
 from .compose import Instance, container, supervise_args
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
@@ -99,5 +100,6 @@ def _context(instance: Instance) -> dict[str, Any]:
         "key": instance.key_mark,
         "argv": instance.argv,
         "env": instance.env,
+        "secrets": f"{SECRETS_MOUNT}/{instance.secrets_mark}" if instance.secrets_mark else "",
         "container": container(instance),
     }

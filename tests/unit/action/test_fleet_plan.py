@@ -438,3 +438,61 @@ def test_hub_library_is_not_loaded_without_need() -> None:
     assert "huggingface_hub" not in done.stdout
     assert "dxf" not in done.stdout
     assert huggingface_hub.constants.ENDPOINT  # it is there to be loaded
+
+
+def vaulted(text: str, place: Path) -> str:
+    """What ansible-vault makes of a text."""
+    password = place / "password"
+    password.write_text("open sesame\n", encoding="utf-8")
+    file = place / "plain"
+    file.write_text(text, encoding="utf-8")
+    command = ["encrypt", "--vault-password-file", str(password), str(file)]
+    subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-vault"), *command], check=True, capture_output=True
+    )
+    return file.read_text(encoding="utf-8")
+
+
+def test_what_comes_from_a_vault_is_known_through_templates(fleet: Fleet) -> None:
+    """Inline and in an encrypted file, alone and within another text. `secrets` takes it, and no plan has it."""
+    args = {"kv_transfer_config": {"kv_connector_extra_config": {"remote": "{{ inline }}"}}}
+    env = {
+        "WHOLE": "{{ inline }}",
+        "PART": "user:{{ inline }}@host",
+        "CHAIN": "{{ middle }}",
+        "FILE": "{{ in_file }}",
+        "PLAIN": "{{ plain }}",
+    }
+    lines = [deployment(env=env, engine_args=args)]
+    fleet.write({"n1": state()}, vllm_deployments=lines, middle="x{{ inline }}y", plain="ordinary words")
+    text = vaulted("canary-inline-41", fleet.place).replace("\n", "\n          ").rstrip()
+    group = fleet.inventory / "group_vars"
+    (group / "all").mkdir()
+    (group / "all" / "inline.yml").write_text(f"inline: !vault |\n          {text}\n", encoding="utf-8")
+    (group / "all" / "file.yml").write_text(
+        vaulted("in_file: canary-file-42\n", fleet.place), encoding="utf-8"
+    )
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    password = ("--vault-password-file", str(fleet.place / "password"))
+    refused = fleet.run(*password, "-vvv")
+    assert refused.returncode == 2, refused.stdout
+    found = [
+        line
+        for line in refused.stdout.splitlines()
+        if line.startswith("  * ") and "comes from a vault" in line
+    ]
+    places = ["engine_args.kv_transfer_config.kv_connector_extra_config.remote"]
+    places += [f"env.{name}" for name in env if name != "PLAIN"]
+    assert sorted(line.split(" ")[3] for line in found) == sorted(
+        f"vllm_deployments[0].{item}" for item in places
+    )
+    assert "canary" not in refused.stdout + refused.stderr
+
+    secrets = {name: value for name, value in env.items() if name != "PLAIN"}
+    lines = [deployment(env={"PLAIN": "{{ plain }}"}, secrets=secrets)]
+    fleet.write({"n1": state()}, vllm_deployments=lines, middle="x{{ inline }}y", plain="ordinary words")
+    taken = fleet.run(*password, "-vvv", "-e", "explain=true")
+    assert taken.returncode == 0, taken.stdout + taken.stderr
+    shown = taken.stdout + taken.stderr + json.dumps(fleet.result())
+    assert "of the secrets" in shown
+    assert "canary" not in shown

@@ -14,6 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment 
     parse_deployments,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import Build, Runtime
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.vaulted import Vaulted
 
 from tests import ROOT
 from tests.helpers.some import some
@@ -157,7 +158,7 @@ def test_a_build_and_its_tag() -> None:
             "vllm_deployments[0].zzz: unknown key. Valid: build, data_parallel_balancing, data_parallel_size, "
             "endpoint, engine_args, env, exclude, gpus, hosts, image, include, instances_per_gpu, "
             "instances_per_host, listen, model, model_config, name, nodes, objective, "
-            "pipeline_parallel_size, … (30 in all).",
+            "pipeline_parallel_size, … (31 in all).",
         ),
         (
             {"name": None},
@@ -309,7 +310,7 @@ def test_a_build_and_its_tag() -> None:
         (
             {"env": {"AWS_SECRET_ACCESS_KEY": "k"}},
             "vllm_deployments[0].env.AWS_SECRET_ACCESS_KEY: is a secret, and would be readable in the "
-            "instance's files. Keep it in a file on the node, and mount that with runtime.extra_mounts.",
+            "instance's files. Put it into the deployment's secrets, vaulted.",
         ),
         (
             {"env": {"HIP_VISIBLE_DEVICES": "0"}},
@@ -406,10 +407,62 @@ API_KEY = "sk-" + "proj-" + "x" * 20
 )
 def test_what_looks_like_a_secret_is_refused_and_not_repeated(keys: dict[str, Any], where: str) -> None:
     assert errors([deployment(**keys)]) == [
-        f"vllm_deployments[0].{where}: looks like a token or a key, and would be readable in the instance's files "
-        "and the process list. Put the hub's into hf_model_token or hf_model_token_file, others into a file in "
-        "runtime.extra_mounts."
+        f"vllm_deployments[0].{where}: looks like a token or a key, and would be readable in the plan, the instance's "
+        "files and the process list. Put the hub's token into hf_model_token or hf_model_token_file, others into the "
+        "deployment's secrets."
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"env": {"FOO": Vaulted("plain words")}}, "env.FOO"),
+        ({"engine_args": {"chat_template": Vaulted("plain words")}}, "engine_args.chat_template"),
+        ({"engine_args": {"x": {"a": ["b", Vaulted("plain words")]}}}, "engine_args.x.a[1]"),
+        ({"engine_args": {"allowed_origins": [Vaulted("plain words")]}}, "engine_args.allowed_origins[0]"),
+        ({"settings": {"attention_backend": Vaulted("plain words")}}, "settings.attention_backend"),
+    ],
+)
+def test_what_comes_from_a_vault_is_refused_and_not_repeated(keys: dict[str, Any], where: str) -> None:
+    (found,) = errors([deployment(**keys)])
+    assert found.startswith(
+        f"vllm_deployments[0].{where}: comes from a vault, and would be readable in the plan"
+    )
+    assert "plain words" not in found
+
+
+def test_secrets_are_variables_that_no_representation_shows() -> None:
+    found = one(secrets={"REDIS_URL": Vaulted("redis://:hunter22@h:1/0"), "A_PEM": "--\nline\n--"})
+    assert found.secrets == (("A_PEM", "--\nline\n--"), ("REDIS_URL", "redis://:hunter22@h:1/0"))
+    assert "hunter22" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"secrets": {"A-B": "hunter2222"}}, "secrets.A-B: is not the name of an environment variable."),
+        ({"secrets": {"A": "hunter2"}}, "secrets.A: is too short to be kept out of messages"),
+        (
+            {"secrets": {"A": "hunter2222\0"}},
+            "secrets.A: is too short to be kept out of messages, or holds a NUL",
+        ),
+        ({"secrets": {"A": 12345678}}, "secrets.A: must be text, not a number. Put it in quotes."),
+        (
+            {"secrets": {"HF_TOKEN": "hunter2222"}},
+            "secrets.HF_TOKEN: is set by the toolkit. Put it in hf_model",
+        ),
+        (
+            {"secrets": {"VLLM_API_KEY": "hunter2222"}},
+            "secrets.VLLM_API_KEY: is set by the toolkit. Keep API keys",
+        ),
+        ({"secrets": {"HF_HOME": "hunter2222"}}, "secrets.HF_HOME: is set by the toolkit."),
+        ({"secrets": {"A": "hunter2222"}, "env": {"A": "1"}}, "secrets.A: is also in env. Remove it there."),
+    ],
+)
+def test_errors_in_secrets(keys: dict[str, Any], text: str) -> None:
+    (found,) = errors([deployment(**keys)])
+    assert found.startswith(f"vllm_deployments[0].{text}")
+    assert "hunter2" not in found
 
 
 @pytest.mark.parametrize("text", ["hf_transfer", "disk-cache-of-a-node-with-a-long-name", "task-" + "x" * 30])

@@ -734,7 +734,12 @@ def test_a_ray_that_is_not_there_any_more(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "masked"),
-    [("VLLM_API_KEY", "12345678", True), ("VLLM_API_KEY", "1234567", False), ("CANARY", "12345678", False)],
+    [
+        ("VLLM_API_KEY", "12345678", True),
+        ("VLLM_API_KEY", "1234567", False),
+        ("CANARY", "12345678", False),
+        ("REDIS_URL", "12345678", True),
+    ],
 )
 def test_secrets_of_its_environment_are_masked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, masked: bool
@@ -753,6 +758,7 @@ def test_secrets_of_its_environment_are_masked(
         )
     monkeypatch.setattr(main, "Supervisor", Stands)
     monkeypatch.setenv(name, value)
+    monkeypatch.setenv("INSTINCT_SECRETS", "REDIS_URL OTHER")  # the names in the deployment's secrets
     assert main.main([f"--state={tmp_path}", "--", "vllm"]) == 5
     assert (value not in found["_output"]._redact(f"<{value}>")) == masked
     assert found["_options"].argv == ("vllm",)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, secret_files
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
     SIGNATURES_FILE,
@@ -1228,3 +1228,105 @@ def test_documentation_is_the_argument_spec() -> None:
     compare(documented_by(vllm_server)["options"], vllm_server.argument_spec())
     returned = yaml.safe_load(vllm_server.RETURN)
     assert {"servers", "removed", "actions", "seconds"} == set(returned)
+
+
+# ---- secrets -------------------------------------------------------------------------------------
+
+MARK, OLD_MARK = "ab" * 8, "cd" * 8
+SETS = {"llama": {MARK: f"REDIS_URL={CANARY}\nINSTINCT_SECRETS=REDIS_URL\n"}}
+
+
+def secrets_on(node: str = "llama") -> dict[str, str]:
+    directory = Path(paths.STATE_DIR) / "secrets" / node
+    return {file.name: file.read_text() for file in directory.iterdir()} if directory.exists() else {}
+
+
+def with_secrets(mark: str = MARK, **more: Any) -> dict[str, Any]:
+    server = spec(secrets=mark, **more)
+    server["files"]["env"]["text"] += f"source /instinct-secrets/{mark}\n"
+    return server
+
+
+def test_secrets_are_written_for_root_before_the_start_and_shown_nowhere(
+    docker: FakeDocker, run_module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = with_secrets()
+    path = f"{paths.STATE_DIR}/secrets/llama/{MARK}"
+    checked, _failed = run_module(vllm_server.main, args(docker, server, secrets=SETS), check=True)
+    assert f"write {path} (mode 0600)" in checked["actions"]
+    assert secrets_on() == {}
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server, secrets=SETS), diff=True)
+    assert not failed, result["msg"]
+    assert secrets_on() == SETS["llama"]
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+    assert CANARY not in json.dumps([checked, result]) + capsys.readouterr().err
+    assert CANARY not in json.dumps(docker.containers["instinct-llama-0"].body) + "".join(docker.requests)
+    again, _failed = run_module(vllm_server.main, args(docker, server, secrets=SETS))
+    assert not again["changed"]
+
+
+def test_a_log_that_repeats_a_secret_is_masked(docker: FakeDocker, run_module: Any) -> None:
+    server = with_secrets(name="llama-0")
+    docker.programs["instinct-"] = crash(f"ValueError: cannot reach {CANARY}\n")
+    result, failed = run_module(vllm_server.main, args(docker, server, secrets=SETS))
+    assert failed
+    assert CANARY not in json.dumps(result)
+    assert MASK in json.dumps(result)
+
+
+def test_an_instance_whose_secrets_are_not_to_be_had_fails_alone_and_stays(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    server["secrets"] = OLD_MARK
+    other = spec("other-0")
+    docker.programs["instinct-other-0"] = vllm(other["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server, other))
+    assert failed
+    assert [(item["name"], item["state"], item.get("class")) for item in result["servers"]] == [
+        ("llama-0", "failed", "secrets_missing"),
+        ("other-0", "ready", None),
+    ]
+    assert statuses(docker)["instinct-llama-0"] == "running"
+
+
+def test_sets_that_nothing_names_any_more_are_removed(docker: FakeDocker, run_module: Any) -> None:
+    kept = Path(paths.STATE_DIR) / "generations" / "llama" / "1.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"env": f"source /instinct-secrets/{OLD_MARK}"}))
+    for mark in (OLD_MARK, "ef" * 8):
+        file = Path(paths.STATE_DIR) / "secrets" / "llama" / mark
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("A=12345678\n")
+    server = with_secrets()
+    docker.programs["instinct-"] = vllm(server["port"])
+    result, failed = run_module(vllm_server.main, args(docker, server, secrets=SETS))
+    assert not failed, result["msg"]
+    assert sorted(secrets_on()) == sorted([MARK, OLD_MARK])
+    assert f"remove {paths.STATE_DIR}/secrets/llama/{'ef' * 8}" in result["actions"]
+
+
+def test_a_disk_that_takes_no_secrets_stops_nothing(
+    docker: FakeDocker, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = deployed(docker, run_module)
+    new_spec(server)
+    server["secrets"] = MARK
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(secret_files, "write_atomic", full)
+    result, failed = run_module(vllm_server.main, args(docker, server, secrets=SETS))
+    assert failed
+    assert "No space left on device. Nothing was stopped." in result["msg"]
+    assert statuses(docker)["instinct-llama-0"] == "running"
+
+
+def test_a_fingerprint_is_no_path(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_server.main, args(docker, spec(secrets="../../passwd")))
+    assert failed
+    assert "servers[llama-0]: secrets is '../../passwd', not a fingerprint." in result["msg"]

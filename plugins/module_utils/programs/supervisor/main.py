@@ -24,6 +24,7 @@ from typing import Any
 
 from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify, from_text
 from ...common.redact import Redactor, is_secret_name
+from ...common.secret_files import secret_values
 from .child import ChildProcess, Event, Events, LogTee, adopt_orphans
 from .engine import Engine, GuardSwitch
 from .gpus import NEXT_STEP, unclean
@@ -431,7 +432,8 @@ def oom_kills() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the supervisor and return its exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    redact = Redactor(value for name, value in os.environ.items() if is_secret_name(name) and len(value) > 7)
+    named = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) > 7)
+    redact = Redactor([*named, *secret_values(os.environ)])
     events = Events()
     events.take_signals()
     adopt_orphans()
