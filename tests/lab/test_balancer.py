@@ -320,7 +320,6 @@ def test_secrets_are_replaced_without_a_lost_request(endpoint: Endpoint) -> None
     old, old_key = endpoint.instance_key, endpoint.key
     pem = self_signed([node_address(1), node_address(2)])
     (endpoint.secrets / "endpoint.pem").write_text(pem)
-    (endpoint.secrets / "instance-key").unlink()
     keys.write_text(f"{keys.read_text()}second: {'s' * 40}\n")
     with endpoint.ca.open("a") as trusted:
         trusted.write(pem[: pem.index("-----BEGIN PRIVATE KEY-----")])

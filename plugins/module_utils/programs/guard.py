@@ -5,7 +5,8 @@ vLLM itself asks for its key below some prefixes and leaves other routes open, s
 other way round: every route needs the key, but for OPEN. Where the instance has no key, everything passes.
 
 A key is replaced while instances run. Load balancers send the node's present key from then on, and vLLM knows the one
-with which it was started until its instance is replaced, too. Both are right here.
+with which it was started until its instance is replaced, too. Both are right here; so is the one in between, while a
+key is replaced again before all instances have the last one.
 
 The supervisor runs vLLM with this file on its path, and tells it through one byte of a file when the instance is about
 to stop: /health then answers 503, so that load balancers leave before requests are refused. In return, every answer of
@@ -41,7 +42,8 @@ class Guard:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._key = os.environ.get("VLLM_API_KEY", "").encode()
-        self._newer, self._written = b"", 0  # the key in KEY_FILE, and when that was written
+        self._newer: list[bytes] = []  # the last two keys in KEY_FILE, the present one first
+        self._written = 0  # when that was written
         self._requests = 0
         self._balancers: dict[
             bytes, float
@@ -78,20 +80,22 @@ class Guard:
         # The comparisons take the same time whatever is given.
         if hmac.compare_digest(key.strip(), self._key):
             return scope
-        newer = self._present_key()
-        if not newer or not hmac.compare_digest(key.strip(), newer):
+        # All of them, in the same time.
+        if not sum(hmac.compare_digest(key.strip(), newer) for newer in self._newer_keys()):
             return None
         others = [item for item in scope["headers"] if item[0] != b"authorization"]
         return {**scope, "headers": [*others, (b"authorization", b"Bearer " + self._key)]}
 
-    def _present_key(self) -> bytes:
-        """Return the node's key, read again when its file was written; the last one while there is none."""
+    def _newer_keys(self) -> list[bytes]:
+        """Return the node's key and the one before, read again when the file was written; the last ones without one."""
         with contextlib.suppress(OSError):
             written = os.stat(KEY_FILE).st_mtime_ns
             if written != self._written:
                 with open(KEY_FILE, "rb") as file:
-                    self._newer = file.read(4096).strip().partition(b"=")[2]
+                    present = file.read(4096).strip().partition(b"=")[2]
                 self._written = written
+                if present and present not in self._newer[:1]:
+                    self._newer = [present, *self._newer[:1]]
         return self._newer
 
     async def _open(self, scope: Any, receive: Any, send: Any) -> None:

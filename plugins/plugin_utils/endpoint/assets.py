@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError
+from ...module_utils.common.instance_key import UNMADE
 from ..bundle import script
 from ..desired.endpoint_settings import BalancerHost
 from ..desired.variables import to_plain_data
 from ..instances.render import template_renderer, template_text
-from .foreign_secrets import LocalSecrets, foreign_secrets
+from .foreign_secrets import INSTANCE_KEY, LocalSecrets, foreign_secrets, in_use
 from .plan import EndpointAssets, EndpointInputs
-from .secrets import instance_key, load_secrets
+from .secrets import instance_key, load_secrets, replace_instance_key
 
 
 class VaultReader:
@@ -72,7 +73,12 @@ def load_endpoint(
     problems = foreign_secrets(hosts, policy.marks, here, policy.replace) if policy.check else ()
     if problems:
         raise FleetError(problems)
+    rotate = INSTANCE_KEY in policy.replace and in_use(hosts, policy.marks, here.instance_key)
+    if rotate and not policy.make:
+        here = replace(here, instance_key=replace(here.instance_key, mark=UNMADE, map=None))
     if policy.make:
+        if rotate:
+            replace_instance_key(base)
         here = _read_secrets(hosts, base, True, files)
     assets = EndpointAssets(
         template_renderer(template_text("haproxy.cfg.j2")),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.api_keys import key_marks
-from ...module_utils.common.errors import Problem, natural
+from ...module_utils.common.errors import FleetError, Problem, natural
 from ...module_utils.common.hashing import text_hash
 from ...module_utils.common.instance_key import InstanceKey, key_of_map, mark
 from ..desired.endpoint_settings import BalancerHost
@@ -105,6 +105,24 @@ def _compare_instance_keys(
         yield _Compared(
             INSTANCE_KEY, key.file, frozenset(here), _by_mark((h, m) for h, m in marks.items() if m)
         )
+
+
+def in_use(hosts: Sequence[BalancerHost], marks: Mapping[str, str], key: InstanceKey) -> bool:
+    """Return whether all load balancers and nodes that tell have this key: then a new one is to be generated.
+
+    Where some have another one, a run that replaces it was interrupted, and the next one has to go on with its key.
+    Raise FleetError if a load balancer was not read: it would go on sending the old key.
+    """
+    there = set(marks.values()) - {""}
+    sent = set(_by_mark(_files(hosts, INSTANCE_MAP)))
+    if key.map is None or sent != {text_hash(key.map)} or not there <= {mark(key_of_map(key.map))}:
+        return False
+    unseen = tuple(sorted((host.name for host in hosts if host.observed is None), key=natural))
+    if unseen:
+        what = "a load balancer that was not read would go on sending the old key of the instances."
+        fix = "Add it to --limit, or wait until it can be reached; one that is gone for good leaves the inventory."
+        raise FleetError([Problem(("new_secrets",), what, fix, unseen)])
+    return True
 
 
 def _problem(found: _Compared, unseen: tuple[str, ...]) -> Problem | None:

@@ -153,6 +153,14 @@ def _new_key() -> str:
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
+def replace_instance_key(base: Path) -> None:
+    """Generate another key between load balancers and instances, in the place of the present one."""
+    path = base / DIRECTORY / INSTANCE_KEY
+    part = path.with_name(f".{INSTANCE_KEY}.{os.getpid()}")
+    _write(part, f"{_new_key()}\n")
+    os.replace(part, path)
+
+
 def _write(path: Path, text: str) -> None:
     """Create a file that only its owner may ever access. Never overwrite one that exists."""
     try:

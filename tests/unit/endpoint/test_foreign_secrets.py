@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
     NO_KEY,
+    UNMADE,
     InstanceKey,
     header_map,
     mark,
@@ -34,6 +35,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.foreign_se
     KINDS,
     LocalSecrets,
     foreign_secrets,
+    in_use,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
@@ -185,6 +187,57 @@ def test_every_playbook_that_applies_says_so(playbook: str, tmp_path: Path) -> N
     assert "needs the current state" in done.stdout or "an offline plan cannot be applied" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("hosts", "marks", "key", "expected"),
+    [
+        ([lb(observed())], {"n1": mark(KEY), "n2": ""}, KEY, True),
+        ([lb(observed()), lb(observed(), "lb-2")], {}, KEY, True),
+        # An interrupted replacement: on no host yet, on one load balancer, on the nodes.
+        ([lb(observed())], {"n1": mark(KEY)}, OTHER, False),
+        ([lb(observed()), lb(observed(key=OTHER), "lb-2")], {}, KEY, False),
+        ([lb(observed())], {"n1": mark(OTHER)}, KEY, False),
+        # A new fleet, and one whose key is to be generated anyway.
+        ([lb(ObservedBalancer())], {"n1": ""}, KEY, False),
+        ([lb(observed())], {"n1": mark(KEY)}, None, False),
+    ],
+)
+def test_a_key_that_all_have_is_replaced(
+    hosts: list[BalancerHost], marks: dict[str, str], key: str | None, expected: bool
+) -> None:
+    assert in_use(hosts, marks, here(key=key).instance_key) is expected
+
+
+def test_the_instances_key_is_replaced_once_and_only_by_a_run_that_applies(tmp_path: Path) -> None:
+    make = SecretsPolicy(make=True, replace=KINDS, marks={"n1": mark(KEY)})
+    others = KINDS[:2]
+    own = tmp_path / ".secrets" / "instance-key"
+    own.parent.mkdir(mode=0o700)
+    own.write_text(f"{KEY}\n")
+    (own.parent / "api-keys.yml").write_text(f"default: {KEY}\n")
+    there = (lb(observed()),)
+    shown = load_endpoint(there, ["n1"], tmp_path, replace(make, make=False), Files())
+    assert shown is not None
+    assert (shown.assets.instance_key.mark, shown.assets.instance_key.map) == (UNMADE, None)
+    assert own.read_text() == f"{KEY}\n"
+    load_endpoint(there, ["n1"], tmp_path, replace(make, replace=others), Files())
+    assert own.read_text() == f"{KEY}\n"
+    load_endpoint(there, ["n1"], tmp_path, make, Files())
+    new = own.read_text()
+    assert new != f"{KEY}\n"
+    assert own.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in own.parent.iterdir()) == [
+        "api-keys.yml",
+        "endpoint.pem",
+        "instance-key",
+    ]
+    # The fleet has the old one: the next run goes on with the new one.
+    load_endpoint(there, ["n1"], tmp_path, make, Files())
+    assert own.read_text() == new
+    own.write_text(f"{KEY}\n")
+    with pytest.raises(FleetError, match="would go on sending the old key"):
+        load_endpoint((*there, lb(None, "lb-2")), ["n1"], tmp_path, make, Files())
+
+
 def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> None:
     """The playbook, on this machine in the place of a load balancer."""
     first, there, second = tmp_path / "first", tmp_path / "there", tmp_path / "second"
@@ -217,6 +270,33 @@ def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> 
     (second / ".secrets/instance-key").write_text("mine\n")
     subprocess.run([*command, *extra], cwd=ROOT, capture_output=True, check=True)
     assert (second / ".secrets/instance-key").read_text() == "mine\n"
+
+
+def test_without_a_load_balancer_nodes_have_the_instances_key(tmp_path: Path) -> None:
+    (tmp_path / "instances").write_text(f"VLLM_API_KEY={KEY}\n")
+    (tmp_path / "hosts.yml").write_text("instinct: {hosts: {n1: {ansible_connection: local}}}\n")
+    text = (ROOT / "playbooks/fetch_secrets.yml").read_text(encoding="utf-8")
+    playbook = tmp_path / "fetch_secrets.yml"
+    text = text.replace("/etc/instinct-fleet/keys/", f"{tmp_path}/").replace("/etc/", f"{tmp_path}/none/")
+    playbook.write_text(text, encoding="utf-8")
+    command = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        "-i",
+        str(tmp_path / "hosts.yml"),
+        str(playbook),
+    ]
+    done = subprocess.run(
+        [*command, "-e", "ansible_become=false", "-vvv"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert KEY not in done.stdout + done.stderr
+    assert {path.name: path.read_text().strip() for path in (tmp_path / ".secrets").iterdir()} == {
+        "instance-key": KEY
+    }
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,25 @@ def test_nothing_private_is_published(contents: dict[str, bytes]) -> None:
     assert set(contents) - OWN <= set(tracked())
 
 
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("inventory/mine/.secrets/api-keys.yml", True),
+        ("sites/berlin/.secrets/endpoint.pem", True),
+        (".secrets/instance-key", True),
+        ("inventory/mine/fleet.lock.json", False),
+        ("inventory/mine/group_vars/instinct/secrets.yml", False),
+        ("inventory/lab/fleet.lock.json", True),  # of a lab that is gone tomorrow
+    ],
+)
+def test_git_ignores_secrets_and_keeps_pins_as_the_readme_says(path: str, ignored: bool) -> None:
+    done = subprocess.run(["git", "check-ignore", "--no-index", "-q", path], cwd=ROOT, check=False)
+    assert (done.returncode == 0) is ignored
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "written to `fleet.lock.json` beside the inventory. Keep that file under version control" in text
+    assert "`ansible-vault encrypt`, then `git add -f`" in text
+
+
 def test_it_is_whole(contents: dict[str, bytes]) -> None:
     needed = [name for name in tracked() if name.startswith(WHOLE)]
     needed += [
@@ -199,7 +218,7 @@ def test_the_plan_is_that_of_a_checkout(collections: Path, empty: Path) -> None:
 
 def test_no_playbook_names_a_group_that_is_not_there(collections: Path, empty: Path) -> None:
     """Groups that a plan fills are empty in most runs, and most fleets have no load balancer."""
-    names = {path.stem for path in (ROOT / "playbooks").glob("*.yml")} - {"fetch_secrets"}  # which needs one
+    names = {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
     playbooks = [f"instinct.fleet.{name}" for name in sorted(names)]
     text = run(
         str(BIN / "ansible-playbook"), "-i", str(empty / "inventory"), "--list-hosts", "-e", "reboot=true", *playbooks,
