@@ -144,10 +144,16 @@ class World:
     def up(self) -> int:
         """How many servers are in service."""
         try:
-            return sum(server.up for server in self.haproxy.servers().values())
+            servers = self.haproxy.servers().items()
+            return sum(server.up for name, server in servers if not name.startswith("inside/"))
         except HaproxyUnavailable:
             assert self.process.poll() is None, self.log.read_text()
             return 0
+
+    def memory(self) -> int:
+        """Bytes of memory that HAProxy has."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         """A connection of a client at this loopback address."""

@@ -37,8 +37,9 @@ ROUTES = (
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 )
-# Bytes of a request that are searched for its model, if several models share one address.
-BODY = 1 << 20
+# Bytes of a request that are searched for its model, if several models share one address; and those that its headers
+# may have before a key was seen.
+BODY, HEADERS = 1 << 20, 16384
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ def config_data(
 
     instance_key: send the key of instance.map to instances. routers: their ports, by deployment.
     """
-    connections = CONNECTIONS // 2 if routers else CONNECTIONS  # a request through a router takes two
+    # A request takes another one where its model is looked for, and another one through a router.
+    connections = CONNECTIONS // (1 + (len(backends) > 1) + bool(routers))
     data: dict[str, Any] = {
         "schema": 1,
         "listen": bracketed(settings.listen),
@@ -273,7 +275,8 @@ def config_data(
         "routers": dict(routers or {}),
         # A single deployment needs no inspection of requests to choose the backend.
         "route_by_model": len(backends) > 1,
-        "buffer": BODY if len(backends) > 1 else 16384,
+        "buffer": BODY if len(backends) > 1 else HEADERS,
+        "header_limit": HEADERS,
         "models": _model_list(backends) if len(backends) > 1 else None,
         "backends": [
             {**backend_json(backend), "key_limit": _key_limit(backend, settings.key_share)}

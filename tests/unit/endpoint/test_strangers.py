@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -204,3 +206,138 @@ def test_who_guesses_keys_is_slowed_down_and_the_log_is_not_filled(tmp_path: Pat
         assert statuses.count(429) > 100
         assert world.ask()[0] == 200  # from the same address
         assert world.log.read_text().count(" 401 ") + world.log.read_text().count(" 429 ") < 150
+
+
+# ---- several deployments: bodies are searched for their model, in large buffers ------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with balancer(tmp_path_factory.mktemp("shared"), deployments=("llama", "other")) as made:
+        yield made
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+def test_the_model_is_found_behind_long_messages(shared: World) -> None:
+    body = b'{"messages": "' + b"x" * 900_000 + b'", "model": "lab/other"}'
+    assert shared.ask(body=body)[1]["port"] in shared.ports["other"]
+    assert shared.ask(body=b"x" * 3_000_000, X_Model="lab/other")[1]["port"] in shared.ports["other"]
+    assert shared.ask(body=b"x" * 3_000_000)[0] == 413
+
+
+def test_nobody_fills_large_buffers_without_a_key(shared: World) -> None:
+    """400 headers that never end: all at once, in steps, and as large as is allowed; 400 MiB before."""
+    before = shared.memory()
+    for step, steps in ((1_000_000, 1), (20_000, 50), (15_000, 1)):
+        links = [shared.connect("127.0.0.2") for _ in range(400)]
+        for link in links:
+            link.sendall(HEAD + b"X: ")
+            link.setblocking(False)
+        for _ in range(steps):
+            for link in links:
+                with contextlib.suppress(OSError):
+                    link.send(b"a" * step)
+        assert shared.ask()[0] == 200
+        assert shared.memory() - before < 400 * (96 << 10)
+        for link in links:
+            link.close()
+
+
+def test_who_has_no_key_gets_one_answer_on_a_connection(shared: World) -> None:
+    """Otherwise the headers of the next request would come to the large buffers."""
+    for head in (
+        HEAD,
+        b"GET /health HTTP/1.1\r\nHost: x\r\n",
+        b"GET /nothing HTTP/1.1\r\nHost: x\r\n",
+        b"nonsense\r\n",
+    ):
+        with shared.connect() as link:
+            link.sendall(head + b"\r\n")
+            assert seconds_open(link) < 5
+    link = http.client.HTTPConnection("127.0.0.1", shared.port, timeout=GENEROUS)
+    for _ in range(2):  # who has one keeps it
+        link.request(
+            "POST", "/v1/completions", b'{"model": "lab/llama"}', {"Authorization": f"Bearer {KEYS['web']}"}
+        )
+        answer = link.getresponse()
+        assert (answer.status, answer.read() != b"") == (200, True)
+        assert answer.getheader("Connection") is None
+        assert link.sock is not None
+    link.close()
+
+
+def test_silence_of_a_request_is_allowed_and_of_a_stranger_is_not(shared: World) -> None:
+    """Longer than a client may pause: the request waits for its tokens, in both."""
+    found: list[int] = []
+    waits = threading.Thread(target=lambda: found.append(shared.ask(X_Pauses="12 1 12")[0]))
+    waits.start()
+    with shared.connect() as nothing, shared.connect() as part:
+        part.sendall(HEAD)
+        assert max(seconds_open(nothing), seconds_open(part)) < 20
+    waits.join()
+    assert found == [200]
+
+
+@pytest.mark.deep
+def test_all_of_them_at_once_at_full_size(tmp_path: Path) -> None:
+    """Idle connections, unfinished headers, large bodies and a key that floods: another key is served throughout."""
+    with balancer(tmp_path, deployments=("llama", "other"), count=2, limit=20) as world:
+        done = threading.Event()
+        links: list[socket.socket] = []
+
+        def idle() -> None:
+            for _ in range(8192):
+                with contextlib.suppress(OSError):
+                    links.append(world.connect("127.0.0.2"))
+
+        def unfinished() -> None:
+            while not done.is_set():
+                some = [world.connect("127.0.0.3") for _ in range(400)]
+                for link in some:
+                    link.setblocking(False)
+                    with contextlib.suppress(OSError):
+                        link.send(HEAD + b"X: " + b"a" * 1_000_000)
+                done.wait(2)
+                for link in some:
+                    link.close()
+
+        def large() -> None:
+            head = (
+                HEAD
+                + b"Authorization: Bearer "
+                + KEYS["batch"].encode()
+                + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            while not done.is_set():
+                with contextlib.suppress(OSError), world.connect("127.0.0.4") as link:
+                    link.sendall(head)
+                    for _ in range(200):
+                        link.sendall(b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n")
+
+        def flood() -> None:
+            while not done.is_set():
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    if world.ask(key=KEYS["batch"], source="127.0.0.5", X_Pauses="1 1")[0] == 429:
+                        done.wait(0.1)
+
+        threads = [threading.Thread(target=job) for job in (idle, unfinished, large, *[flood] * 60)]
+        for thread in threads:
+            thread.start()
+        try:
+            begun, times = time.monotonic(), []
+            while time.monotonic() - begun < 45:
+                asked = time.monotonic()
+                assert world.ask()[0] == 200
+                times.append(time.monotonic() - asked)
+                time.sleep(0.05)
+            assert len(links) > 2000
+            assert max(times) < 5
+            assert world.memory() < 512 << 20
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+            for link in links:
+                link.close()
