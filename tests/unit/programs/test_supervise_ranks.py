@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,13 +295,14 @@ def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.M
     ranks.start(hosts=3)
     member = ranks.member(1, 3)  # is none
     assert member.hear("waits")
-    quiet = [ranks.peer() for _ in range(3)]
-    assert ranks.peer().hear() == {}
-    quiet[0].send(hello(2, 3))
-    assert quiet[0].hear("go") == {"t": "go"}
-    assert quiet[1].hear() == {}  # the run begins
-    wait_for("the words", lambda: len(ranks.said) == 2)
-    assert ranks.said[0].endswith("was cut off: the run begins")
+    quiet = [ranks.peer() for _ in range(4)]
+    assert quiet[0].hear() == {}  # the oldest makes room
+    quiet[1].send(hello(2, 3))
+    assert quiet[1].hear("go") == {"t": "go"}
+    assert quiet[2].hear() == {}  # the run begins
+    wait_for("the words", lambda: len(ranks.said) == 3)
+    assert ranks.said[0].endswith("was cut off: too many others wait to be identified")
+    assert ranks.said[1].endswith("was cut off: the run begins")
 
 
 def test_messages_may_come_in_pieces_and_several_at_once(ranks: Ranks) -> None:
@@ -578,3 +581,113 @@ def test_a_name_that_is_a_loopback_address_here_is_listened_at_everywhere(
     wait_for("the port", lambda: group._listener is not None)
     assert group._listener is not None
     assert group._listener.getsockname() == (bound, port)
+
+
+# ---- the instances' key ---------------------------------------------------------------------------------
+
+KEY = "sk-" + "k" * 30
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    file = tmp_path / "instances"
+    file.write_text(f"VLLM_API_KEY={KEY}\n")
+    monkeypatch.setattr(link, "KEY_FILE", str(file))
+    return file
+
+
+def proves(peer: Peer, message: dict[str, Any], key: str = KEY) -> None:
+    """Answer rank 0's question with a proof."""
+    asked = peer.hear("prove")
+    message = {**message, "nonce": "n" * 32}
+    peer.send({**message, "mac": link.proof(key.encode(), asked["nonce"], message)})
+
+
+def test_ranks_prove_the_key_to_each_other_and_start(ranks: Ranks, key: Path) -> None:
+    ranks.start()
+    peer = ranks.peer()
+    proves(peer, hello(1))
+    welcome = peer.hear("welcome")
+    assert link.proven(KEY.encode(), "n" * 32, welcome)
+    assert not link.proven(KEY.encode(), "m" * 32, welcome)
+    assert peer.hear("go") == {"t": "go"}
+
+
+@pytest.mark.parametrize(
+    "case", ["no proof", "another key", "another nonce", "changed", "nothing of the kind"]
+)
+def test_who_lacks_the_key_learns_nothing_and_changes_nothing(ranks: Ranks, key: Path, case: str) -> None:
+    ranks.start()
+    peer = ranks.peer()
+    asked, message = peer.hear("prove"), {**hello(1), "nonce": "n" * 32}
+    assert set(asked) == {"t", "nonce"}
+    secret = b"x" * 30 if case == "another key" else KEY.encode()
+    mac = link.proof(secret, "0" * 32 if case == "another nonce" else asked["nonce"], message)
+    sent = {
+        "no proof": hello(1),
+        "changed": {**message, "mac": mac, "rank": 2},
+        "nothing of the kind": {"t": "serving", "rank": 1},
+    }
+    peer.send(sent.get(case, {**message, "mac": mac}))
+    assert peer.hear("no") == {"t": "no", "why": "it does not prove that it has the key of the instances"}
+    assert peer.hear() == {}
+    assert ranks.hears() == ("waits", "waits for n1 (rank 1)")
+    again = ranks.peer()
+    proves(again, hello(1))
+    assert again.hear("go") == {"t": "go"}
+
+
+def test_another_rank_obeys_only_a_first_one_that_has_the_key(ranks: Ranks, key: Path) -> None:
+    listener = ranks.listen()
+    ranks.start(rank=1)
+    stranger = ranks.accept(listener)
+    stranger.send({"t": "prove", "nonce": "a" * 32})
+    told = stranger.hear("hello")
+    assert KEY not in json.dumps(told)
+    stranger.send({"t": "welcome", "mac": link.proof(b"x" * 30, told["nonce"], {"t": "welcome"})})
+    stranger.send({"t": "go"})
+    first = ranks.accept(listener)  # it has left, and tries again
+    first.send({"t": "prove", "nonce": "a" * 32})
+    told = first.hear("hello")
+    assert link.proven(KEY.encode(), "a" * 32, told)
+    first.send({"t": "welcome", "mac": link.proof(KEY.encode(), told["nonce"], {"t": "welcome"})})
+    first.send({"t": "go"})
+    while (event := ranks.hears()) != ("go", None):
+        assert event[0] == "waits"
+
+
+def test_two_real_ranks_with_the_key(ranks: Ranks, key: Path) -> None:
+    ranks.start()
+    other = Ranks()
+    other.address = ranks.address
+    second = other.start(rank=1)
+    try:
+        for each in (ranks, other):
+            while each.hears() != ("go", None):
+                pass
+    finally:
+        left(second)
+
+
+def test_forty_silent_connections_renewed_each_second_do_not_keep_a_group_from_forming(ranks: Ranks) -> None:
+    ranks.start()
+    done = threading.Event()
+
+    def strangers() -> None:
+        while not done.is_set():
+            some: list[socket.socket] = []
+            for _ in range(40):
+                with suppress(OSError):
+                    some.append(socket.create_connection(ranks.address, 1))
+            done.wait(1)
+            for sock in some:
+                sock.close()
+
+    thread = threading.Thread(target=strangers)
+    thread.start()
+    try:
+        time.sleep(1.5)
+        assert ranks.member(1).hear("go") == {"t": "go"}
+    finally:
+        done.set()
+        thread.join()

@@ -3,7 +3,8 @@
 
 Rank 0 listens and the others connect; each message is one line of JSON. Once all ranks are connected and ready, all
 start. From then on, all ranks learn of the end or the silence of any rank. A run has one connection per rank; the
-next run opens new ones. A peer that does not speak this protocol is disconnected and has no effect.
+next run opens new ones. A peer that does not speak this protocol, or lacks the instances' key where there is one, is
+disconnected, has no effect and learns nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import secrets
 import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +30,14 @@ from .link import (
     Membership,
     PeerConnection,
     parse_message,
+    proof,
+    proven,
+    read_key,
     resolve,
 )
 
 MAX_UNIDENTIFIED = 32
-"""The most connections that have not identified themselves."""
+"""The most connections that have not identified themselves. One more ends the oldest of the address with the most."""
 _LINGER = 1.0  # seconds for the last message to arrive
 
 
@@ -163,20 +169,32 @@ class RankGroup(threading.Thread):
             return
         link = self._add(sock, f"{host}:{port}")
         link.rank = 0
-        self._send(link, {
+        if read_key():
+            link.nonce = secrets.token_hex(16)  # rank 0 speaks first
+        else:
+            self._send(link, self._introduction())
+
+    def _introduction(self) -> Json:
+        return {
             "t": "hello", "v": VERSION, "engine": self._member.engine, "rank": self._member.rank,
             "hosts": list(self._member.hosts), "gave_up": self._gave_up,
-        })  # fmt: skip
+        }  # fmt: skip
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
         except OSError:
             return
-        if sum(link.rank is None for link in self._links.values()) >= MAX_UNIDENTIFIED:
-            sock.close()
-            return
-        self._add(sock, f"{address[0]}:{address[1]}")
+        strangers = [link for link in self._links.values() if link.rank is None]  # the oldest first
+        if len(strangers) >= MAX_UNIDENTIFIED:
+            count = Counter(link.source for link in strangers)
+            self._drop(
+                max(strangers, key=lambda link: count[link.source]), "too many others wait to be identified"
+            )
+        link = self._add(sock, f"{address[0]}:{address[1]}")
+        if read_key():
+            link.nonce = secrets.token_hex(16)
+            self._send(link, {"t": "prove", "nonce": link.nonce})
 
     def _add(self, sock: socket.socket, peer: str) -> PeerConnection:
         sock.setblocking(False)
@@ -210,6 +228,8 @@ class RankGroup(threading.Thread):
     def _handle(self, link: PeerConnection, message: Json) -> None:
         link.heard = time.monotonic()
         kind = message["t"]
+        if link.nonce and not self._prove(link, message):
+            return
         if link.rank is None:
             if kind == "hello":
                 self._hello(link, message)
@@ -228,6 +248,27 @@ class RankGroup(threading.Thread):
         elif self._member.rank and kind == "go" and not self._begun:
             self._begun = True
             self._events.put("go")
+
+    def _prove(self, link: PeerConnection, message: Json) -> bool:
+        """Exchange the proofs of the key. Return whether the message is a proven one, to be handled."""
+        key, kind = read_key(), message["t"]
+        if self._member.rank and kind == "prove":
+            hello = {**self._introduction(), "nonce": link.nonce}
+            self._send(link, {**hello, "mac": proof(key, str(message.get("nonce")), hello)})
+        elif self._member.rank and kind == "no":
+            self._refused = f"{self._member.named(0)} turns it away: {message.get('why')}"[:400]
+        elif (
+            kind == ("welcome" if self._member.rank else "hello") and key and proven(key, link.nonce, message)
+        ):
+            link.nonce = ""
+            if not self._member.rank:
+                welcome: Json = {"t": "welcome"}
+                self._send(link, {**welcome, "mac": proof(key, str(message.get("nonce")), welcome)})
+            return True
+        else:
+            self._send(link, {"t": "no", "why": "it does not prove that it has the key of the instances"})
+            self._drop(link, "it lacks the key of the instances")
+        return False
 
     def _hello(self, link: PeerConnection, message: Json) -> None:
         wrong = self._refusal(message)

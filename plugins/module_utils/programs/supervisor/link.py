@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the supervisors of one engine share: group membership, connections and the message format.
 
-A message is a JSON object on one line; its key `t` is the message type.
+A message is a JSON object on one line; its key `t` is the message type. Where the nodes have the instances' key, rank 0
+and another rank first prove to each other that they have it, and tell nothing before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import json
 import socket
 import time
@@ -14,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 1
+KEY_FILE = "/instinct-keys/instances"
+"""The node's key, as common/instance_key.py writes it."""
 LINE_LIMIT = 16384
 """The longest message, in bytes."""
 Json = dict[str, Any]
@@ -47,14 +52,40 @@ class Membership:
 
 @dataclass
 class PeerConnection:
-    """A connection. rank: None until the peer has identified itself."""
+    """A connection. rank: None until the peer has identified itself; nonce: what it has to prove the key with, "" once
+    it has, and where there is none.
+    """
 
     sock: socket.socket
     peer: str
     rank: int | None = None
+    nonce: str = ""
     gave_up: str = ""
     buffer: bytes = b""
     heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def source(self) -> str:
+        """Return the peer's address without its port."""
+        return self.peer.rpartition(":")[0]
+
+
+def read_key() -> bytes:
+    """Return the instances' key, b"" without one. It is read anew each time: it may be replaced at any."""
+    with contextlib.suppress(OSError), open(KEY_FILE, "rb") as file:
+        return file.read(4096).strip().partition(b"=")[2]
+    return b""
+
+
+def proof(key: bytes, nonce: str, message: Json) -> str:
+    """Return what only who has the key can say of a message, and only in answer to this nonce."""
+    text = json.dumps({**message, "nonce_of_peer": nonce, "mac": ""}, sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def proven(key: bytes, nonce: str, message: Json) -> bool:
+    """Return whether a message has its proof."""
+    return hmac.compare_digest(proof(key, nonce, message), str(message.get("mac")))
 
 
 def parse_address(text: str) -> tuple[str, int]:
