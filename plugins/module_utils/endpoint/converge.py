@@ -60,6 +60,32 @@ LimitNOFILE=65536
 [Install]
 WantedBy=multi-user.target
 """
+# For programs that answer to the network and need nothing but their own configuration: they read root's files, and have
+# none of root's powers.
+SANDBOX = """\
+CapabilityBoundingSet=
+NoNewPrivileges=yes
+ProtectSystem=strict
+ReadWritePaths={state}
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+InaccessiblePaths=-/etc/shadow -/etc/ssh -/etc/instinct-fleet/keys -/etc/instinct-fleet/secrets
+UMask=0077
+"""
 AGENT_UNIT = """\
 # Written by instinct-fleet.
 [Unit]
@@ -71,7 +97,7 @@ StartLimitIntervalSec=0
 ExecStart=/usr/bin/python3 {directory}/current/agent.py {directory}/current/balancer.json {state}/agent.pid
 Restart=always
 RestartSec=1
-
+{sandbox}
 [Install]
 WantedBy=multi-user.target
 """
@@ -86,7 +112,7 @@ StartLimitIntervalSec=0
 ExecStart=/usr/bin/python3 {directory}/current/router.py {directory}/current/balancer.json {state}/router.pid {router}
 Restart=always
 RestartSec=1
-
+{sandbox}
 [Install]
 WantedBy=multi-user.target
 """
@@ -133,6 +159,7 @@ class BalancerPaths:
             "state": self.state,
             "haproxy": self.haproxy,
             "router": self.router,
+            "sandbox": SANDBOX.format(state=self.state),
         }
         found = {
             os.path.join(self.units, SERVICE): UNIT.format(**values),

@@ -13,7 +13,7 @@ from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
-from ..text import plural
+from ..text import listed, plural
 from .backends import (
     ANY,
     LOOPBACK,
@@ -201,6 +201,12 @@ def plan_balancers(
             "balancer "
             "and its API keys: set listen, or let a firewall admit only the balancer (docs/runbooks/endpoint.md)"
         )
+    in_clear = _reached_in_clear(hosts, gpu_hosts)
+    if in_clear:
+        warnings.append(
+            f"prompts, answers and the instances' key go unencrypted from load balancers to {listed(in_clear)}: "
+            "nobody else may read that network (docs/security.md)"
+        )
     plans = []
     for host in hosts:
         if not host.absent:
@@ -208,6 +214,16 @@ def plan_balancers(
             plans.append(plan)
             problems += found
     return tuple(plans), tuple(problems), tuple(warnings)
+
+
+def _reached_in_clear(hosts: Sequence[BalancerHost], gpu_hosts: Sequence[HostBackends]) -> list[str]:
+    """Return the GPU hosts that a load balancer on another host reaches over the network."""
+    return [
+        gpu_host.host
+        for gpu_host in gpu_hosts
+        if any(host.name != gpu_host.host for host in hosts)
+        and any(item.listen not in LOOPBACK for item in routable_instances(gpu_host))
+    ]
 
 
 def _at_return(host: BalancerHost) -> str:

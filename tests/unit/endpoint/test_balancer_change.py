@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -438,3 +440,22 @@ def test_whether_a_process_runs(tmp_path: Path, content: str | None, word: str, 
 def test_a_program_is_heard_to_its_end(script: str, expected: tuple[int, str]) -> None:
     """Both of its streams, without an input that it could wait for, and whatever its exit code."""
     assert balancer_node.run(["sh", "-c", script]) == expected
+
+
+def test_programs_beside_haproxy_have_no_power_of_roots(tmp_path: Path) -> None:
+    """What parses clients' requests and instances' answers runs on the machine with the TLS key."""
+    paths = BalancerPaths(units=str(tmp_path), state=str(tmp_path), haproxy="/bin/true")
+    for path, text in paths.service_files(True).items():
+        Path(path).write_text(text)
+        alone = not path.endswith("instinct-balancer.service")  # HAProxy itself gives its power up
+        lines = text.splitlines()
+        wanted = (
+            "CapabilityBoundingSet=",
+            "NoNewPrivileges=yes",
+            "ProtectSystem=strict",
+            f"ReadWritePaths={tmp_path}",
+        )
+        assert [line in lines for line in wanted] == [alone] * 4
+        if verify := shutil.which("systemd-analyze"):
+            done = subprocess.run([verify, "verify", path], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")

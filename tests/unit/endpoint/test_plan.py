@@ -389,9 +389,30 @@ def test_instances_that_can_be_asked_past_it(listen: str, endpoint: bool, warned
     ]
     _, problems, warnings = planned(lb(), offer("n1", *both))
     assert problems == []
-    assert [text.partition(" listen on all addresses")[0] for text in warnings] == (
+    found = [text for text in warnings if "unencrypted" not in text]
+    assert [text.partition(" listen on all addresses")[0] for text in found] == (
         ["instances of a, b"] if warned else []
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listen", "endpoint", "expected"),
+    [
+        (("n1", "n2"), "192.0.2.9", True, ["n1, n2"]),
+        (("n1",), "0.0.0.0", True, ["n1"]),
+        (("n1",), "192.0.2.9", False, []),
+        (("n1",), "127.0.0.1", True, []),
+        (("lb",), "192.0.2.9", True, []),  # on the load balancer's own host
+    ],
+)
+def test_a_network_that_must_be_the_fleets_own_is_named_once(
+    hosts: tuple[str, ...], listen: str, endpoint: bool, expected: list[str]
+) -> None:
+    gpu_hosts = [offer(name, instance("llama-0", 8000, listen=listen, endpoint=endpoint)) for name in hosts]
+    assets = EndpointAssets(lambda _: "", "agent\n", {"lb": MATERIAL})
+    _, _, warnings = plan_balancers(EndpointInputs((lb(),), frozenset(hosts), assets), gpu_hosts)
+    found = [text for text in warnings if "unencrypted" in text]
+    assert [text.partition(" to ")[2].partition(":")[0] for text in found] == expected
 
 
 def test_without_a_balancer_nothing_is_warned_about() -> None:
