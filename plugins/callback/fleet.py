@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import hint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, hint
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 PLAN = "instinct.fleet.fleet_plan"
@@ -192,6 +192,8 @@ def message(result: Mapping[str, Any]) -> str:
         ),
         result,
     )
+    if cause(failed):
+        return cause(failed)
     text = str(failed.get("msg") or result.get("msg") or "no message")
     text = text.strip().removeprefix("Task failed: ").removeprefix("Action failed: ")
     said = (str(failed.get(key) or "").strip() for key in ("stderr", "module_stderr"))

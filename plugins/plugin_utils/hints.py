@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 ROOT = "Ansible becomes root there by sudo: "
 HINTS = (
@@ -28,6 +30,27 @@ HINTS = (
     ),
 )
 """The first that matches is told."""
+
+NO_ROOM = re.compile("No usable temporary directory|\\[Errno 28\\]|No space left on device")
+NO_ANSWER = "Module result deserialization failed"
+
+
+def cause(result: Mapping[str, Any]) -> str:
+    """Return why a module could not begin on a host, where its output tells; "" if it began, or for another reason.
+
+    With a full disk Ansible has no room for the module, and what comes back is Python's traceback.
+    """
+    if not str(result.get("msg") or "").removeprefix("Task failed: ").startswith(NO_ANSWER):
+        return ""
+    said = "\n".join(
+        str(result.get(key) or "") for key in ("module_stderr", "module_stdout", "stderr", "exception")
+    )
+    if not NO_ROOM.search(said):
+        return ""
+    return (
+        "No space left on this host's disk, not even for Ansible's module in /tmp. Make room (df -h tells where), and "
+        "run the same command again."
+    )
 
 
 def hint(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
+from ..hints import cause
 from ..text import printable
 from .endpoint_settings import GROUP as BALANCERS
 from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
@@ -253,7 +254,8 @@ def why_unreached(registered: Mapping[str, Any]) -> str:
             f"it did not answer within {late.get('period')} s, so something on it may hang, such as the GPU driver or "
             "a file system: look at its dmesg, and for processes in state D"
         )
-    return printable(str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0])
+    text = str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0]
+    return cause(registered) or printable(text)
 
 
 def _place(tag: Any) -> str:

@@ -20,6 +20,7 @@ from ...module_utils.common.bench_metrics import (
 )
 from ...module_utils.common.errors import natural
 from ...module_utils.common.redact import MASK, Redactor, is_secret_name
+from ..hints import cause
 from ..instances.redact import redact_command, redact_variables
 
 SCHEMA = 1
@@ -203,7 +204,8 @@ def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> MeasurementF
         return None
     kind = name.rsplit("_", 1)[-1]
     what = f"{kind} benchmark" if kind in KINDS else "benchmark"
-    return MeasurementFailure(host, what, str(task.get("msg") or "the benchmark failed without a message"))
+    why = cause(task) or str(task.get("msg") or "the benchmark failed without a message")
+    return MeasurementFailure(host, what, why)
 
 
 def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> MeasurementFailure:
@@ -212,7 +214,7 @@ def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> MeasurementFailu
             return MeasurementFailure(host, "connection", str(state.get("msg") or "unreachable"))
         if state.get("failed"):
             return MeasurementFailure(
-                host, "observation", str(state.get("msg") or "failed without a message")
+                host, "observation", cause(state) or str(state.get("msg") or "failed without a message")
             )
     message = "not measured: the host failed earlier in this run; its error is in the play's output"
     return MeasurementFailure(host, "benchmark", message)

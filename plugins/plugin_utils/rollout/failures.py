@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..hints import cause
 from ..infrastructure import CLASSES
 
 SERVER = "vllm_server"
@@ -49,7 +50,7 @@ def message_of(result: Any) -> str:
     if not isinstance(result, Mapping):
         return str(result)
     found = _failed(result)
-    return str(found.get("msg") or found.get("stderr") or "no message").strip()
+    return cause(found) or str(found.get("msg") or found.get("stderr") or "no message").strip()
 
 
 def _failed(result: Mapping[str, Any]) -> Mapping[str, Any]:
