@@ -19,7 +19,7 @@ from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
 from ..common.run_lock import run_lock
-from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
+from ..docker.client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from ..docker.containers import create_container, remove_container, rename_container
 from ..docker.logs import container_log
 from ..docker.stop import stop_gracefully
@@ -245,11 +245,10 @@ def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Seq
     def stop(owner: ServerTask | Removal, container: str, seconds: int) -> str:
         try:
             return stop_gracefully(fleet.connect(), container, seconds)
-        except DockerUnavailable as error:
-            owner.fail(_no_docker(error))
-            return ""
         except DockerError as error:
-            owner.fail(Diagnosis("cannot_stop", str(error), CANNOT_STOP))
+            # A stop that does not end in time is the container's.
+            dead = isinstance(error, DockerUnavailable) and not isinstance(error, DockerTimeout)
+            owner.fail(_no_docker(error) if dead else Diagnosis("cannot_stop", str(error), CANNOT_STOP))
             return ""
 
     with ThreadPoolExecutor(max_workers=len(stops)) as pool:
