@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide whether enough load balancers answered; reads their results, decides nothing itself.
+"""Decide what load balancers' answers mean for a run; reads their results, decides nothing itself.
 
 Documentation: plugins/modules/balancer_verdict.py (`ansible-doc -t module instinct.fleet.balancer_verdict`).
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.endpoint import BALANCER
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.answers import answers_of
 
@@ -29,4 +28,4 @@ class ActionModule(ControllerAction):
         by = "run" if self._task.check_mode else options["by"]
         problem = found.problem(by)
         result = {"changed": False, "lost": dict(found.lost), "warnings": found.warnings(by)}
-        return {**result, "failed": True, "msg": problem, "class": BALANCER} if problem else result
+        return {**result, "failed": True, "msg": problem, "class": found.failure_class} if problem else result

@@ -82,18 +82,21 @@ class CallbackModule(Default):
             self.planning = self.planning or planning
         if self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
+        elif "results" in result.result and (ignore_errors or result.task.loop):
+            return  # items of a loop were printed already
         elif ignore_errors:
             self._tell(result, "failed", text, " (ignored)")
-        elif not (result.task.loop and "results" in result.result):  # items of a loop were printed already
+        else:
             self._tell(result, "failed", text.partition("\n")[0] if planning else text)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
         """Print why one item of a loop failed."""
-        if self._display.verbosity or result.task.ignore_errors:
+        if self._display.verbosity:
             super().v2_runner_item_on_failed(result)
         else:
             label = self._get_item_label(result.result)
-            self._tell(result, "failed", message(result.result), f" (item={label})")
+            ignored = " (ignored)" if result.task.ignore_errors else ""
+            self._tell(result, "failed", message(result.result), f" (item={label}){ignored}")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Print why a host could not be reached, and record it."""

@@ -10,7 +10,7 @@ short_description: Decide whether enough load balancers were told of a change
 version_added: "0.1.0"
 description:
   - Runs on the control node after M(instinct.fleet.balancer_server) was called for every load balancer. One that
-    answers is enough for a run to go on; the others are named in a warning. Fails if none answers.
+    answers is enough for a run to go on; the others are named in a warning. Fails if none answers, and if one refuses.
   - An operator who drains or returns instances means all load balancers, so then it fails if one does not answer.
 options:
   results:
@@ -48,7 +48,7 @@ lost:
   returned: always
   sample: {lb-01: "Failed to connect to the host via ssh: No route to host"}
 class:
-  description: V(balancer) if it fails, as the cause is a load balancer and none of the instances.
+  description: V(balancer) if none answers, as the cause is then none of the instances; else that of the refusal.
   type: str
   returned: failure
 """

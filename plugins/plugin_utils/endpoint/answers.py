@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.endpoint import BALANCER, OPERATOR
@@ -12,13 +12,26 @@ from ...module_utils.common.endpoint import BALANCER, OPERATOR
 
 @dataclass(frozen=True)
 class Answers:
-    """The load balancers that were set, and those that were not, with the reason."""
+    """The load balancers that were set, those that refused, and those that did not answer, with the reasons.
+
+    kind: the class of the first refusal; "" if it has none.
+    """
 
     answered: tuple[str, ...]
     lost: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+
+    @property
+    def failure_class(self) -> str:
+        """Return the class of the problem: what a load balancer refuses has its own."""
+        return self.kind if self.refused else BALANCER
 
     def problem(self, by: str) -> str:
         """Return why a run cannot go on, or what the operator who asked for it still has to do; "" for neither."""
+        if self.refused:
+            named = len(self.refused) > 1
+            return "; ".join(f"{name}: {why}" if named else why for name, why in self.refused.items())
         if not self.lost:
             return ""
         text = f"{_reasons(self.lost)} On its host, systemctl status instinct-balancer tells more."
@@ -44,14 +57,21 @@ def answers_of(results: Iterable[Mapping[str, Any]]) -> Answers:
     """Return the answers from the results of balancer_server in a loop over load balancers, or over their servers."""
     answered: list[str] = []
     lost: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    kinds: list[str] = []
     for result in results:
         item = result["item"]
         name = str(item["balancer"] if isinstance(item, Mapping) else item)
         if result.get("unreachable") or result.get("class") == BALANCER:
             lost[name] = str(result.get("msg") or "it cannot be reached").strip().partition("\n")[0]
+        elif result.get("failed"):
+            refused[name] = str(
+                result.get("msg") or result.get("module_stderr") or "it failed without a word"
+            ).strip()
+            kinds.append(str(result.get("class") or ""))
         else:
             answered.append(name)
-    return Answers(tuple(answered), lost)
+    return Answers(tuple(answered), lost, refused, next(iter(kinds), ""))
 
 
 def _reasons(lost: Mapping[str, str]) -> str:

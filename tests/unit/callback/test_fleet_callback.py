@@ -205,3 +205,14 @@ def test_errors_of_ansible_that_name_no_next_step_get_one(fleet: Any, text: str,
     first, second = fleet.errors["n1"].text.splitlines()
     assert first == text
     assert second.startswith(next_step)
+
+
+def test_the_answer_of_one_of_several_is_told_once(fleet: Any) -> None:
+    """Load balancers are asked in a loop, and another task judges all answers."""
+    item = result("n1", "Set servers", item="lb1", msg="HAProxy does not answer")
+    whole = result("n1", "Set servers", msg="One or more items failed", results=[{"failed": True}])
+    for seen in (item, whole):
+        seen.task.ignore_errors = True
+    fleet.v2_runner_item_on_failed(item)
+    fleet.v2_runner_on_failed(whole, ignore_errors=True)
+    assert fleet.shown == ["failed: [n1] (item=lb1) (ignored): HAProxy does not answer"]

@@ -28,6 +28,21 @@ CASES: dict[str, tuple[list[Any], str, str]] = {
         "Set in lb2, but not in all load balancers: lb1: No route to host. On its host, systemctl status "
         "instinct-balancer tells more. When it answers, run the same command again.",
     ),
+    "one refuses": (
+        [{**ONE, "failed": True, "msg": "Not in service after 300 s: a."}, TWO],
+        "Not in service after 300 s: a.",
+        "Not in service after 300 s: a.",
+    ),
+    "both refuse": (
+        [{**ONE, "failed": True, "msg": "too few"}, {**TWO, "failed": True, "msg": "none left"}],
+        "lb1: too few; lb2: none left",
+        "lb1: too few; lb2: none left",
+    ),
+    "one refuses, the other is off": (
+        [{**ONE, **OFF}, {**TWO, "failed": True, "msg": "too few"}],
+        "too few",
+        "too few",
+    ),
     "one does not run": (
         [ONE, {**TWO, **DOWN}],
         "",
@@ -71,3 +86,10 @@ def test_the_fault_of_a_balancer_has_its_class(tmp_path: Any) -> None:
     with pytest.raises(Exception, match="has no server x") as error:
         set_state(balancer, ServerStateRequest(("x",), "drain", "run", 0), False)
     assert error.value.result == {"class": "balancer"}  # type: ignore[attr-defined]
+
+
+def test_a_refusal_keeps_its_class() -> None:
+    other = answers_of([{**ONE, "failed": True, "msg": "x", "class": "other_run"}, TWO])
+    assert other.failure_class == "other_run"
+    assert answers_of([{**ONE, "failed": True, "msg": "Not in service"}]).failure_class == ""
+    assert answers_of([{**ONE, **OFF}]).failure_class == "balancer"
