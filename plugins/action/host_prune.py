@@ -35,7 +35,7 @@ class ActionModule(ActionBase):
         if not own.get("failed"):
             verb = "would remove" if self._task.check_mode else "removed"
             lines = [f"{host}: {verb} {size(own['bytes'])}", *(f"  {text}" for text in own["actions"])]
-            self._display.display("\n".join(lines if own["actions"] else [f"{host}: nothing to remove"]))
+            self.show("\n".join(lines if own["actions"] else [f"{host}: nothing to remove"]))
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
 
