@@ -1283,6 +1283,7 @@ def test_an_instance_whose_secrets_are_not_to_be_had_fails_alone_and_stays(
     new_spec(server)
     server["secrets"] = OLD_MARK
     other = spec("other-0")
+    docker.programs.clear()  # it is found by the beginning of its name
     docker.programs["instinct-other-0"] = vllm(other["port"])
     result, failed = run_module(vllm_server.main, args(docker, server, other))
     assert failed
