@@ -19,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
 class ActionModule(ActionBase):
@@ -35,7 +36,8 @@ class ActionModule(ActionBase):
         if not own.get("failed"):
             verb = "would remove" if self._task.check_mode else "removed"
             lines = [f"{host}: {verb} {size(own['bytes'])}", *(f"  {text}" for text in own["actions"])]
-            self.show("\n".join(lines if own["actions"] else [f"{host}: nothing to remove"]))
+            text = "\n".join(lines if own["actions"] else [f"{host}: nothing to remove"])
+            self._display.display(printable(text))
         merged: dict[str, Any] = merge_hash(result, own)
         return merged
 
