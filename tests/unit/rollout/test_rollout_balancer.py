@@ -269,7 +269,7 @@ def test_the_same_command_continues_where_docker_was_dead(
     """Nothing is held, and the trial is open: nobody has to give again=true."""
     states, balancers = served(PAIR)
     new = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
-    found = after(planned(states, new, []), states)
+    found = after(planned(states, new, balancers), states)
     for name in states:
         for at in range(2):
             if (name, at) not in changed:
