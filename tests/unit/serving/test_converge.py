@@ -337,7 +337,8 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
     server = deployed(docker, run_module)
     new_spec(server)
     method = {"create": "create", "stop": "stop", "DELETE": "remove", "rename": "rename"}[cut_after]
-    original = getattr(converge.DockerClient, method)
+    owner, name = (converge.DockerClient, method) if method == "stop" else (converge, f"{method}_container")
+    original = getattr(owner, name)
 
     class Killed(BaseException):
         pass
@@ -347,10 +348,10 @@ def test_a_run_killed_during_a_replacement_is_completed_by_the_next(
         if not str(values[0]).endswith(".next") or method in ("create", "rename"):
             raise Killed
 
-    monkeypatch.setattr(converge.DockerClient, method, kill)
+    monkeypatch.setattr(owner, name, kill)
     with pytest.raises(Killed):
         vllm_server.work({**defaults(), **args(docker, server)}, converge.Redactor(), False)
-    monkeypatch.setattr(converge.DockerClient, method, original)
+    monkeypatch.setattr(owner, name, original)
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert not failed, result["msg"]
     assert statuses(docker) == {"instinct-llama-0": "running"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import files as files_on_node
+from ansible_collections.instinct.fleet.plugins.module_utils.common.abandoned import ControllerGone
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import ControllerGone
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import verify
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
