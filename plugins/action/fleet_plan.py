@@ -39,6 +39,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
+    Lease,
+    other_runs,
+    refused_plan,
+    this_run,
+    warned,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
@@ -58,6 +65,10 @@ class ActionModule(ControllerAction):
         base, groups = reader.beside_inventory(names), reader.groups()
         inputs = {name: reader.host(name, offline) for name in names}
         everyone = dict.fromkeys([*names, *groups.get(BALANCERS, ())])
+        foreign = other_runs({name: Lease.from_json(reader.lease(name)) for name in everyone if not offline})
+        locking = bool(options["apply"] or options["operation"]) and not self._task.check_mode
+        if locking and foreign and not options["take_over"]:
+            raise FleetError(refused_plan(foreign))
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
         slips += [*reader.clear_text_tokens(names), *(reader.token_problems(names) if offline else ())]
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
@@ -66,9 +77,11 @@ class ActionModule(ControllerAction):
             raise FleetError(wrong)
         latest = datetime.now(UTC) + timedelta(seconds=CLOCK_ERROR)
         checked = check_fleet(fleet, request.parse_request(options), latest.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        balancers, files = reader.balancers(offline), VaultReader(self._loader)
+        going = {this_run().id, *(() if options["take_over"] else (lease.run for lease in foreign))}
+        balancers = tuple(host.beside(going) for host in balancers)
         lock, fresh = self._pins(options, checked.composed, reader, base)
         models = read_models(checked.composed, base)
-        balancers, files = reader.balancers(offline), VaultReader(self._loader)
         policy = SecretsPolicy(
             make=options["apply"] and not self._task.check_mode,
             replace=tuple(options["new_secrets"]),
@@ -83,7 +96,7 @@ class ActionModule(ControllerAction):
             news = restrict_to(plan, again)
         else:
             found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
-            plan = news = replace(plan, warnings=(*plan.warnings, *found))
+            plan = news = replace(plan, warnings=(*plan.warnings, *warned(foreign), *found))
         others = set(groups.get(GROUP, ())) - set(names)
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint, others)
         if rollout:
@@ -91,6 +104,7 @@ class ActionModule(ControllerAction):
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self.show(f"\n{text}")
+        held = tuple(host for found in foreign.values() for host in found) if locking else None
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
             write_json(Path(options["plan_file"]), data)
@@ -98,9 +112,10 @@ class ActionModule(ControllerAction):
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
-            "todo": [] if offline else todo_hosts(news, plan.balancers, data, rollout),
+            "todo": [] if offline else todo_hosts(news, plan.balancers, data, rollout, held),
             "rollout": rollout.to_json() if rollout else None,
             "partial": list(news.partial),
+            "hold": request.hold_seconds(options, data),
             "changes": news.changes,
             "text": text,
         }

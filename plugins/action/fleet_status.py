@@ -15,6 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
     InventoryReader,
     why_unreached,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease, other_runs, warned
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import status
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import text
 
@@ -32,15 +33,19 @@ class ActionModule(ControllerAction):
         reader = InventoryReader(facts)
         seen: dict[str, Any] = {}
         unreached: dict[str, str] = {}
+        leases: dict[str, Lease | None] = {}
         for name in (str(host) for host in facts["ansible_play_hosts_all"]):
             found = reader.registered(name, "instance_status_result")
             if "instance_status" in found:
                 seen[name] = found["instance_status"]
+                leases[name] = Lease.from_json(found.get("lease"))
             else:
                 unreached[name] = why_unreached(found)
         made = status(seen, unreached)
         message = text(made, options["detail"])
         self.show(f"\n{message}")
+        for warning in warned(other_runs(leases)):
+            self._display.warning(warning)
         data = made.to_json()
         if options["status_file"]:
             write_json(Path(options["status_file"]), data)

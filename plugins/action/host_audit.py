@@ -23,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Report, text, verdict_text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease, other_runs, warned
 
 
 class ActionModule(ControllerAction):
@@ -47,6 +48,9 @@ class ActionModule(ControllerAction):
         report = Report(hosts, differences(views), auditor.bios)
         message = text(report, options["explain"])
         self.show(f"\n{message}")
+        leases = {name: Lease.from_json(seen["node_state"].get("lease")) for name, seen in reached.items()}
+        for warning in warned(other_runs(leases)):
+            self._display.warning(warning)
         data = report.to_json()
         if options["audit_file"]:
             write_json(Path(options["audit_file"]), data)

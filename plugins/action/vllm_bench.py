@@ -21,6 +21,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printab
 class ActionModule(ProgramAction):
     """vllm_bench."""
 
+    changes = False
+
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """The module's own result, or why an instance cannot be measured so."""
         try:

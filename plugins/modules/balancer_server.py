@@ -70,6 +70,7 @@ options:
     default: 300
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -116,6 +117,7 @@ seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
     Balancer,
@@ -140,6 +142,7 @@ def argument_spec():
         "at_once": {"type": "bool", "default": False},
         "min_in": {"type": "raw"},
         "wait": {"type": "int", "default": 300},
+        **LEASE_OPTION,
     }
 
 
@@ -152,16 +155,20 @@ def work(params, check):
         names = find_servers(balancer, **{key: params[key] for key in keys})
     if not names:
         return {"changed": False, "actions": [], "servers": []}
-    request = ServerStateRequest(
-        tuple(names), *(params[key] for key in ("state", "by", "wait", "at_once", "min_in"))
-    )
+    keys = ("state", "by", "wait", "at_once", "min_in")
+    run = (params.get("lease") or {}).get("run", "")
+    request = ServerStateRequest(tuple(names), **{key: params[key] for key in keys}, run=run)
     return set_state(balancer, request, check)
 
 
 def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module.params, module.check_mode))
+    finish(
+        module,
+        [],
+        leased(module, lambda: work(module.params, module.check_mode), Balancer().drain_record.has),
+    )
 
 
 if __name__ == "__main__":

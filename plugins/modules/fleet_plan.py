@@ -79,6 +79,12 @@ options:
       - Without it, the plan is that of a deploy, its text lists the batches, and nothing is refused for their sake.
     type: str
     choices: [deploy, upgrade, rollback, restart, stop]
+  take_over:
+    description:
+      - Change hosts although another run has their lease, because that run is known to be dead. Without it, a run that
+        changes hosts (O(apply), O(operation)) fails where another run does.
+    type: bool
+    default: false
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
@@ -215,6 +221,11 @@ partial:
   type: list
   elements: str
   sample: [registry.example/vllm:nightly]
+hold:
+  description: Seconds for which a batch may keep instances out of a load balancer; other runs wait as long.
+  returned: success
+  type: int
+  sample: 5850
 changes:
   description: Number of actions on all hosts.
   returned: success

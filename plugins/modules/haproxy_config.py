@@ -36,6 +36,7 @@ options:
     type: str
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -68,6 +69,7 @@ actions:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import converge
 
@@ -79,6 +81,7 @@ def argument_spec():
         "api_keys": {"type": "dict", "no_log": True},
         "certificate": {"type": "str", "no_log": True},
         "instance_key": {"type": "str", "no_log": True},
+        **LEASE_OPTION,
     }
 
 
@@ -100,7 +103,7 @@ def main():
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     keys = (module.params[name] for name in ("certificate", "instance_key"))
     secrets = [*(key for key in keys if key), *(module.params["api_keys"] or {}).values()]
-    finish(module, secrets, lambda: work(module.params, module.check_mode))
+    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -160,6 +161,7 @@ log:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
@@ -193,6 +195,7 @@ def argument_spec():
         "max_workers": {"type": "int", "default": 8},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -209,7 +212,7 @@ def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     secrets = [module.params["token"], *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, lambda: work(module.params, module.check_mode))
+    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

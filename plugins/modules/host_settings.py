@@ -35,6 +35,7 @@ options:
     default: {}
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -81,6 +82,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
 from ansible_collections.instinct.fleet.plugins.module_utils.host.sysctl_settings import resolved_settings
@@ -116,7 +118,8 @@ class SettingWrite:
 
 def argument_spec() -> dict[str, Any]:
     """Return the module's arguments, as DOCUMENTATION describes them."""
-    return {name: {"type": "dict", "default": {}} for name in ("sysctl", "sysfs", "limits", "units")}
+    names = ("sysctl", "sysfs", "limits", "units")
+    return {**{name: {"type": "dict", "default": {}} for name in names}, **LEASE_OPTION}
 
 
 def local(path: str) -> str:
@@ -272,7 +275,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module))
+    finish(module, [], leased(module, lambda: work(module)))
 
 
 if __name__ == "__main__":

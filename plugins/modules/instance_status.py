@@ -63,12 +63,18 @@ instance_status:
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, percent: 71, free_bytes: 251000000000}]
+lease:
+  description: The run that changes this node, or did last, as M(instinct.fleet.node_state) has it; null without one.
+  returned: success
+  type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.lease import read_run
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 
 def argument_spec():
@@ -80,7 +86,11 @@ def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     node = StatusPaths(docker_socket=module.params["docker_socket"])
-    finish(module, [], lambda: {"changed": False, "instance_status": read_node(node)})
+    finish(
+        module,
+        [],
+        lambda: {"changed": False, "instance_status": read_node(node), "lease": read_run(Source())},
+    )
 
 
 if __name__ == "__main__":

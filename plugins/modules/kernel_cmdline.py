@@ -23,6 +23,7 @@ options:
     required: true
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -73,6 +74,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import next_boot
@@ -83,7 +85,7 @@ ROOT = "/"
 
 def argument_spec() -> dict[str, Any]:
     """Return the module's arguments, as DOCUMENTATION describes them."""
-    return {"words": {"type": "list", "elements": "str", "required": True}}
+    return {"words": {"type": "list", "elements": "str", "required": True}, **LEASE_OPTION}
 
 
 def drop_in_path() -> str:
@@ -173,7 +175,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module))
+    finish(module, [], leased(module, lambda: work(module)))
 
 
 if __name__ == "__main__":

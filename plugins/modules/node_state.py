@@ -239,6 +239,14 @@ node_state:
       type: dict
       sample: {installed: true, keepalived: false, running: true, files: {}, keys: [], applied: null, config: null,
                out: null}
+    lease:
+      description:
+        - The run that changes this node, or did last; null if there was none since the boot. C(tag) names the last
+          change; C(at_work) is whether a call of the run is at work now, C(left) for how many seconds its lease lasts
+          without another call.
+      type: dict
+      sample: {run: 1d0b3c/4026531836/4242/99817, who: ann@control1, command: upgrade.yml,
+               started: "2026-01-01T00:00:00Z", tag: "1d0b3c/4026531836/4242/99817:3", at_work: true, left: 118.2}
     problems:
       description: Sources that could not be read.
       type: list
@@ -248,9 +256,13 @@ node_state:
 """
 
 
+import fcntl
 import json
 import os
+import struct
 import sys
+import time
+import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -938,6 +950,63 @@ def read_instance_key(state_dir: str) -> str | None:
     return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
 
 
+RUN_DIR = "/run/instinct-fleet"
+LEASE = RUN_DIR + "/lease"
+OTHER_RUN = "other_run"
+
+
+def lock_of(kind: int, run: str) -> bytes:
+    """Return the kernel's struct flock of the byte in the file that is a run's own."""
+    return struct.pack("hhlli", kind, 0, zlib.crc32(run.encode()), 1, 0)
+
+
+def at_work(file: int, run: str) -> bool:
+    """Return whether a call of the run is at work on this node: the kernel ends its lock with its process."""
+    found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, lock_of(fcntl.F_WRLCK, run))
+    return bool(struct.unpack("hhlli", found)[0] != fcntl.F_UNLCK)
+
+
+def read_lease(file: int) -> dict[str, Any]:
+    """Return the lease, or {}."""
+    fcntl.flock(file, fcntl.LOCK_SH)
+    try:
+        return dict(json.loads(os.pread(file, 4096, 0) or "{}"))
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def now() -> float:
+    """Return the seconds since the boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seconds_left(lease: dict[str, Any], at: float) -> float:
+    """Return how long it lasts from `at` on."""
+    begun = lease.get("at", at + 1)
+    return max(0.0, lease["seconds"] - at + begun) if begun <= at else 0.0  # else written before a reboot
+
+
+def read_run(source: Source) -> dict[str, Any] | None:
+    """Return the lease of the run that changes this node or did last, and how long it lasts; None without one."""
+    try:
+        file = os.open(source.root + LEASE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in ABSENT:
+            source.problem(LEASE, error)
+        return None
+    try:
+        found = read_lease(file)
+        if not found:
+            return None
+        return {
+            **{key: str(found[key]) for key in ("run", "who", "command", "started", "tag")},
+            "at_work": at_work(file, found["run"]),
+            "left": round(seconds_left(found, now()), 1),
+        }
+    finally:
+        os.close(file)
+
+
 # Messages of rtnetlink(7). One name per line: ansible-doc warns about others in a module.
 GET_ADDRESSES = 22
 NEW_ADDRESS = 20
@@ -1253,6 +1322,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["balancer"] = part(
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )
+    state["lease"] = part("lease", None, read_run, source)
     docker_root = docker["root_dir"] or "/var/lib/docker"
     state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
     state["problems"] = source.problems

@@ -32,6 +32,7 @@ options:
     default: /etc/sysctl.d/60-instinct-fleet.conf
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -92,6 +93,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
 from ansible_collections.instinct.fleet.plugins.module_utils.host.sysctl_settings import resolved_settings
@@ -111,6 +113,7 @@ def argument_spec() -> dict[str, Any]:
         "enabled": {"type": "bool", "default": False},
         "persist": {"type": "bool", "default": True},
         "sysctl_file": {"type": "path", "default": "/etc/sysctl.d/60-instinct-fleet.conf"},
+        **LEASE_OPTION,
     }
 
 
@@ -219,7 +222,7 @@ def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module))
+    finish(module, [], leased(module, lambda: work(module)))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ options:
     default: ""
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -67,6 +68,7 @@ import base64
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import converge, record_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpu_files import GpuFiles
@@ -79,6 +81,7 @@ def argument_spec() -> dict[str, Any]:
         "compute": {"type": "str", "choices": list(COMPUTE_MODES)},
         "memory": {"type": "str", "choices": list(MEMORY_MODES)},
         "program": {"type": "str", "default": ""},
+        **LEASE_OPTION,
     }
 
 
@@ -97,7 +100,7 @@ def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module, GpuFiles()))
+    finish(module, [], leased(module, lambda: work(module, GpuFiles())))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ options:
     default: ""
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -159,6 +160,7 @@ import contextlib
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease_lock import under_lease
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
@@ -186,6 +188,7 @@ def argument_spec() -> dict[str, Any]:
         "servers": {"type": "list", "elements": "dict", "default": []},
         "clean": {"type": "bool", "default": False},
         "program": {"type": "str", "default": ""},
+        "lease": {"type": "dict"},
     }
 
 
@@ -240,7 +243,11 @@ def work(module: AnsibleModule, node: PartitionNode) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, secrets_of(module.params["servers"]), lambda: work(module, PartitionNode()))
+    secrets, lease = (
+        secrets_of(module.params["servers"]),
+        None if module.check_mode else module.params["lease"],
+    )
+    finish(module, secrets, lambda: under_lease(lease, lambda: work(module, PartitionNode())))
 
 
 if __name__ == "__main__":

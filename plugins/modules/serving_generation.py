@@ -57,6 +57,7 @@ options:
     default: ""
 extends_documentation_fragment:
   - instinct.fleet.attributes
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -103,6 +104,7 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import (
@@ -122,6 +124,7 @@ def argument_spec():
         "journal": {"type": "list", "elements": "str", "default": []},
         "keep": {"type": "int", "default": KEEP},
         "at": {"type": "str", "default": ""},
+        **LEASE_OPTION,
     }
 
 
@@ -129,7 +132,8 @@ def work(params, check):
     """Update the store. Return the module's result."""
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
-    return change(GenerationStore(), StoreUpdate(**params), check)
+    update = StoreUpdate(**{name: value for name, value in params.items() if name not in LEASE_OPTION})
+    return change(GenerationStore(), update, check)
 
 
 def main():
@@ -137,7 +141,7 @@ def main():
     # no_log: an instance's environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     secrets = secrets_of([item.get("server") or {} for item in module.params["instances"]])
-    finish(module, secrets, lambda: work(module.params, module.check_mode))
+    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

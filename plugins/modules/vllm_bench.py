@@ -81,6 +81,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -178,12 +179,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
     parse_target,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import complete_target, measure
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
     finish,
     require_program,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
@@ -204,6 +206,7 @@ def argument_spec():
         "seed": {"type": "int", "default": 0},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -245,7 +248,11 @@ def main():
         module.fail_json(msg=str(error))
         return
     secrets = [*secrets_of([target.get("server") or {} for target in targets]), *node_secrets(), node_key()]
-    finish(module, secrets, lambda: work({**module.params, "targets": targets}, module.check_mode))
+    finish(
+        module,
+        secrets,
+        leased(module, lambda: work({**module.params, "targets": targets}, module.check_mode)),
+    )
 
 
 if __name__ == "__main__":

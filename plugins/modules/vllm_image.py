@@ -95,6 +95,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -172,6 +173,7 @@ from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish,
     require_program,
@@ -215,6 +217,7 @@ def argument_spec():
         "timeout": {"type": "int", "default": 14400},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -252,7 +255,7 @@ def main():
         supports_check_mode=True,
     )
     secrets = [module.params["registry_password"], *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, lambda: work(module.params, module.check_mode))
+    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

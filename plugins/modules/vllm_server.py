@@ -136,6 +136,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -223,9 +224,10 @@ seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.names import check_name
+from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import (
     node_secrets,
@@ -274,6 +276,7 @@ def argument_spec():
         "secrets": {"type": "dict", "default": {}, "no_log": True},
         "program": {"type": "dict", "default": {}},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -323,7 +326,7 @@ def main():
         value for texts in params["secrets"].values() for text in texts.values() for value in values_of(text)
     ]
     secrets = [*secrets_of(params["servers"]), *given, *node_secrets(), node_key()]
-    finish(module, secrets, lambda: work(params, Redactor(secrets), module.check_mode))
+    finish(module, secrets, leased(module, lambda: work(params, Redactor(secrets), module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -96,6 +97,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
     find,
     key_of,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
 from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
@@ -115,6 +117,7 @@ def argument_spec():
         "endpoint": {"type": "str", "choices": ["", "completions", "chat"], "default": ""},
         "timeout": {"type": "int", "default": 120},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -174,7 +177,11 @@ def main():
         return
     api_key = key_of(target)
     secrets = [api_key, *secrets_of([target.get("server") or {}]), *node_secrets()]
-    finish(module, secrets, lambda: work({**module.params, "target": target}, module.check_mode, api_key))
+    finish(
+        module,
+        secrets,
+        leased(module, lambda: work({**module.params, "target": target}, module.check_mode, api_key)),
+    )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -58,6 +59,7 @@ seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
@@ -70,6 +72,7 @@ def argument_spec():
         "servers": {"type": "list", "elements": "str", "required": True},
         "seconds": {"type": "int", "default": 30},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -80,8 +83,11 @@ def main():
     finish(
         module,
         [],
-        lambda: watch(
-            connect(module.params["docker_socket"], module.check_mode), module.params["servers"], seconds
+        leased(
+            module,
+            lambda: watch(
+                connect(module.params["docker_socket"], module.check_mode), module.params["servers"], seconds
+            ),
         ),
     )
 

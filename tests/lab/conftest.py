@@ -35,6 +35,7 @@ ORDER = (
     "real_upgrade",
     "killed_controller",
     "rollout",
+    "two_operators",
     "partition_fleet",
     "host_prep",
     "fleet",

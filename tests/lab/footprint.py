@@ -20,7 +20,7 @@ FILES = (
 CONTAINERS = "docker ps -a --format '{{.Names}} {{.State}}'"
 MEMORY = "ps -eo rss=,args= | grep '[s]upervise.py' | grep -v docker-init"
 # Locks are files that stay.
-LOCK = re.compile(r"^/run/instinct-fleet/\w+\.lock$")
+LOCK = re.compile(r"^/run/instinct-fleet/(\w+\.lock|lease)$")
 # What is kept of the past is bounded, each kind by itself: so many files of it may come.
 KEPT = {
     r"/generations/": 12,  # five of each deployment, with their files

@@ -22,6 +22,7 @@ from tests.worlds.strangers_world import World
 ROOTS = {
     "paths.py": ("/etc/instinct-fleet", "/var/lib/instinct-fleet"),
     "run_lock.py": ("/run/instinct-fleet",),
+    "lease_file.py": ("/run/instinct-fleet",),
 }
 """Directories on hosts, by the file of module_utils/common that names them."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..common import paths
 from ..common.endpoint import listen_address, local_address
 from ..common.files import read_text
-from ..common.instance_key import node_key
+from ..common.node_key import node_key
 from ..common.redact import env_assignments
 from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
 from ..serving.health import ProbeAnswer, ServerAddress, ask

@@ -9,20 +9,16 @@ another key.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 
-from .files import read_text
+from .node_key import NAME
 from .paths import KEYS_DIR
 
-VARIABLE = "VLLM_API_KEY"
-NAME = "instances"
 FILE = f"{KEYS_DIR}/{NAME}"
 UNMADE = "made by the first run"
 """The mark of a key that the first real run will create."""
 _KEY = re.compile(r"[A-Za-z0-9._~+/=-]{20,512}")
-_LINE = re.compile(rf"^{VARIABLE}=(\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -57,12 +53,6 @@ def key_wrong(key: str) -> str:
     if _KEY.fullmatch(key):
         return ""
     return "does not hold a key: 20 to 512 letters, digits and ._~+/=- in one line"
-
-
-def node_key(directory: str = KEYS_DIR) -> str:
-    """Return the node's key, or "" if it has none. Only root can read it."""
-    found = _LINE.search(read_text(os.path.join(directory, NAME)) or "")
-    return found.group(1) if found else ""
 
 
 def header_map(key: str) -> str:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let one run at a time change a node: who may go on, who takes over, and whose plan is out of date.
 
-A changing call holds the lease of its run, by a lock that ends with its process. The lease lasts a while longer, as the
-calls of a run follow one another. It has a tag, which every change renews: a run whose plan saw the tag of another
-change, by another run, has a plan that is out of date.
+docs/adr/one-writer.md says why it is so.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import Any, Callable
 
 from . import lease_file, paths
 from .files import make_private
-from .lease_file import at_work, lock_of, seconds_left
-from .lease_lock import OTHER_RUN, now
+from .lease_file import OTHER_RUN, at_work, lock_of, now, seconds_left
 from .module_main import NodeError
 
 STALE_PLAN = "stale_plan"
@@ -37,12 +34,12 @@ def refusal(given: Mapping[str, Any], found: Mapping[str, Any], live: bool) -> s
     found: the lease. live: whether its run goes on, for all that the node knows.
     """
     run, tag = found.get("run", ""), found.get("tag", "")
-    other = live and run not in ("", given["run"], *given["void"])
+    followed = given["run"] in found.get("before", ())
     # Who was taken over does not take back.
-    if other and (not given["take_over"] or given["run"] in found["before"]):
+    if live and run not in ("", given["run"], *given["void"]) and (followed or not given["take_over"]):
         return OTHER_RUN
     own = not tag or tag.startswith(f"{given['run']}:")
-    return "" if own or given["seen"] in (None, tag) else STALE_PLAN
+    return STALE_PLAN if followed or not (own or given["seen"] in (None, tag)) else ""
 
 
 def leased(
@@ -50,8 +47,7 @@ def leased(
 ) -> Callable[[], Any]:
     """Return `work` under the lease that the module's action plugin gave.
 
-    drained: whether a run has servers out of this load balancer. Its lease lasts longer then, as no call works here
-    while these servers change.
+    drained: whether a run has servers out of this load balancer. Its lease lasts longer then.
     """
 
     def working() -> Any:
@@ -61,15 +57,15 @@ def leased(
         make_private(os.path.dirname(lease_file.LEASE))
         file = os.open(lease_file.LEASE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            tag = _take(file, given)
+            tags = _take(file, given)
             try:
                 result = work()
-                tag = None if result.get("changed", True) else tag
+                tags = {} if result.get("changed", True) else tags
             except BaseException:
-                tag = None
+                tags = {}
                 raise
             finally:
-                _leave(file, given, tag, drained)
+                _leave(file, given, tags, drained)
             return result
         finally:
             os.close(file)
@@ -77,8 +73,8 @@ def leased(
     return working
 
 
-def _take(file: int, given: Mapping[str, Any]) -> str | None:
-    """Take the lease, and lock the run's byte. Return the tag to put back if nothing changes, None for none."""
+def _take(file: int, given: Mapping[str, Any]) -> dict[str, str]:
+    """Take the lease, and lock the run's byte. Return the former tag by the new one, to put back after no change."""
     run, begun = given["run"], now()
     with _alone(file) as found:
         old, tag = found.get("run", ""), found.get("tag", "")
@@ -103,11 +99,11 @@ def _take(file: int, given: Mapping[str, Any]) -> str | None:
         time.sleep(_POLL)
     if working - set(given["void"]):  # it went on changing what this run's plan saw
         raise _refused(STALE_PLAN, found)
-    return None if taken else str(tag)
+    return {} if taken else {renewed: tag}
 
 
 def _leave(
-    file: int, given: Mapping[str, Any], tag: str | None, drained: Callable[[str], bool] | None
+    file: int, given: Mapping[str, Any], tags: Mapping[str, str], drained: Callable[[str], bool] | None
 ) -> None:
     """Let the lease last for the run's next call."""
     with _alone(file) as found:
@@ -116,7 +112,7 @@ def _leave(
         seconds = max(HOLD, seconds_left(found, now()))
         if drained:
             seconds = max(HOLD, given["hold"]) if drained(given["run"]) else HOLD
-        _write(file, {**found, "tag": found["tag"] if tag is None else tag, "at": now(), "seconds": seconds})
+        _write(file, {**found, "tag": tags.get(found["tag"], found["tag"]), "at": now(), "seconds": seconds})
 
 
 @contextlib.contextmanager
@@ -144,4 +140,6 @@ def _note(line: str) -> None:
 
 
 def _refused(why: str, found: Mapping[str, Any]) -> NodeError:
-    return NodeError("Another run changes this node.", **{"class": why, "lease": dict(found)})
+    return NodeError(
+        "Another run changes this node.", **{"class": OTHER_RUN, "why": why, "lease": dict(found)}
+    )

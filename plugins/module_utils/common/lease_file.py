@@ -7,12 +7,15 @@ import fcntl
 import json
 import os
 import struct
+import time
 import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
-LEASE = "/run/instinct-fleet/lease"
+RUN_DIR = "/run/instinct-fleet"
+LEASE = RUN_DIR + "/lease"
+OTHER_RUN = "other_run"
 
 
 def lock_of(kind: int, run: str) -> bytes:
@@ -35,7 +38,12 @@ def read_lease(file: int) -> dict[str, Any]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def seconds_left(lease: dict[str, Any], now: float) -> float:
-    """Return how long it lasts; now: CLOCK_BOOTTIME, which nobody sets."""
-    begun = lease.get("at", now + 1)
-    return max(0.0, lease["seconds"] - now + begun) if begun <= now else 0.0  # else written before a reboot
+def now() -> float:
+    """Return the seconds since the boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seconds_left(lease: dict[str, Any], at: float) -> float:
+    """Return how long it lasts from `at` on."""
+    begun = lease.get("at", at + 1)
+    return max(0.0, lease["seconds"] - at + begun) if begun <= at else 0.0  # else written before a reboot

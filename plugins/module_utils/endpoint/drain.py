@@ -31,7 +31,7 @@ _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]
 
 
 class DrainRecord:
-    """The record of drained servers: {"backend/server": {state, by, since}}."""
+    """The record of drained servers: {"backend/server": {state, by, since}}, and of a run's own the run."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -46,6 +46,10 @@ class DrainRecord:
         if found != self.read():
             write_atomic(self.path, json.dumps(found, indent=1, sort_keys=True) + "\n", 0o600)
 
+    def has(self, run: str) -> bool:
+        """Return whether a run has drained servers."""
+        return any(item.get("run") == run for item in self.read().values())
+
     def keep(self, names: Collection[str]) -> None:
         """Remove servers that are no longer configured."""
         self.write({name: item for name, item in self.read().items() if name in names})
@@ -53,7 +57,7 @@ class DrainRecord:
 
 @dataclass(frozen=True)
 class ServerStateRequest:
-    """The requested state of some servers; by: who requests it; wait: seconds to wait for it.
+    """The requested state of some servers; by: who requests it, in which run; wait: seconds to wait for it.
 
     at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
     """
@@ -64,6 +68,7 @@ class ServerStateRequest:
     wait: float
     at_once: bool = True
     min_in: Any = None
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ def _set(
     balancer: Balancer, request: ServerStateRequest, addresses: dict[str, tuple[str, int]], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
     haproxy, record = balancer.haproxy, balancer.drain_record.read()
-    now = haproxy.servers()
+    now, run = haproxy.servers(), None if request.by == OPERATOR else request.run or None
     actions, diff = [], []
     for name in request.names:
         noted = record.get(name, {})
@@ -212,9 +217,11 @@ def _set(
             )
         if request.state == "ready":
             record.pop(name, None)
-        elif (noted.get("state"), noted.get("by")) != (request.state, request.by):
+        elif [noted.get(key) for key in ("state", "by", "run")] != [request.state, request.by, run]:
             since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             record[name] = {"state": request.state, "by": request.by, "since": since}
+            if run:  # others leave it as it is while that run goes on
+                record[name]["run"] = run
     if record != balancer.drain_record.read() and not actions:
         actions.append(f"write {balancer.drain_record.path}")
     if check or not actions:

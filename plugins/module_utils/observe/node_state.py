@@ -14,6 +14,7 @@ from .gpu_users import partition_change, read_users
 from .gpus import kfd_processes, read_gpus
 from .host import kib, read_cpu, read_device_gids, read_numa_nodes
 from .instances import read_instance_key, read_instances
+from .lease import read_run
 from .network import read_interfaces, read_rdma
 from .source import Source, pairs
 from .storage import read_disk, read_models
@@ -99,6 +100,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["balancer"] = part(
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )
+    state["lease"] = part("lease", None, read_run, source)
     docker_root = docker["root_dir"] or "/var/lib/docker"
     state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
     state["problems"] = source.problems

@@ -237,6 +237,14 @@ node_state:
       type: dict
       sample: {installed: true, keepalived: false, running: true, files: {}, keys: [], applied: null, config: null,
                out: null}
+    lease:
+      description:
+        - The run that changes this node, or did last; null if there was none since the boot. C(tag) names the last
+          change; C(at_work) is whether a call of the run is at work now, C(left) for how many seconds its lease lasts
+          without another call.
+      type: dict
+      sample: {run: 1d0b3c/4026531836/4242/99817, who: ann@control1, command: upgrade.yml,
+               started: "2026-01-01T00:00:00Z", tag: "1d0b3c/4026531836/4242/99817:3", at_work: true, left: 118.2}
     problems:
       description: Sources that could not be read.
       type: list

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..common import paths
 from ..common.files import read_text
-from ..common.instance_key import node_key
 from ..common.module_main import NodeError
 from ..common.names import NAME
+from ..common.node_key import node_key
 from ..common.redact import env_assignments, mask_env
 from ..docker.client import ALIVE, DockerClient, Json
 from ..observe import supervisor

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any
@@ -110,7 +110,8 @@ class ObservedBalancer:
     """What was observed of a load balancer on its host.
 
     keys: fingerprints of the clients' keys. config: its balancer.json. drained: drained servers, by "backend/server".
-    applied: the hash of the configuration that the running HAProxy loaded last.
+    applied: the hash of the configuration that the running HAProxy loaded last. going: runs that may still return what
+    they drained.
     """
 
     installed: bool = False
@@ -121,6 +122,7 @@ class ObservedBalancer:
     applied: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     drained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    going: frozenset[str] = frozenset()
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> ObservedBalancer:
@@ -169,6 +171,12 @@ class BalancerHost:
     absent: str = ""
     interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     excluded: bool = False
+
+    def beside(self, runs: Collection[str]) -> BalancerHost:
+        """Return it with the runs that go on."""
+        return (
+            replace(self, observed=replace(self.observed, going=frozenset(runs))) if self.observed else self
+        )
 
 
 def parse_balancer(

@@ -101,6 +101,11 @@ class InventoryReader:
                 return HostInput(variables, {})
         return HostInput(variables, None, why_unreached(observed))
 
+    def lease(self, name: str) -> object:
+        """Return the lease of a run that was seen on a host, as the host told it; None without one."""
+        observed = (self.hostvars.raw_get(name).get("node_state_result") or {}).get("node_state") or {}
+        return observed.get("lease")
+
     def registered(self, name: str, key: str) -> dict[str, Any]:
         """Return what a task registered for a host; nothing where no task did."""
         found: dict[str, Any] = node_data(self.hostvars.raw_get(name).get(key) or {})

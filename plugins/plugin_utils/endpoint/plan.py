@@ -251,7 +251,11 @@ def _plan(
     before = {**_files(host.settings, transitional_backends(backends, config), assets, config), **shared}
     drain = _drains(observed, gpu_hosts)
     left = (
-        [name for name, item in sorted(observed.drained.items()) if item.get("by") != OPERATOR]
+        [
+            name
+            for name, item in sorted(observed.drained.items())
+            if item.get("by") != OPERATOR and item.get("run") not in observed.going
+        ]
         if observed
         else []
     )

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, Any]
 
+MEASURED = 3600
+"""Seconds that a canary's measurements, a change of partition modes or a reboot may take."""
 CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
 VARIABLES = {
-    **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once")},
+    **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
     **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
     "retry": "again",
     "serial": "upgrade_serial",
@@ -178,6 +180,11 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
         "stop": longest["stop"] or 120,
         "start": longest["ready"] or 1800,
     }
+
+
+def hold_seconds(options: Options, data: Mapping[str, Any]) -> int:
+    """Return how long a batch may take at most, in which no call works on the load balancers that it was drained in."""
+    return sum(timeouts(options, data).values()) + int(options["soak"] or 0) + MEASURED
 
 
 def _rollout(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,15 @@ def todo_hosts(
     balancers: Iterable[BalancerPlan],
     data: Mapping[str, Any],
     rollout: RolloutPlan | None = None,
+    held: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return hosts for add_host.
 
     Those that are planned again afterwards are in the group fleet_partial, and those that the run leaves out in
     fleet_excluded.
+
+    held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
+    anything takes the lease of these hosts, of those that it changes, and of all load balancers, before it begins.
     """
     groups: dict[str, list[str]] = {}
     for host in plan.hosts:
@@ -48,6 +52,10 @@ def todo_hosts(
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
+    if groups and held is not None:
+        for name in (*list(groups), *held, *data["balancers"]):
+            if "todo_lease" not in groups.setdefault(name, []):
+                groups[name].append("todo_lease")
     for name, _unused in plan.excluded:
         groups.setdefault(name, []).append("fleet_excluded")
     found = []

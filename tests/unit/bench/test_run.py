@@ -151,7 +151,9 @@ def action(sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **given:
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
     monkeypatch.setattr(ActionBase, "_execute_module", execute)
     plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
-    plugin._task = SimpleNamespace(action="instinct.fleet.vllm_bench", args=given, async_val=0)
+    plugin._task = SimpleNamespace(
+        action="instinct.fleet.vllm_bench", args=given, async_val=0, delegate_to=None
+    )
     found: dict[str, Any] = plugin.run(None, {})
     return found
 
@@ -174,7 +176,7 @@ def test_the_module_is_sent_command_lines(monkeypatch: pytest.MonkeyPatch) -> No
     action(sent, monkeypatch, **wanted, repeat="3")
     action(sent, monkeypatch, targets=targets, repeat=1, warmups=1)
     once, thrice, unseeded = sent
-    assert set(once) == {"targets", "timeout", "commands", "program"}
+    assert set(once) == {"targets", "timeout", "commands", "program", "lease"}
     assert once["commands"]["llama-0"][-4:] == ["--seed", "7", "--temperature", "0"]
     assert once["commands"]["llama-1"][-2:] == ["--seed", "7"]  # 0.9.0 sends 0 without being told
     assert (thrice["seed"], thrice["commands"]["llama-0"][-2:]) == (7, ["--temperature", "0"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import smoke_run
-from ansible_collections.instinct.fleet.plugins.module_utils.common import instance_key, paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common import node_key, paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS
 from ansible_collections.instinct.fleet.plugins.modules import vllm_smoke
 
@@ -121,8 +121,8 @@ def test_the_nodes_key_serves_instances_without_one(
 ) -> None:
     (node / "env").write_text("A=b\n")
     (tmp_path / "keys").mkdir()
-    (tmp_path / "keys" / instance_key.NAME).write_text(f"VLLM_API_KEY={KEY}\n")
-    monkeypatch.setattr(smoke_run, "node_key", lambda: instance_key.node_key(str(tmp_path / "keys")))
+    (tmp_path / "keys" / node_key.NAME).write_text(f"VLLM_API_KEY={KEY}\n")
+    monkeypatch.setattr(smoke_run, "node_key", lambda: node_key.node_key(str(tmp_path / "keys")))
     _, failed, asked = ask(run_module, completions)
     assert not failed
     assert asked[0]["key"] == f"Bearer {KEY}"

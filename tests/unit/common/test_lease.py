@@ -47,6 +47,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "another one is": (call(B, void=[C]), LEASE, True, OTHER_RUN),
     "taken over": (call(B, seen=f"{A}:4", take_over=True), LEASE, True, ""),
     "who was taken over does not take back": (call(C, take_over=True), LEASE, True, OTHER_RUN),
+    "who was followed by another run plans again": (call(C), LEASE, False, STALE_PLAN),
     "changed since the plan": (call(B, seen=f"{A}:3"), LEASE, False, STALE_PLAN),
     "changed since a plan that saw nothing": (call(B, seen=""), LEASE, False, STALE_PLAN),
     "changed by the run itself": (call(A, seen=f"{C}:2"), LEASE, True, ""),
@@ -97,6 +98,7 @@ def passed(place: Path, seconds: float) -> None:
 
 def test_the_lease_lasts_for_the_next_call_of_its_run(place: Path) -> None:
     made(call(A))
+    assert refused(call(B))["why"] == OTHER_RUN
     assert refused(call(B))["class"] == OTHER_RUN
     assert refused(call(B))["lease"]["who"] == f"op@{A}"
     made(call(A))
@@ -118,9 +120,18 @@ def test_every_change_renews_the_tag_and_nothing_else_does(place: Path) -> None:
         lease.leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), lambda: 1 // 0)()
     assert found(place)["tag"] == f"{A}:2"
     passed(place, 121)
-    assert refused(call(B, seen=tag))["class"] == STALE_PLAN
+    assert refused(call(B, seen=tag))["why"] == STALE_PLAN
     made(call(B, seen=f"{A}:2"))
     assert found(place)["tag"] == f"{B}:3"
+
+
+def test_a_call_that_changes_nothing_leaves_the_tag_of_one_beside_it(place: Path) -> None:
+    def beside() -> dict[str, Any]:
+        made(call(A))
+        return SAME
+
+    lease.leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), beside)()
+    assert found(place)["tag"] == f"{A}:2"
 
 
 def test_a_check_and_a_call_by_hand_take_no_lease(place: Path) -> None:
@@ -134,7 +145,7 @@ def test_a_check_and_a_call_by_hand_take_no_lease(place: Path) -> None:
 def test_a_balancer_is_held_while_servers_are_out(place: Path) -> None:
     made(call(A), drained=lambda run: run == A)
     passed(place, 800)
-    assert refused(call(B))["class"] == OTHER_RUN
+    assert refused(call(B))["why"] == OTHER_RUN
     made(call(A))  # another module's call on that host
     passed(place, 800 - 1)
     made(call(A), drained=lambda run: False)
@@ -148,9 +159,9 @@ def test_taking_over_is_journalled_and_final(place: Path, tmp_path: Path) -> Non
     journal = (tmp_path / "etc" / "journal.log").read_text(encoding="utf-8")
     assert journal.endswith(f" op@{B} (site.yml) took over from op@{A} (site.yml)\n")
     assert refused(call(A))["lease"]["run"] == B
-    assert refused(call(A, take_over=True))["class"] == OTHER_RUN
+    assert refused(call(A, take_over=True))["why"] == OTHER_RUN
     passed(place, 121)  # nor later, although the second run changed nothing
-    assert refused(call(A, seen=""))["class"] == STALE_PLAN
+    assert refused(call(A, seen=""))["why"] == STALE_PLAN
 
 
 def test_the_work_of_a_dead_run_is_continued_at_once_without_a_word(place: Path, tmp_path: Path) -> None:
@@ -200,7 +211,7 @@ def test_a_call_holds_the_lease_as_long_as_its_process_lives(root: Path, place: 
         passed(place, 10_000)  # however long it works
         assert is_at_work(place, A)
         assert not is_at_work(place, B)
-        assert refused(call(B))["class"] == OTHER_RUN
+        assert refused(call(B))["why"] == OTHER_RUN
         module = SimpleNamespace(params={"lease": call(A)}, check_mode=False)
         assert lease.leased(module, lambda: SAME)() == SAME  # calls of one run work side by side
         assert is_at_work(place, A)
@@ -220,7 +231,7 @@ def test_a_call_of_a_dead_run_is_waited_for(root: Path, place: Path) -> None:
 
 def test_who_takes_over_from_a_call_at_work_plans_again(root: Path, place: Path) -> None:
     with at_work(root, place, call(A), 0.5):
-        assert refused(call(B, take_over=True, seen=f"{A}:1"))["class"] == STALE_PLAN
+        assert refused(call(B, take_over=True, seen=f"{A}:1"))["why"] == STALE_PLAN
         assert not is_at_work(place, A)
     assert refused(call(A))["lease"]["run"] == B
     made(call(C, void=[B], seen=found(place)["tag"]))
@@ -231,8 +242,8 @@ def test_who_follows_a_takeover_waits_for_the_first_run_too(
 ) -> None:
     monkeypatch.setattr(lease, "WAIT", 0.2)
     with at_work(root, place, call(A), GENEROUS):
-        assert refused(call(B, take_over=True))["class"] == OTHER_RUN
-        assert refused(call(C, void=[B]))["class"] == OTHER_RUN
+        assert refused(call(B, take_over=True))["why"] == OTHER_RUN
+        assert refused(call(C, void=[B]))["why"] == OTHER_RUN
 
 
 def test_a_module_that_takes_no_lease_works_under_that_of_its_run(place: Path) -> None:
@@ -247,7 +258,7 @@ def test_a_module_that_takes_no_lease_works_under_that_of_its_run(place: Path) -
     assert not is_at_work(place, A)
     with pytest.raises(NodeError) as error:
         lease_lock.under_lease(call(B), work)
-    assert error.value.result["class"] == OTHER_RUN
+    assert error.value.result["why"] == OTHER_RUN
     passed(place, 121)
     assert lease_lock.under_lease(call(B), lambda: SAME) == SAME
 

@@ -17,8 +17,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
     InstanceKey,
     header_map,
     mark,
-    node_key,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import read_instance_key
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source

@@ -67,9 +67,13 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
     monkeypatch.setattr(ActionBase, "_execute_module", execute)
     action = importlib.import_module(f"{ACTIONS}.{name}").ActionModule
     plugin = action.__new__(action)  # its parts of Ansible are not needed
-    plugin._task = SimpleNamespace(args={"timeout": 5}, async_val=0, action=f"instinct.fleet.{name}")
+    plugin._task = SimpleNamespace(
+        args={"timeout": 5}, async_val=0, delegate_to=None, action=f"instinct.fleet.{name}"
+    )
     assert plugin.run(None, {}) == {"changed": True}
     composed = {"commands": {}} if name == "vllm_bench" else {}
+    (given,) = sent
+    assert given.pop("lease")["run"]
     assert sent == [{"timeout": 5, **composed, "program": GIVEN[name]}]
     assert GIVEN[name]
 

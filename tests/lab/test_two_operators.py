@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of runs that change the fleet, begun at random moments, some of them killed: one works, and nothing is lost.
+
+OPERATOR_PAIRS=50 pytest tests/lab/test_two_operators.py -m deep      so many pairs; 4 without it
+OPERATOR_SEED=…                                                       the draws of an earlier run, which prints it
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+from .conftest import Lab, copy_inventory, reset_lab
+from .endpoint import HOST, RATE, Endpoint
+from .helpers import wait_for
+from .test_rollout import runs, serve, settled
+
+pytestmark = pytest.mark.deep
+RUNBOOK = (ROOT / "docs/runbooks/two-operators.md").read_text(encoding="utf-8")
+AT_ONCE, STALE = "Wait until that run has ended", "it changed after this run looked at it"
+PAIRS = int(os.environ.get("OPERATOR_PAIRS", "4"))
+SEED = int(os.environ.get("OPERATOR_SEED", str(random.SystemRandom().randrange(10**6))))
+FRESH = itertools.count(201)  # requests at once: a definition that no generation has
+OPERATIONS = ("upgrade", "site", "restart", "rollback", "partition")
+# The locks of the kernel on a node's lease: one byte of it for each run at work.
+AT_WORK = (
+    "inode=$(stat -c %i /run/instinct-fleet/lease 2> /dev/null) || exit 0; "
+    "awk -v inode=$inode '/OFDLCK/ {split($6, id, \":\"); if (id[3] == inode) print $7}' /proc/locks | sort -u"
+)
+ARGS = {
+    "upgrade": ("upgrade", "-e", "canary=false"),
+    "site": ("deploy",),
+    "restart": ("restart", "-e", "deployment=llama"),
+    "rollback": ("rollback", "-e", "deployment=llama"),
+    "partition": ("partition",),
+}
+
+
+@dataclass
+class Operator:
+    """One with a checkout and an inventory of their own; elsewhere: their processes cannot be seen from here."""
+
+    lab: Lab
+    elsewhere: bool = False
+    process: subprocess.Popen[str] | None = None
+    out: list[str] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    def begin(self, operation: str, *args: str) -> None:
+        playbook, *own = ARGS[operation]
+        env, _record = self.lab.environment()
+        command = self.lab.command(playbook, *own, *args)
+        if self.elsewhere:
+            command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        stdout = self.process.stdout
+        assert stdout is not None
+        self.out = []
+        self.thread = threading.Thread(target=lambda: self.out.append(stdout.read()))
+        self.thread.start()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> tuple[int, str]:
+        assert self.process is not None
+        assert self.thread is not None
+        code = self.process.wait(1800)
+        self.thread.join(60)
+        return code, "".join(self.out)
+
+
+@pytest.fixture(scope="module")
+def operators(
+    lab_up: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Endpoint, Operator, Operator]]:
+    reset_lab()
+    first = copy_inventory(lab_up, tmp_path_factory.mktemp("one"))
+    (first.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    for number in range(2):  # so that there is something to go back to
+        serve(first, next(FRESH))
+        run = first.play("upgrade" if number else "deploy", "-e", "canary=false")
+        assert run.rc == 0, run.out[-3000:]
+    place = tmp_path_factory.mktemp("two")
+    shutil.copytree(first.inventory, place / "inventory")
+    second = Lab(place / "inventory", place, first.hosts)
+    first.batches = second.batches = True
+    endpoint = Endpoint(first)
+    endpoint.trust()
+    yield endpoint, Operator(first), Operator(second, elsewhere=True)
+    reset_lab()
+
+
+@contextmanager
+def watched(lab: Lab) -> Iterator[list[str]]:
+    """What is seen on nodes at which two runs are at work at once."""
+    found: list[str] = []
+    over = threading.Event()
+
+    def look(host: str) -> None:
+        while not over.wait(0.3):
+            lines = lab.on(host, AT_WORK, check=False).split()
+            if len(lines) > 1:
+                found.append(f"{host}: {lines}")
+
+    threads = [threading.Thread(target=look, args=(host,)) for host in lab.hosts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def modes(lab: Lab) -> str:
+    return lab.on("lab-n2", "cat /sys/class/drm/renderD*/device/current_compute_partition | sort -u").strip()
+
+
+def prepare(lab: Lab, operation: str, now: str, mode: str) -> None:
+    """An inventory that wants something of that operation."""
+    if operation in ("upgrade", "site"):
+        serve(lab, next(FRESH), mode)
+    elif operation == "partition":
+        serve(lab, int(now), "CPX" if mode == "SPX" else "SPX")
+    else:
+        serve(lab, int(now), mode)
+
+
+def wanted(lab: Lab) -> tuple[str, str]:
+    """What an inventory wants: requests at once, and the mode of lab-n2."""
+    data: dict[str, Any] = yaml.safe_load((lab.inventory / "group_vars/instinct/test.yml").read_text())
+    mode = re.search(r"'(\w+)'", data["gpu_partition_compute"])
+    assert mode
+    return str(data["vllm_deployments"][0]["engine_args"]["max_num_seqs"]), mode.group(1)
+
+
+def journals(lab: Lab) -> str:
+    return "".join(lab.on(host, "cat /etc/instinct-fleet/journal.log") for host in lab.hosts)
+
+
+def test_the_runbook_says_what_runs_say() -> None:
+    assert AT_ONCE in RUNBOOK
+    assert STALE in RUNBOOK
+
+
+@pytest.mark.parametrize("number", range(PAIRS))
+def test_one_works_and_nothing_is_lost(operators: tuple[Endpoint, Operator, Operator], number: int) -> None:
+    endpoint, one, two = operators
+    lab, draw = one.lab, random.Random(SEED * 1000 + number)
+    first, second = draw.choice(OPERATIONS[:3]), draw.choice(OPERATIONS)
+    offset, killed = draw.uniform(0.0, 15.0), draw.random() < 0.4
+    swapped = draw.random() < 0.5
+    before, mode = runs(lab), modes(lab)
+    assert len(before) == 1
+    a, b = (two, one) if swapped else (one, two)
+    prepare(a.lab, first, next(iter(before)), mode)
+    prepare(b.lab, second, next(iter(before)), mode)
+    what = f"{first}, {offset:.1f} s later {second}; killed: {killed}; elsewhere first: {swapped}"
+    print(f"seed {SEED}, pair {number}: {what}")
+    lines = journals(lab).count(" took over from ")
+    with endpoint.load(RATE) as load, watched(lab) as seen:
+        load.wait_for(RATE)
+        # What "one" did before this pair is over, which "elsewhere" cannot know.
+        a.begin(first, *(("-e", "take_over=true") if a.elsewhere else ()))
+        time.sleep(offset)
+        if killed:
+            a.kill()
+            a.end()
+        b.begin(second)
+        results = [b.end()] if killed else [a.end(), b.end()]
+        for code, text in results:
+            assert code == 0 or AT_ONCE in text or STALE in text, text[-4000:]
+            assert "is held until" not in text, text[-4000:]
+        if not killed:
+            assert any(code == 0 for code, _text in results), [text[-2000:] for _code, text in results]
+        elif results[0][0]:  # the dead one's machine is another: only an operator knows that it is dead
+            assert a.elsewhere, results[0][1][-4000:]
+            b.begin(second, "-e", "take_over=true")
+            code, text = b.end()
+            if code and STALE in text:
+                b.begin(second, "-e", "take_over=true")
+                code, text = b.end()
+            assert code == 0, text[-4000:]
+            assert journals(lab).count(" took over from ") > lines
+        load.wait_for(RATE * 2)
+    print(load.assert_nothing_lost(at_least=RATE))
+    assert not seen, seen
+    settled(lab)
+    after = runs(lab)
+    assert len(after) == 1, f"neither plan wholly: {after}"
+    plans = {wanted(a.lab)[0], wanted(b.lab)[0]} if "rollback" not in (first, second) else after
+    assert after <= plans | before
+    assert modes(lab) in {wanted(a.lab)[1], wanted(b.lab)[1], mode}
+    # What the next pair begins with.
+    wait_for("the leases' end", lambda: not any(lab.on(host, AT_WORK).split() for host in lab.hosts))
+    for name in (a, b):
+        serve(name.lab, int(next(iter(after))), modes(lab))
+    final = lab.play("deploy", "-e", "take_over=true")
+    assert final.rc == 0, final.out[-3000:]
