@@ -27,7 +27,10 @@ from tests.playbook_variables import load, tasks
 # On the control node, or none at all.
 ELSEWHERE = {
     f"instinct.fleet.{name}"
-    for name in ("fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "bench_report", "balancer_verdict")
+    for name in (
+        "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
+        "bench_report",
+    )
 } | {
     f"ansible.builtin.{name}"
     for name in ("add_host", "assert", "fail", "import_playbook", "import_role", "import_tasks", "include_role")
