@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
-KEPT = ("stop", "back", "why", "told", "turned", "waits", "hosts", "batch", "lost")
+KEPT = ("stop", "back", "why", "told", "turned", "resumable", "hosts", "batch", "lost")
 """What later batches leave of the verdict that ended the rollout."""
 BALANCERS = "load_balancer_verdict"
 

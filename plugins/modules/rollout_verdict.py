@@ -57,7 +57,7 @@ turned:
   description: Whether the release was turned back, and the deployment held.
   type: bool
   returned: with O(batch)
-waits:
+resumable:
   description: Whether the rollout ended because something around the release failed.
   type: bool
   returned: with O(batch)

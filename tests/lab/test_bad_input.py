@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .conftest import Lab
-from .helpers import GATED, deployment, node_state
+from .helpers import GATED, completion, deployment, node_state
 
 ABSENT = "registry.lab:5000/lab/standin@sha256:" + "0" * 64
 
@@ -84,7 +84,7 @@ def test_refused_before_anything_is_touched(lab: Lab, case: str) -> None:
 
 
 def test_not_enough_disk_for_the_weights(fresh_lab: Lab) -> None:
-    """A small file system where the weights go; the need, the place and the host are named, and no image was pulled."""
+    """A small disk where the weights go: the need, the place and the host are named; the other host is served."""
     host, place = fresh_lab.hosts[0], "/var/lib/instinct-fleet"
     fresh_lab.write_vars(vllm_deployments=[deployment()])
     fresh_lab.on(host, f"mkdir -p {place} && mount -t tmpfs -o size=1m tmpfs {place}")
@@ -95,5 +95,6 @@ def test_not_enough_disk_for_the_weights(fresh_lab: Lab) -> None:
     assert run.rc != 0
     assert place in run.out
     assert host in run.out
-    assert run.changed() == []
+    assert [change for change in run.changed() if change.startswith(f"{host}:")] == []
+    assert completion(fresh_lab, fresh_lab.hosts[1], 8000)["usage"]["completion_tokens"] == 4
     assert fresh_lab.on(host, "docker images -q").strip() == ""

@@ -97,7 +97,7 @@ echo 1 > /proc/sys/kernel/numa_balancing
 mkdir -p /run/tuned /etc/tuned && echo balanced > /etc/tuned/active_profile
 """
 BY_HAND = {"gpu-link", "kernel-log", "rdma-ports"}
-LIMITS = {"limit-memlock", "limit-nofile"}
+LIMITS = {"limit-memlock", "limit-nofile", "docker-stop"}
 
 
 def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:

@@ -339,10 +339,11 @@ def test_every_other_command_of_the_runbooks(endpoint: Endpoint) -> None:
 def hold(lab: Lab) -> None:
     """Hold the deployment at the generation before the newest, and stop what lab-n2 runs: an upgrade failed there."""
     program = (
-        "import json, pathlib; d = pathlib.Path('/etc/instinct-fleet/generations/llama'); p = d / 'state.json'; "
+        "import json, pathlib, time; d = pathlib.Path('/etc/instinct-fleet/generations/llama'); p = d / 'state.json'; "
         "s = json.loads(p.read_text()) if p.exists() else {}; "
         "n = sorted(int(f.stem) for f in d.glob('[0-9]*.json'))[-2]; "
-        "s['held'] = {'generation': n, 'why': 'Docker died', 'since': '2099-01-01T00:00:00Z'}; "
+        "s['held'] = {'generation': n, 'why': 'Docker died', "
+        "'since': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}; "
         "p.write_text(json.dumps(s))"
     )
     for host in lab.hosts:
@@ -385,7 +386,7 @@ def test_a_deploy_never_takes_the_last_that_serve(endpoint: Endpoint) -> None:
     finally:
         lab.batches = False
     settled(lab)
-    for host in lab.hosts:  # no upgrade of these tests has to end this hold, whose time is to come
+    for host in lab.hosts:  # no upgrade of these tests has to end this hold
         lab.on(host, "rm /etc/instinct-fleet/generations/llama/state.json")
 
 

@@ -18,8 +18,9 @@ def under_lease(given: Any, work: Callable[[], Any]) -> Any:
     file = os.open(LEASE, os.O_RDWR | os.O_CLOEXEC)
     try:
         found, run = read_lease(file), given["run"]
-        if found["run"] != run and (at_work(file, found["run"]) or seconds_left(found, now())):
-            raise NodeError("Another run changes this node.", **{"class": OTHER_RUN, "lease": found})
+        other = found["run"]
+        if other not in (run, *given["void"]) and (at_work(file, other) or seconds_left(found, now())):
+            raise NodeError("Another run.", **{"class": OTHER_RUN, "why": OTHER_RUN, "lease": found})
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock_of(fcntl.F_RDLCK, run))
         return work()
     finally:

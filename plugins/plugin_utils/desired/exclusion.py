@@ -43,7 +43,7 @@ def exclusion_reason(host: Host, operation: str = DEPLOY) -> str:
     Instances are stopped wherever Docker works: nothing that is wrong with GPUs or records stands in the way.
     """
     state = host.state
-    if state is None:
+    if state is None or state.euid != 0:  # without root little can be read: check_host tells that
         return ""
     found = [_unread(state, STOPPED_BY if operation == STOP else tuple(PARTS)), _docker(host, state)]
     if operation != STOP:

@@ -36,7 +36,7 @@ def read_history(item: Any) -> History:
         history = History.from_json(item)
         _check(history)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        why = str(error) if type(error) is ValueError else repr(error)
+        why = str(error) if isinstance(error, ValueError) else repr(error)
         return History(name, broken=f"/etc/instinct-fleet/generations/{name}: {why}")
     return history
 
@@ -86,14 +86,14 @@ def _check_member(member: GenerationMember, deployment: str) -> None:
     _require(owner == deployment and number.isdecimal(), "name", member.name)
     _matches(_DIGITS, "spec_hash", member.spec_hash)
     for port in (member.port, *member.ports):
-        _require(type(port) is int and 0 < port < 65536, "port", port)
+        _require(_is_number(port) and 0 < port < 65536, "port", port)
     for node in member.render_nodes:
         _matches(_RENDER_NODE, "render_nodes", node)
     _require(isinstance(member.share, (int, float)) and 0 < member.share <= 1, "share", member.share)
     for host in member.hosts:
         _matches(_HOST, "hosts", host)
     _require(isinstance(member.headless, bool), "headless", member.headless)
-    _require(type(member.limit) is int and 0 <= member.limit <= _SECONDS, "limit", member.limit)
+    _require(_is_number(member.limit) and 0 <= member.limit <= _SECONDS, "limit", member.limit)
 
 
 @lru_cache(maxsize=4096)
@@ -122,6 +122,11 @@ def _printable(key: str, text: Any) -> None:
 
 def _matches(pattern: re.Pattern[str], key: str, text: Any) -> None:
     _require(isinstance(text, str) and pattern.fullmatch(text) is not None, key, text)
+
+
+def _is_number(value: object) -> bool:
+    """Return whether it is an integer; a boolean is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _require(right: bool, key: str, value: Any) -> None:

@@ -350,8 +350,8 @@ def _verification(
     host: Host, wanted: ModelRepository, pin: ModelPin, image: str
 ) -> Iterator[tuple[ModelStep, Action]]:
     """Yield the step that compares the content of complete weights: if asked to, or if nobody ever did."""
-    there = next(item for item in _snapshots(host, wanted, pin))
-    if not pin.files or (there.verified and not host.settings.verify):
+    there = next(iter(_snapshots(host, wanted, pin)), None)
+    if there is None or not pin.files or (there.verified and not host.settings.verify):
         return
     files = pin.selection(there.exclude, there.include)
     step = _step(host, wanted, pin, image, files, there.exclude, there.include)

@@ -102,8 +102,8 @@ class BatchVerdict:
     """The consequence of a batch's result.
 
     stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow on hosts.
-    steps: the arguments of those that are the same on all hosts. turned: the release was turned back. waits: something
-    around it failed, so the same command continues.
+    steps: the arguments of those that are the same on all hosts. turned: the release was turned back. resumable:
+    something around it failed, so the same command continues.
     """
 
     stop: bool
@@ -114,7 +114,7 @@ class BatchVerdict:
     steps: Mapping[str, Step] = field(default_factory=dict)
     hosts: Sequence[str] = ()
     turned: bool = False
-    waits: bool = False
+    resumable: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict for the playbook."""
@@ -127,7 +127,7 @@ class BatchVerdict:
             "steps": {phase: step.to_json() for phase, step in self.steps.items()},
             "hosts": list(self.hosts),
             "turned": self.turned,
-            "waits": self.waits,
+            "resumable": self.resumable,
         }
 
 
@@ -178,7 +178,7 @@ def _not_judged(
     together = [{name.partition("/")[0] for name in group} for group in batch["units"]]
     hosts = {host for group in together if group & set(ill) for host in group}
     back = tuple(host for host in batch["hosts"] if host in hosts)
-    return BatchVerdict(True, bool(away), why, f"{what}: interrupted", away, {}, back, waits=True)
+    return BatchVerdict(True, bool(away), why, f"{what}: interrupted", away, {}, back, resumable=True)
 
 
 def _gone(hosts: Sequence[str], batch: Mapping[str, Any]) -> str:
@@ -228,8 +228,8 @@ def summarize_rollout(
             f"{host} could not be rolled back to generation {held}: {why}" for host, why in unmended.items()
         ]
         lines.append(f"Fix that first, then run rollback.yml -e deployment={name} to try again.")
-    elif verdict.get("waits"):
-        lines += _waits(batch, verdict, unmended)
+    elif verdict.get("resumable"):
+        lines += _resumable_lines(batch, verdict, unmended)
     elif batch["operation"] == UPGRADE:
         lines.append(
             "The rollout stopped; finished batches keep the new generation. When the host is reachable, run "
@@ -242,7 +242,7 @@ def summarize_rollout(
     return "\n".join(lines)
 
 
-def _waits(
+def _resumable_lines(
     batch: Mapping[str, Any], verdict: Mapping[str, Any], unmended: Mapping[str, str]
 ) -> Iterable[str]:
     name = batch["deployment"]

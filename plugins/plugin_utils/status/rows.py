@@ -170,8 +170,8 @@ def unreached_step(host: str, why: str, places: Collection[str]) -> str:
     load balancers' checks, and only the way to its host is broken.
     """
     if any(place not in (OUT, DOWN, NONE) for place in places):
-        told = hint(why) or f"check the way to it: ssh {host}"
-        return f"the load balancer's checks reach it, so it serves, and is not to be drained; {told}"
+        advice = hint(why) or f"check the way to it: ssh {host}"
+        return f"the load balancer's checks reach it, so it serves, and is not to be drained; {advice}"
     step = hint(why) or "check the host"
     if DOWN in places:
         return f"{step}; drain.yml --limit {host} keeps it out of service until undrain.yml"

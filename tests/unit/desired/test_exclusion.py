@@ -57,6 +57,7 @@ def unread(part: str) -> dict[str, Any]:
         (unread("container of llama-0"), {}, (), ""),
         ({"docker": SILENT}, {}, (*ALL, STOP), "its Docker engine does not answer (GET /info: timed out). Start it"),
         ({"docker": SILENT}, {"vllm_deployments": []}, (), ""),
+        ({**unread("generations"), "euid": 1000}, {}, (), ""),
         ({"docker": ABSENT}, {}, (), ""),
         ({"docker": ABSENT, "os": RED}, {}, (*ALL, STOP), "has no Docker engine, and the toolkit cannot install one"),
         ({"generations": [BROKEN]}, {}, ALL, "its record of llama's generations cannot be read (/etc/…/2.json: Val"),

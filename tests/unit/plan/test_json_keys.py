@@ -71,7 +71,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
                 "name host instance address port limit target",
             ),
             (MeasurementFailure("n1", "llama-0", "no"), "host what message"),
-            (BatchVerdict(False, False, "", ""), "stop back why told phases steps"),
+            (BatchVerdict(False, False, "", ""), "stop back why told phases steps hosts turned resumable"),
             (
                 StatusRow("llama", "n1", "llama-0", "serving"),
                 "deployment host instance state why next_step version generation age kv running waiting tokens "
@@ -79,7 +79,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             ),
             (
                 DeploymentSummary("llama", 1, 1, 1, 1, 0.0, 0, 0, None),
-                "name total serving balanced inside tokens running waiting kv notes",
+                "name total serving balanced inside tokens running waiting kv notes divided",
             ),
         )
     ],

@@ -114,7 +114,7 @@ def test_a_failure_around_the_release_is_no_verdict_on_it(case: str) -> None:
     failures = {host: Failure(f"broke {host}", found) for host, found in classes.items()}
     release = any(not set(found) <= CLASSES for found in classes.values())
     verdict = judge_batch(WIDE, failures, [])
-    assert (verdict.stop, verdict.turned, verdict.waits) == (True, release, not release)
+    assert (verdict.stop, verdict.turned, verdict.resumable) == (True, release, not release)
     assert all(f"broke {host}" in verdict.why for host in classes)
     if release:
         assert list(verdict.steps) == ["hold", "confirm_hold"]
@@ -124,7 +124,7 @@ def test_a_failure_around_the_release_is_no_verdict_on_it(case: str) -> None:
         assert verdict.back == bool(phases)
     # What is not an upgrade stops where it is, as ever.
     other = judge_batch({**WIDE, "operation": "rollback"}, failures, [])
-    assert (other.stop, other.back, other.turned, other.waits) == (True, False, False, False)
+    assert (other.stop, other.back, other.turned, other.resumable) == (True, False, False, False)
 
 
 SERVERS = "instinct.fleet.vllm_server"
@@ -228,7 +228,7 @@ END = {
     "Docker was dead, and the host went back": (
         "upgrade",
         2,
-        {"turned": False, "waits": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
+        {"turned": False, "resumable": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
         {},
         [
             "no verdict on generation 3, so llama is not held",
@@ -239,7 +239,7 @@ END = {
     "Docker is dead": (
         "upgrade",
         2,
-        {"turned": False, "waits": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
+        {"turned": False, "resumable": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
         {"n2": "docker"},
         [
             "not held",
@@ -250,7 +250,7 @@ END = {
     "no load balancer": (
         "upgrade",
         2,
-        {"turned": False, "waits": True, "back": False, "hosts": [], "why": "x", "lost": {"lb": "off."}},
+        {"turned": False, "resumable": True, "back": False, "hosts": [], "why": "x", "lost": {"lb": "off."}},
         {},
         ["Load balancer lb does not answer: off. When it is back", "not held", "run the same command again"],
     ),
