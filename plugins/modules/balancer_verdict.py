@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: balancer_verdict
-short_description: Decide whether enough load balancers were told of a change
+short_description: Decide whether enough load balancers applied a change
 version_added: "0.1.0"
 description:
   - Runs on the control node after M(instinct.fleet.balancer_server) was called for every load balancer. One that

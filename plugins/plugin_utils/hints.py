@@ -29,7 +29,7 @@ HINTS = (
         "login prints text: ssh to the host with the command true must print nothing.",
     ),
 )
-"""The first that matches is told."""
+"""The first that matches is printed."""
 
 NO_ROOM = re.compile("No usable temporary directory|\\[Errno 28\\]|No space left on device")
 NO_ANSWER = "Module result deserialization failed"

@@ -133,7 +133,7 @@ class HostShutDown(Fault):
 
 
 class NetworkCut(Fault):
-    """The host's link is down for a minute: nobody is told, and nothing dies."""
+    """The host's link is down for a minute: no connection is reset, and nothing dies."""
 
     name, lost, seconds = "network_cut", 12, 60.0
 

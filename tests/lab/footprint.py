@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROCESSES = r"ps -eo stat=,args= | grep -v '^[^ ]* *\(sshd\|-\?bash\|bash\|sh\|ps\|grep\|sudo\|sleep\|dd\)\b'"
 FILES = (
     "find /etc/instinct-fleet /var/lib/instinct-fleet /run/instinct-fleet /tmp /home/ops/.ansible/tmp "
-    "/root/.ansible/tmp -type f 2> /dev/null; true"
+    "~root/.ansible/tmp -type f 2> /dev/null; true"
 )
 CONTAINERS = "docker ps -a --format '{{.Names}} {{.State}}'"
 MEMORY = "ps -eo rss=,args= | grep '[s]upervise.py' | grep -v docker-init"

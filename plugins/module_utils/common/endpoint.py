@@ -9,7 +9,7 @@ from collections.abc import Sequence
 OPERATOR = "operator"
 """Marks servers drained by the operator: a run returns to service only servers that a run drained."""
 BALANCER = "balancer"
-"""The class of a failure of a load balancer itself, which is none of the instances that it was told of."""
+"""The class of a failure of a load balancer itself, as opposed to one of its instances."""
 # HAProxy queries the agent on loopback, see programs/haproxy_agent.py.
 AGENT_PORT = 8406
 # HAProxy's address for routers (programs/router.py), and the ports of routers; each has a second port, METRICS above.

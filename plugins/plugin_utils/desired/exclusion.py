@@ -59,7 +59,7 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     fleet's layouts.
     """
     named = {name for problem in problems for name in problem.hosts}
-    for hosts in fleet.spans.values():  # the problem may be told at another host of the group
+    for hosts in fleet.spans.values():  # the problem may name another host of the group
         named.update(hosts if hosts and named & set(hosts) else ())
     found = {}
     for host in fleet.hosts:

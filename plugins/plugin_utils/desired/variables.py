@@ -102,7 +102,7 @@ class InventoryReader:
         return HostInput(variables, None, why_unreached(observed))
 
     def lease(self, name: str) -> object:
-        """Return the lease of a run that was seen on a host, as the host told it; None without one."""
+        """Return the lease of a run that was seen on a host, as the host reported it; None without one."""
         observed = (self.hostvars.raw_get(name).get("node_state_result") or {}).get("node_state") or {}
         return observed.get("lease")
 

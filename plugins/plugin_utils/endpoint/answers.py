@@ -43,7 +43,7 @@ class Answers:
         return f"{done} When it answers, run the same command again."
 
     def warnings(self, by: str) -> list[str]:
-        """Return what is told of a run that goes on without some load balancers."""
+        """Return the warnings of a run that goes on without some load balancers."""
         if not self.answered or by == OPERATOR:
             return []
         return [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.call_limit import (
+    DEFAULTS,
     CallTimeout,
     call_limit,
     time_limit,
@@ -84,6 +86,12 @@ SERVERS = [{"ready_timeout": 100, "stop_timeout": 20}, {"ready_timeout": 700, "s
 )
 def test_limits(module: str, args: dict[str, Any], seconds: int) -> None:
     assert call_limit(module, args) == seconds
+
+
+def test_the_defaults_are_those_of_the_modules() -> None:
+    for name, seconds in DEFAULTS.items():
+        module = importlib.import_module(f"ansible_collections.instinct.fleet.plugins.modules.{name}")
+        assert module.argument_spec()["timeout"]["default"] == seconds, name
 
 
 @pytest.fixture

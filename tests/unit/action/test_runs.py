@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common import lease
 from ansible_collections.instinct.fleet.plugins.plugin_utils import runs
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease
 
@@ -19,6 +20,10 @@ FOREIGN = Lease("b/1/100/7", "ann@c1", "upgrade.yml", "2026-01-01T00:00:00Z", "b
 
 def identity(process: int) -> str:
     return runs._run(process).id
+
+
+def test_both_sides_hold_a_lease_for_the_same_time() -> None:
+    assert runs.HOLD == lease.HOLD
 
 
 def test_a_run_is_over_once_its_process_is_gone() -> None:

@@ -19,7 +19,7 @@ OFF = {"unreachable": True, "msg": "No route to host.\nmore"}
 DOWN = {"class": "balancer", "msg": "HAProxy does not answer"}
 
 CASES: dict[str, tuple[list[Any], str, str]] = {
-    # answers, what ends a run, what an operator is told
+    # answers, what ends a run, what an operator reads
     "no load balancer": ([], "", ""),
     "all answer": ([ONE, TWO], "", ""),
     "one is off": (
@@ -64,14 +64,14 @@ def test_what_follows(case: str) -> None:
     results, run, operator = CASES[case]
     found = answers_of(results)
     assert (found.problem("run"), found.problem("operator")) == (run, operator)
-    told = (
+    starts = (
         [f"load balancer {name} does not answer: {why.rstrip('.')}. " for name, why in found.lost.items()]
         if found.answered
         else []
     )
-    assert [text.startswith(start) for text, start in zip(found.warnings("run"), told, strict=True)] == [
+    assert [text.startswith(start) for text, start in zip(found.warnings("run"), starts, strict=True)] == [
         True
-    ] * len(told)
+    ] * len(starts)
     assert found.warnings("operator") == []
 
 

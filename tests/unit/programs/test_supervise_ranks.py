@@ -642,15 +642,15 @@ def test_another_rank_obeys_only_a_first_one_that_has_the_key(ranks: Ranks, key:
     ranks.start(rank=1)
     stranger = ranks.accept(listener)
     stranger.send({"t": "prove", "nonce": "a" * 32})
-    told = stranger.hear("hello")
-    assert KEY not in json.dumps(told)
-    stranger.send({"t": "welcome", "mac": link.proof(b"x" * 30, told["nonce"], {"t": "welcome"})})
+    hello = stranger.hear("hello")
+    assert KEY not in json.dumps(hello)
+    stranger.send({"t": "welcome", "mac": link.proof(b"x" * 30, hello["nonce"], {"t": "welcome"})})
     stranger.send({"t": "go"})
     first = ranks.accept(listener)  # it has left, and tries again
     first.send({"t": "prove", "nonce": "a" * 32})
-    told = first.hear("hello")
-    assert link.proven(KEY.encode(), "a" * 32, told)
-    first.send({"t": "welcome", "mac": link.proof(KEY.encode(), told["nonce"], {"t": "welcome"})})
+    hello = first.hear("hello")
+    assert link.proven(KEY.encode(), "a" * 32, hello)
+    first.send({"t": "welcome", "mac": link.proof(KEY.encode(), hello["nonce"], {"t": "welcome"})})
     first.send({"t": "go"})
     while (event := ranks.hears()) != ("go", None):
         assert event[0] == "waits"

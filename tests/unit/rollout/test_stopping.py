@@ -143,14 +143,16 @@ def asked(states: States, balancers: Any, others: Sequence[str] = (), **given: A
     plan = replace(plan, hosts=tuple(item for item in plan.hosts if item.host.name not in others))
     options = {name: option.get("default") for name, option in OPTIONS.items()}
     options |= {"apply": True, "operation": None, **given}
-    told = "\n".join(explain_request({**options, "apply": False}, plan, plan.to_json(), None, None, others))
+    printed = "\n".join(
+        explain_request({**options, "apply": False}, plan, plan.to_json(), None, None, others)
+    )
     try:
         requested_rollout(options, plan, None, others)
     except FleetError as error:
         text = str(error)
-        assert text in told
+        assert text in printed
         return text
-    assert "refuse this" not in told or given
+    assert "refuse this" not in printed or given
     return ""
 
 

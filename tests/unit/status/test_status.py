@@ -127,7 +127,7 @@ def test_the_load_balancers_word(servers: list[dict[str, Any]], place: str, stat
         (None, "drained by hand", "undrain.yml --limit n1 -e instance=llama-0"),
     ],
 )
-def test_what_is_drained_is_trouble_and_who_took_it_out_is_told(
+def test_what_is_drained_is_trouble_and_who_took_it_out_is_named(
     out: dict[str, Any] | None, why: str, step: str
 ) -> None:
     """It is lost capacity, whoever did it, and monitoring has to see it."""
@@ -148,12 +148,12 @@ def test_a_held_deployment_that_runs_two_generations_is_trouble() -> None:
         for name, spec in (("n1", "aa"), ("n2", "old"))
     }
     made = status(seen, {})
-    told = (
+    verdict = (
         "llama is held at generation 2, and 1 of 2 instances run another one: rollback.yml -e deployment=llama "
         "-e generation=2 moves them, a few at a time"
     )
-    assert made.verdict() == f"{told}."
-    assert made.deployments[0].to_json()["divided"] == told
+    assert made.verdict() == f"{verdict}."
+    assert made.deployments[0].to_json()["divided"] == verdict
     assert "→ llama is held at generation 2" in text(made)
     seen["n1"]["instances"][0]["spec_hash"] = "old"
     assert status(seen, {}).verdict() == ""
