@@ -70,7 +70,8 @@ class ActionModule(ControllerAction):
         if locking and foreign and not options["take_over"]:
             raise FleetError(refused_plan(foreign))
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
-        slips += [*reader.clear_text_tokens(names), *(reader.token_problems(names) if offline else ())]
+        slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
+        slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:

@@ -12,13 +12,17 @@ description:
   - Returns those of the given groups that the inventory has, for a play's C(hosts).
   - Ansible templates C(hosts) before it contacts a host. This plugin therefore fails the run there, with nothing
     contacted, for an inventory that is missing, unreadable or has invalid YAML, for misspelled groups and files of
-    variables, for a C(--limit) or tag that matches nothing, and for misspelled names or invalid values of the toolkit's
-    variables given with C(-e).
+    variables, for a C(--limit) or tag that matches nothing, for C(--start-at-task), and for misspelled names or invalid
+    values of the toolkit's variables given with C(-e).
 options:
   _terms:
     description: Groups of the inventory, C(instinct) and C(load_balancer) by default. One of them needs a host.
     type: list
     elements: str
+  needs:
+    description: A group that needs a host, too, though the play does not run on it.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -62,8 +66,11 @@ UNPARSED = re.compile(r"Unable to parse (\S+) as an inventory source")
 class LookupModule(LookupBase):
     """fleet_hosts."""
 
-    def run(self, terms: Sequence[str], variables: Mapping[str, Any] | None = None, **_: Any) -> list[str]:
+    def run(
+        self, terms: Sequence[str], variables: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[str]:
         """Return the groups, or raise AnsibleError with every problem of the command and the inventory."""
+        self.set_options(var_options=variables, direct=options)
         facts = variables or {}
         groups = {str(name): [str(host) for host in hosts] for name, hosts in facts["groups"].items()}
         names = list(map(str, terms)) or list(KNOWN)
@@ -85,12 +92,14 @@ class LookupModule(LookupBase):
         problems = [Problem((), text) for text in unknown_extra_variables(map(str, given), known)]
         problems += run_input.value_problems(given, known)
         if own_playbooks(context.CLIARGS.get("args") or ()):
+            problems += run_input.start_problems(context.CLIARGS.get("start_at_task"))
             tags = (*facts.get("ansible_run_tags", ()), *facts.get("ansible_skip_tags", ()))
             problems += run_input.tag_problems(tags, toolkit_tags() if tags else ())
         if broken:
             return [*broken, *problems]  # groups and hosts are not known
         hosts = groups.get("all", [])
-        problems += run_input.group_problems(names, KNOWN, groups)
+        for required in (names, [needs]) if (needs := self.get_option("needs")) else (names,):
+            problems += run_input.group_problems(required, KNOWN, groups)
         for kind, valid in (("group", groups), ("host", hosts)):
             files = inventory_files.variable_files(sources, f"{kind}_vars")
             problems += run_input.file_problems(kind, files, valid)

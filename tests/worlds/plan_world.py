@@ -178,7 +178,7 @@ def fleet(
     """A fleet whose hosts all have these variables, and some their own besides."""
     hosts = list(states)
     known = {"all": hosts, "instinct": hosts, "ungrouped": [], **(groups or {})}
-    shared = {"vllm_deployments": deployments, **variables}
+    shared = {**({} if deployments is None else {"vllm_deployments": deployments}), **variables}
     inputs = {
         name: HostInput(
             {**shared, **(own or {}).get(name, {})},

@@ -98,7 +98,7 @@ def build_fleet(
         value = given.variables.get("vllm_deployments")
         key = canonical(value)
         if key not in parsed:
-            deployments, found = parse_deployments(value if value is not None else [])
+            deployments, found = parse_deployments(value if "vllm_deployments" in given.variables else [])
             parsed[key] = deployments, (*found, *_unknown_hosts(deployments, members))
         deployments, found = parsed[key]
         own = ("vllm_deployments", *ADDRESS)

@@ -81,8 +81,8 @@ def _yaml_error(path: Path) -> Iterator[Problem]:
     try:
         data = path.read_bytes()
         if not data.startswith(VAULT):
-            for _event in yaml.parse(data, Loader=LOADER):
-                pass
+            for document in yaml.compose_all(data, Loader=LOADER):
+                yield from _duplicates(path, document)
     except OSError as error:
         yield Problem((), f"{shown(path)}: cannot be read: {error.strerror}.")
     except yaml.YAMLError as error:
@@ -93,6 +93,21 @@ def _yaml_error(path: Path) -> Iterator[Problem]:
         if r"'\t'" in reason or _begins_with_tab(data, mark):
             fix = "Indent with spaces instead of a tab."
         yield Problem((), f"{place}: is not valid YAML: {reason}.", fix)
+
+
+def _duplicates(path: Path, node: yaml.Node | None) -> Iterator[Problem]:
+    """Yield the keys that a map has twice: only the last one would count."""
+    if isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
+                what = f"{shown(path)}:{line}: {key.value} is also set in line {first[key.value]}."
+                yield Problem((), what, "Keep one of them; only the last one would count.")
+            yield from _duplicates(path, value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _duplicates(path, item)
 
 
 def _begins_with_tab(data: bytes, mark: yaml.Mark | None) -> bool:

@@ -87,6 +87,15 @@ def tag_problems(given: Iterable[str], known: Collection[str]) -> list[Problem]:
     return [Problem((), f"tag {name}: no task has it.", suggest(name, known)) for name in unknown]
 
 
+def start_problems(task: str | None) -> list[Problem]:
+    """Return the problem of --start-at-task, with which a run would act on hosts that it has not looked at."""
+    if not task:
+        return []
+    what = "a run begins with looking at the hosts and planning; what follows acts on that."
+    fix = "Leave it out: completed steps are not repeated. --tags and --limit make a run smaller."
+    return [Problem((), f"--start-at-task {task}: {what}", fix)]
+
+
 def value_problems(given: Mapping[str, Any], known: Mapping[str, PublicVariable]) -> list[Problem]:
     """Return the problems of values given with -e, which are texts; those with a template are not known yet."""
     problems = []

@@ -10,6 +10,8 @@ MIN_SIMILARITY = 0.85
 """Minimum ratio of equal letters in similar names; a judgement: vllm_deployment, gpu_partition_memry."""
 MIN_WORDS = 3
 """Shorter names, such as vllm_image, are likely the operator's own."""
+MIN_SIMILARITY_CONNECTION = 0.9
+"""The same for Ansible's names of a connection. ansible_hostname, a fact, is none of ansible_host: 0.86."""
 MIN_SIMILARITY_EXTRA = 0.8
 """The same for names given with -e, which are mostly short names of this toolkit: agian, canray."""
 
@@ -34,6 +36,16 @@ def _lacks_a_word(name: str, known: str) -> bool:
     return len(words) >= MIN_WORDS and any(
         words == all_words[:index] + all_words[index + 1 :] for index in range(len(all_words))
     )
+
+
+def unknown_connection_variables(names: Iterable[str], known: Collection[str]) -> Mapping[str, str]:
+    """Return each name of Ansible's form that is a slip for one of a connection, with that one: ansible_hots."""
+    found = {}
+    for name in sorted({name for name in names if name.startswith("ansible_")} - set(known)):
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY_CONNECTION)
+        if near:
+            found[name] = near[0]
+    return found
 
 
 def unknown_extra_variables(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:

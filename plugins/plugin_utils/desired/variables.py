@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ansible.constants import MAGIC_VARIABLE_MAPPING
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
@@ -20,11 +21,13 @@ from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .fleet import HostInput
 from .host_settings import VARIABLES
-from .unknown_variables import unknown_variables
+from .unknown_variables import unknown_connection_variables, unknown_variables
 from .vaulted import mark_vaulted, vaulted_texts
 
 GROUP = "instinct"
 TOKENS = ("hf_model_token", "hf_model_token_file")
+CONNECTION = tuple(sorted({name for names in MAGIC_VARIABLE_MAPPING.values() for name in names}))
+"""Ansible's variables that say how a host is reached."""
 MIN_TOKEN = 8
 """Minimum length of a hub token, in characters."""
 LONGEST = 1 << 16
@@ -60,12 +63,26 @@ class InventoryReader:
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
         """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
         variables = {name: self.hostvars.raw_get(name) for name in hosts}
-        suspects = unknown_variables({str(key) for raw in variables.values() for key in raw}, known)
+        names = {str(key) for raw in variables.values() for key in raw}
+        suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():
             having = tuple(name for name, raw in variables.items() if key in raw)
             if not any(_uses(variables[name], key) for name in having):
                 fix = f"Did you mean {near}? If it is your own variable, rename it."
                 yield Problem((key,), "unknown variable.", fix, having)
+
+    def same_machine(self, hosts: Iterable[str]) -> Iterator[Problem]:
+        """Yield the hosts of which each has another name but the same connection, so that two plans meet there."""
+        found: dict[tuple[str, ...], list[str]] = {}
+        for name in hosts:
+            raw = self.hostvars.raw_get(name)
+            way = tuple(str(raw.get(key, "")) for key in CONNECTION)
+            if raw.get("ansible_host") and not any("{{" in part for part in way):
+                found.setdefault(way, []).append(name)
+        for names in found.values():
+            if len(names) > 1:
+                what = "have the same address, so they are one machine."
+                yield Problem(("ansible_host",), what, "Correct it, or remove one of them.", tuple(names))
 
     def groups(self) -> dict[str, list[str]]:
         """Return every group of the inventory with its hosts."""

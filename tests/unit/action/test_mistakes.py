@@ -112,7 +112,24 @@ MISTAKES = {
     "an indentation in the deployments": Mistake(
         ("deployments.yml:", "is not valid YAML", "indentation"), edit(DEPLOYMENTS, "    image:", "   image:")
     ),
+    "a key twice": Mistake(
+        ("deployments.yml:13: instances_per_host is also set in line 11",), key("instances_per_host: 2")
+    ),
+    "a misspelled variable of the connection": Mistake(
+        ("ansible_hots (host mi300x-01", "hosts.yml:", "Did you mean ansible_host?"),
+        edit("hosts.yml", "ansible_host", "ansible_hots"),
+    ),
+    "one machine under two names": Mistake(
+        ("ansible_host (hosts mi300x-01, mi300x-02", "one machine"), edit("hosts.yml", "192.0.2.12", "192.0.2.11")
+    ),
     # The command line
+    "a start in the middle": command(
+        "--start-at-task", "Run the instances", playbook="site", said=("completed steps are not repeated",)
+    ),
+    "a start at no task": command("--start-at-task", "Nope", playbook="site", said=("--start-at-task Nope",)),
+    "a drain without a load balancer": command(
+        "--limit", "mi300x-01", playbook="drain", said=("no host in the group load_balancer", "endpoint.md")
+    ),
     "a misspelled -e": command("-e", "offlin=true", said=("-e offlin", "Did you mean offline?")),
     "a misspelled -e of a changing playbook": command(
         "-e", "deploymnt=llama", playbook="upgrade", said=("-e deploymnt", "Did you mean deployment?")
@@ -155,6 +172,10 @@ MISTAKES = {
     "deployments as a map": Mistake(
         ("vllm_deployments", "must be a list, not a map. Begin each entry with a dash"),
         lambda place: (place / DEPLOYMENTS).write_text("vllm_deployments:\n  name: a\n"),
+    ),
+    "deployments that are all comments": Mistake(
+        ("vllm_deployments", "must be a list"),
+        lambda place: (place / DEPLOYMENTS).write_text("vllm_deployments:\n#  - name: a\n"),
     ),
     "an unknown key": Mistake(
         ("deployments.yml:12", "unknown key. Did you mean instances_per_host?"),
