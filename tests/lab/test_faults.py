@@ -350,10 +350,6 @@ NOT_STARTED = (
     "a daemon that comes back after SIGKILL stops the containers that it finds as if an operator did, and starts none; "
     "expected: they come back without a hand, as after a graceful restart"
 )
-NOT_CONTINUED = (
-    "a deploy that ends because a host is gone leaves an unfinished upgrade, and the same command warns of it, changes "
-    "nothing and ends with 0; expected: it goes on, as upgrade.yml does"
-)
 NOT_FINISHED = (
     "Docker was away when the instances were to start again; it starts the old ones, the same command finds "
     "nothing to do, and site.yml replaces them; expected: partition.yml goes on"
@@ -362,7 +358,6 @@ NOT_FINISHED = (
 KNOWN = {
     ("docker_killed", "drain"): NOT_STARTED,
     ("docker_killed", "benchmark"): NOT_STARTED,
-    ("network_cut", "deploy"): NOT_CONTINUED,
     ("docker_restarted", "partition"): NOT_FINISHED,
     ("host_shut_down", "partition"): NOT_FINISHED,
 }

@@ -59,7 +59,7 @@ RECORDS: tuple[Item, ...] = (
     _item(
         "serving-free",
         "no hold, no interrupted rollout",
-        "site.yml leaves held deployments and unfinished upgrades as they are",
+        "a held deployment does not follow the inventory, and an unfinished upgrade waits to be continued",
         drift.HELD,
         drift.TRIAL,
     ),

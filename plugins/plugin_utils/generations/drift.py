@@ -66,7 +66,9 @@ def _of_host(host: str, name: str, history: History, there: Iterable[ObservedIns
             f"unfinished upgrade to generation {history.trial.generation} since {history.trial.since} "
             f"({history.trial.why})"
         )
-        yield Drift(TRIAL, host, name, "", text, "upgrade.yml continues; rollback.yml undoes it.")
+        yield Drift(
+            TRIAL, host, name, "", text, "site.yml or upgrade.yml continues it; rollback.yml undoes it."
+        )
     wanted = wanted_of(history)
     specs = wanted.specs if wanted else {}
     seen = set()

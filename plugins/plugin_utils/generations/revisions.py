@@ -17,7 +17,6 @@ from .sources import (
     HELD,
     INVENTORY,
     ROLLED_BACK,
-    TRIAL,
     DeploymentSource,
     SourceSelection,
     histories_of,
@@ -231,7 +230,7 @@ def refused_upgrades(revisions: Iterable[RevisionChange], request: OperationRequ
 
 
 def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
-    """Return warnings about deployments that do not follow the inventory."""
+    """Return warnings about deployments that do not follow the inventory, or that a rollout has not finished."""
     found = []
     for revision in revisions:
         held, trial = revision.source.held, revision.source.trial
@@ -240,11 +239,12 @@ def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
                 f"deployment {revision.deployment} is held at generation {held.generation} since {held.since} "
                 f"({held.why}); changes in the inventory take effect with upgrade.yml"
             )
-        elif revision.source.kind == TRIAL and trial:
+        elif revision.source.kind == INVENTORY and trial:
+            other = f", and the inventory defines generation {revision.generation} since then"
             found.append(
                 f"deployment {revision.deployment} has an unfinished upgrade to generation {trial.generation} since "
-                f"{trial.since} "
-                f"({trial.why}), so nothing is changed: continue with upgrade.yml, or undo it with rollback.yml"
+                f"{trial.since} ({trial.why}){'' if revision.generation == trial.generation else other}: site.yml, "
+                f"deploy.yml and upgrade.yml continue it, rollback.yml -e deployment={revision.deployment} undoes it"
             )
     return found
 

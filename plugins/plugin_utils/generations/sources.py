@@ -20,8 +20,8 @@ from ...module_utils.common.generations import (
 from ..desired.fleet import Fleet, Host
 from ..instances.planned import RecordedInstance, running_member
 
-INVENTORY, HELD, ROLLED_BACK, TRIAL, RUNNING = "inventory", "held", "rollback", "trial", "running"
-"""Sources. held, rollback: a stored generation; trial: as it runs, in an interrupted rollout; running: as it runs."""
+INVENTORY, HELD, ROLLED_BACK, RUNNING = "inventory", "held", "rollback", "running"
+"""Sources. held, rollback: a stored generation; running: as it runs."""
 
 MAX_LISTED = 8
 
@@ -191,8 +191,6 @@ def _source_of(
         return DeploymentSource(RUNNING, None, held, trial), []
     if bound and held:
         return DeploymentSource(HELD, held.generation, held, trial), []
-    if bound and trial:
-        return DeploymentSource(TRIAL, None, held, trial), []
     return DeploymentSource(INVENTORY, None, held, trial), []
 
 
@@ -314,7 +312,7 @@ def _select_stored(host: Host, sources: Mapping[str, DeploymentSource]) -> Store
         for running in host.state.instances:
             if running.deployment != name:
                 continue
-            found = running_member(host.state, running, source.kind == TRIAL)
+            found = running_member(host.state, running)
             if found:
                 stored.append(replace(found, path=path))
             else:

@@ -160,22 +160,18 @@ class RecordedInstance:
 Serving = Union[Planned, RecordedInstance]
 
 
-def recorded_instance(generation: Generation, name: str, acts: bool = True) -> RecordedInstance:
+def recorded_instance(generation: Generation, name: str) -> RecordedInstance:
     """Return an instance of a generation. Raise StopIteration if there is none of this name."""
-    return RecordedInstance(
-        generation, next(item for item in generation.members if item.name == name), managed=acts
-    )
+    return RecordedInstance(generation, next(item for item in generation.members if item.name == name))
 
 
-def running_member(
-    state: NodeState, running: ObservedInstance, acts: bool = False
-) -> RecordedInstance | None:
-    """Return a container as recorded in the newest generation that contains it, or None."""
+def running_member(state: NodeState, running: ObservedInstance) -> RecordedInstance | None:
+    """Return a container as recorded in the newest generation that contains it, or None; no action applies to it."""
     for history in state.generations:
         if history.deployment == running.deployment:
             found = history.of_spec(running.name, running.spec_hash)
             if found:
-                return recorded_instance(found, running.name, acts)
+                return replace(recorded_instance(found, running.name), managed=False)
     return None
 
 

@@ -20,16 +20,17 @@ def operation_of(operation: str, revision: RevisionChange | None) -> str:
 
 
 def serving_changes(
-    members: Sequence[RolloutInstance], partitioned: Collection[str]
+    members: Sequence[RolloutInstance], partitioned: Collection[str], at_once: bool = False
 ) -> tuple[RolloutInstance, ...]:
     """Return the members with only those changing that change in batches, as somebody is served by their group.
 
-    partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself.
+    partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself. at_once:
+    nothing changes in batches.
     """
     batched = {
         item.id
         for group in change_groups(members)
-        if group.engines_lost and not set(partitioned).intersection(group.hosts)
+        if not at_once and group.engines_lost and not set(partitioned).intersection(group.hosts)
         for item in group.members
     }
     found = []

@@ -17,6 +17,7 @@ from ..desired.node_state import NodeState, ObservedInstance
 from ..endpoint.backends import BackendServer
 from ..endpoint.plan import BalancerPlan, instance_of
 from ..generations.revisions import RevisionChange
+from ..generations.sources import INVENTORY
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan, HostPlan
@@ -108,18 +109,20 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     policy, problems = parse_policy(wanted.values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers) for host in plan.hosts}
-    trials = _trials(hosts.values(), revisions) if wanted.operation == UPGRADE else {}
+    continued = wanted.operation in (DEPLOY, UPGRADE)
+    trials = _trials(hosts.values(), revisions) if continued else {}
     members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
     operations = {name: operation_of(wanted.operation, revision) for name, revision in revisions.items()}
     judged = trials
     if wanted.operation == DEPLOY:
-        members = serving_changes(members, partitioned_hosts(plan))
+        members = serving_changes(members, partitioned_hosts(plan), wanted.at_once)
         # What returns to a generation that served before is not measured.
-        judged = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
+        back = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
+        judged = {**trials, **back}
     if wanted.operation == STOP and not (wanted.at_once or wanted.blind):
         also = [balancer.host.name for balancer in plan.balancers]
         problems = (*problems, *refusals(known_engines(plan, members), policy.min_available, also))
-    canary = wanted.operation in (DEPLOY, UPGRADE) and wanted.canary
+    canary = continued and wanted.canary
     policy = (
         RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
     )
@@ -150,11 +153,13 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         begun[name] = [
             trial_record(changes[item["number"]]) for item in mine if item["deployment"] not in trials
         ]
-        ends = [item["deployment"] for item in mine] + [
-            deployment
-            for deployment, history in host.histories.items()
-            if history.trial and deployment in trials and deployment not in upgraded
-        ]
+        ends = [item["deployment"] for item in mine]
+        if continued:  # also what an earlier run began here, whatever it was
+            ends += [
+                deployment
+                for deployment, history in host.histories.items()
+                if history.trial and revisions[deployment].source.kind == INVENTORY
+            ]
         if ends:
             finish[name] = no_trial(ends)
     return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems

@@ -112,14 +112,16 @@ def requested_rollout(
             raise FleetError(stops)
     if options["offline"] or plan.partial or operation is None or not plan.hosts:
         return None
-    if operation == DEPLOY and (
-        options["at_once"] or not any(host.start or host.remove for host in plan.hosts)
-    ):
-        return None
+    if operation == DEPLOY and not any(host.start or host.remove for host in plan.hosts):
+        unfinished = any(
+            item.trial for host in plan.hosts if host.host.state for item in host.host.state.generations
+        )
+        if not unfinished:
+            return None
     planned, problems = _rollout(options, plan, endpoint, operation, _blind(plan, others))
     if problems:
         raise FleetError((*problems, *_ways_out(operation)))
-    return planned if operation != DEPLOY or planned.batches else None
+    return planned if operation != DEPLOY or planned.hosts else None
 
 
 def _ways_out(operation: str) -> tuple[Problem, ...]:
@@ -156,7 +158,7 @@ def _explain_rollout(
     from .plan import count_replaced  # as below
     from .text import explain_rollout
 
-    if rollout:
+    if rollout and rollout.batches:
         return explain_rollout(rollout, timeouts(options, data))
     count = count_replaced(plan)
     if not count or options["operation"] not in (None, DEPLOY):

@@ -204,6 +204,8 @@ def summarize_rollout(
 
     ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed.
     """
+    if not batches:
+        return f"{VERBS.get(operation, operation)}: nothing was left to change, and the unfinished rollout is over."
     done = [item for item in batches if ended is None or item["number"] < ended]
     lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'group')} of {_units(batches)} done."]
     lines += [
@@ -232,8 +234,8 @@ def summarize_rollout(
         lines += _resumable_lines(batch, verdict, unmended)
     elif batch["operation"] == UPGRADE:
         lines.append(
-            "The rollout stopped; finished batches keep the new generation. When the host is reachable, run "
-            f"upgrade.yml to continue, or rollback.yml -e deployment={name} to undo it."
+            "The rollout stopped; finished batches keep the new generation. When the host is reachable, run the "
+            f"same command again: it continues from here. To undo it: rollback.yml -e deployment={name}."
         )
     else:
         lines.append(

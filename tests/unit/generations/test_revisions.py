@@ -30,7 +30,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources
     INVENTORY,
     ROLLED_BACK,
     RUNNING,
-    TRIAL,
     DeploymentSource,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
@@ -352,12 +351,18 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
             ["deployment llama is held at generation 1 since s (slower); changes"],
         ),
         (
-            DeploymentSource(TRIAL, None, None, OpenTrial(2, "more", "s")),
+            DeploymentSource(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")),
+            ["deployment llama has an unfinished upgrade to generation 2 since s (more), and the inventory"],
+        ),
+        (
+            DeploymentSource(INVENTORY, None, None, OpenTrial(1, "more", "s")),
             [
-                "deployment llama has an unfinished upgrade to generation 2 since s (more), so nothing is changed:"
+                "deployment llama has an unfinished upgrade to generation 1 since s (more): site.yml, deploy.yml"
             ],
         ),
-        (DeploymentSource(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")), []),
+        (DeploymentSource(INVENTORY, None, Hold(1, "slower", "s")), []),
+        (DeploymentSource(ROLLED_BACK, 1, None, OpenTrial(2, "more", "s")), []),
+        (DeploymentSource(RUNNING, None, None, OpenTrial(2, "more", "s")), []),
         (DeploymentSource(ROLLED_BACK, 1, Hold(1, "slower", "s")), []),
     ],
 )

@@ -440,21 +440,31 @@ def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     assert planned(after, llama(32)).changes == 0
 
 
-def test_a_trial_stays_as_each_instance_runs() -> None:
+@pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
+@pytest.mark.parametrize(
+    ("wanted", "number", "changed", "since"),
+    [
+        (llama(16), 2, ["n2"], ""),  # as it was begun
+        (llama(32), 3, ["n1", "n2"], "3"),  # the inventory was changed again
+        (llama(), 3, ["n1"], "3"),  # and changed back
+        ([], 3, ["n1", "n2"], "3"),  # and has it no longer
+    ],
+)
+def test_an_unfinished_rollout_goes_on_to_what_the_inventory_wants(
+    operation: str, wanted: Any, number: int, changed: list[str], since: str
+) -> None:
     states = run(two(), llama())
     states = {**states, **run(only(states, "n1"), llama(16))}
-    states = bind(states, "n1", "n2", trial=TRIAL)
-    plan = planned(states, llama(16))
-    assert plan.changes == 0
-    (warning,) = plan.warnings
-    assert warning.startswith(
-        "deployment llama has an unfinished upgrade to generation 2 since 2026-11-21T23:00:00Z"
+    plan = planned(bind(states, "n1", "n2", trial=TRIAL), wanted, OperationRequest(operation))
+    goes_on = turn(plan)
+    assert (goes_on["choice"], goes_on["generation"]) == ("inventory", number)
+    assert [host.host.name for host in plan.hosts if host.start or host.remove] == changed
+    (warning,) = [text for text in plan.warnings if "unfinished" in text]
+    other = f", and the inventory defines generation {since} since then" if since else ""
+    assert warning == (
+        f"deployment llama has an unfinished upgrade to generation 2 since 2026-11-21T23:00:00Z ({WHY}){other}: "
+        "site.yml, deploy.yml and upgrade.yml continue it, rollback.yml -e deployment=llama undoes it"
     )
-    states["n2"]["instances"][1]["state"] = "exited"
-    assert actions(planned(states, llama(16)).to_json()["hosts"]["n2"]) == ["server llama-1"]
-    # The upgrade goes on with the same number.
-    goes_on = turn(planned(states, llama(16), OperationRequest(UPGRADE)))
-    assert (goes_on["generation"], goes_on["new"], goes_on["hosts"]["n1"]["record"]) == (2, False, False)
 
 
 @pytest.mark.parametrize("operation", [RESTART, "stop"])

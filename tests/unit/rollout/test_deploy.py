@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import DEPLOY
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    OperationRequest,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
@@ -236,6 +239,39 @@ def test_the_text_and_the_operators_word(given: dict[str, Any], batches: int | N
     assert (len(found.batches) if found else None) == batches
     lines = "\n".join(explain_request(chosen, plan, plan.to_json(), found))
     assert (text in lines) if text else not lines, lines
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "batches", "text"),
+    [
+        ({}, CHANGED, 3, "Upgrade of llama: 3 groups in 3 batches"),
+        ({"at_once": True}, CHANGED, 0, "3 instances that serve change at the same time (at_once)."),
+        ({"deployment": "qwen"}, CHANGED, None, ""),
+    ],
+)
+def test_an_unfinished_rollout_goes_on(
+    given: dict[str, Any], wanted: Any, batches: int | None, text: str
+) -> None:
+    """A host became unreachable after the first batch; whatever began it, the same command ends it."""
+    states, balancers = served(PAIR)
+    new = after(planned(states, wanted, balancers), states)
+    for name, found in new.items():
+        found["generations"][0]["trial"] = {"generation": 2, "why": "", "since": "2026-11-22T10:00:00Z"}
+        found["instances"] = [
+            item if f"{name}/{item['name']}" == "n1/llama-0" else old
+            for item, old in zip(found["instances"], states[name]["instances"], strict=True)
+        ]
+    chosen = options(operation=DEPLOY, **given)
+    about = frozenset([given["deployment"]]) if "deployment" in given else None
+    plan = planned(new, [*wanted, OTHER], balancers, OperationRequest(DEPLOY, about))
+    found = requested_rollout(chosen, plan, None)
+    assert (len(found.batches) if found else None) == batches
+    assert set(found.finish if found else ()) == ({"n1", "n2"} if batches is not None else set())
+    lines = "\n".join(explain_request(chosen, plan, plan.to_json(), found))
+    assert text in lines, lines
+
+
+OTHER = deployment(name="qwen", gpus=[7], port=9000, endpoint=False)
 
 
 def test_a_refusal_names_the_word_and_another_operation_has_none() -> None:

@@ -57,7 +57,7 @@ def rolled(
 ) -> tuple[RolloutPlan, list[str]]:
     plan = planned(states, wanted, operation, **keys)
     made, problems = plan_rollout_steps(
-        plan, RolloutRequest(operation, deployment=next(iter(keys.values()), None), at_once=True)
+        plan, RolloutRequest(operation, deployment=next(iter(keys.values()), None), at_once=operation == STOP)
     )
     return made, [problem.text() for problem in problems]
 
@@ -171,6 +171,11 @@ def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
     assert "have to change together" in problems[0]
 
 
+CONTINUES = pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
+"""Whichever of them began it."""
+
+
+@CONTINUES
 @pytest.mark.parametrize(
     ("moment", "replaced", "trial", "canary", "measure"),
     [
@@ -180,14 +185,14 @@ def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
     ],
 )
 def test_a_canary_that_was_cut_off_is_judged(
-    moment: str, replaced: bool, trial: dict[str, Any], canary: str, measure: bool
+    moment: str, replaced: bool, trial: dict[str, Any], canary: str, measure: bool, operation: str
 ) -> None:
     states, _ = record(deployed(OLD), NEW)
     if trial:
         states["n1"]["generations"][0]["trial"]["baseline"] = trial
     if replaced:
         has_new(states, NEW, "n1", "llama-0")
-    made, problems = rolled(states, NEW)
+    made, problems = rolled(states, NEW, operation)
     assert problems == []
     assert len(made.batches) == 4
     steps = made.steps["n1"][1]
@@ -219,28 +224,35 @@ def test_a_batch_that_is_turned_back_is_held_at_the_newest_that_served() -> None
     assert {batch["held"] for batch in made.batches} == {max(found)}
 
 
-def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted() -> None:
+@CONTINUES
+def test_a_judged_canary_is_not_judged_again_and_the_end_of_a_trial_is_noted(operation: str) -> None:
     states, _ = record(deployed(OLD), NEW)
     states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline={"canary": "n1/llama-0"})
     has_new(states, NEW, "n1", "llama-0")
-    made, _ = rolled(states, NEW)
+    made, _ = rolled(states, NEW, operation)
     assert [batch["canary"] for batch in made.batches] == ["", "", ""]
-    for host in states:
-        for name in ("llama-0", "llama-1"):
-            has_new(states, NEW, host, name)
-    made, _ = rolled(states, NEW)
+    has_new(states, NEW, "n1", "llama-1")  # nothing is left on n1, and its trial ends with that of n2
+    made, _ = rolled(states, NEW, operation)
+    assert ({host for batch in made.batches for host in batch["hosts"]}, set(made.finish)) == (
+        {"n2"},
+        {"n1", "n2"},
+    )
+    for name in ("llama-0", "llama-1"):
+        has_new(states, NEW, "n2", name)
+    made, _ = rolled(states, NEW, operation)
     assert made.batches == ()
     assert {name: item["bindings"] for name, item in made.finish.items()} == {
         name: [{"deployment": "llama", "trial": None}] for name in states
     }
 
 
-def test_another_definition_than_the_one_on_trial_has_a_canary_of_its_own() -> None:
+@CONTINUES
+def test_another_definition_than_the_one_on_trial_has_a_canary_of_its_own(operation: str) -> None:
     states, _ = record(deployed(OLD), NEW)
     judged = {"canary": "n1/llama-0", "found": {"tps": 1}}
     states["n1"]["generations"][0]["trial"].update(units=["n1/llama-0"], baseline=judged)
     has_new(states, NEW, "n1", "llama-0")
-    made, _ = rolled(states, llama(engine_args={"max_num_seqs": 32}))
+    made, _ = rolled(states, llama(engine_args={"max_num_seqs": 32}), operation)
     assert len(made.batches) == 4
     assert made.batches[0]["canary"] == "n1/llama-0"
     # What was measured of another generation is no baseline of this one.
@@ -327,6 +339,23 @@ def test_the_text() -> None:
         "30 s of watching; in all 120 s and 4 starts",
     ):
         assert part in text, text
+
+
+@CONTINUES
+def test_a_trial_of_what_nobody_wants_any_more_ends(operation: str) -> None:
+    """The run was cut off before its first batch, and the inventory was changed back."""
+    states, _ = record(deployed(OLD), NEW)
+    made, _ = rolled(states, OLD, operation)
+    assert (made.batches, set(made.finish)) == ((), {"n1", "n2"})
+
+
+@CONTINUES
+def test_a_trial_of_another_deployment_stays(operation: str) -> None:
+    states, _ = record(deployed(OLD), NEW)
+    other = deployment(name="qwen", gpus=[7], port=9000)
+    made, _ = rolled(states, [*NEW, other], operation, deployments=frozenset(["qwen"]))
+    ended = [item["deployment"] for part in made.finish.values() for item in part["bindings"]]
+    assert "llama" not in ended
 
 
 def test_a_restart_ends_no_trial() -> None:

@@ -223,7 +223,7 @@ END = {
         2,
         {"turned": False, "why": "n2 …"},
         {},
-        ["When the host is reachable, run upgrade.yml to continue"],
+        ["When the host is reachable, run the same command again"],
     ),
     "Docker was dead, and the host went back": (
         "upgrade",
@@ -270,6 +270,11 @@ def test_the_end(case: str) -> None:
     batches = [{**item, "operation": operation} for item in BATCHES]
     message = summarize_rollout(operation, batches, ended, verdict, unmended)
     assert [text for text in texts if text not in message] == []
+
+
+def test_the_end_of_a_rollout_of_which_nothing_was_left() -> None:
+    message = summarize_rollout("deploy", [], None, {}, {})
+    assert message == "Deploy: nothing was left to change, and the unfinished rollout is over."
 
 
 @pytest.mark.parametrize(
