@@ -350,23 +350,17 @@ NOT_STARTED = (
     "a daemon that comes back after SIGKILL stops the containers that it finds as if an operator did, and starts none; "
     "expected: they come back without a hand, as after a graceful restart"
 )
-NOT_FINISHED = (
-    "Docker was away when the instances were to start again; it starts the old ones, the same command finds "
-    "nothing to do, and site.yml replaces them; expected: partition.yml goes on"
-)
 # Cells that fail because of something that is known, and what is expected of them.
 KNOWN = {
     ("docker_killed", "drain"): NOT_STARTED,
     ("docker_killed", "benchmark"): NOT_STARTED,
-    ("docker_restarted", "partition"): NOT_FINISHED,
-    ("host_shut_down", "partition"): NOT_FINISHED,
 }
 CELLS = [
     pytest.param(
         kind,
         operation,
         id=f"{kind.name}-{operation.name}",
-        marks=pytest.mark.xfail(reason=why, strict=why != NOT_FINISHED)
+        marks=pytest.mark.xfail(reason=why, strict=True)
         if (why := KNOWN.get((kind.name, operation.name)))
         else (),
     )

@@ -17,6 +17,7 @@ from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
 from ..desired.node_state import CachedWeights, NodeState, ObservedInstance
 from ..desired.packages import build_packages
+from ..instances.planned import Serving, running_member
 from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
 
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
@@ -182,6 +183,35 @@ def partition(host: Host) -> tuple[Action, ...]:
         before = "VRAM in use that no process holds"
         found.append(_gpu_action(host, "gpu_clean", before, "free, the driver reloaded", reason))
     return tuple(found)
+
+
+def unfinished_partition(
+    host: Host, modes: str, wanted: Iterable[Serving], left: Collection[str]
+) -> tuple[Action, ...]:
+    """Return the action that finishes a change of modes after which instances of the earlier modes came back.
+
+    They are known by the record of what they run: it was made for other modes than the GPUs have, and differs from what
+    the host is to run. modes: of the host's GPUs. left: instances that stay as they are.
+    """
+    if host.state is None or not (host.settings.compute or host.settings.memory):
+        return ()
+    specs = {item.name: item.spec_hash for item in wanted}
+    found: dict[str, list[str]] = {}
+    for running in host.state.instances:
+        known = running_member(host.state, running)
+        made = known.generation.modes if known else ""
+        if (
+            made
+            and made != modes
+            and running.name not in left
+            and specs.get(running.name) != running.spec_hash
+        ):
+            found.setdefault(made, []).append(running.name)
+    if not found:
+        return ()
+    before = "; ".join(f"{', '.join(names)} as in {made}" for made, names in found.items())
+    reason = "an earlier partition change was interrupted before its instances had started"
+    return (_gpu_action(host, "partition_change", before, "finished", reason),)
 
 
 def _partition(host: Host, kind: str, before: str, after: str, variable: str, wanted: str) -> Action:

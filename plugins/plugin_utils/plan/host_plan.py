@@ -11,6 +11,7 @@ from ...module_utils.common.paths import container_name
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.plan import BalancerPlan
+from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange
 from ..instances.planned import Serving
@@ -59,6 +60,17 @@ class HostPlan:
         needed = {action.role for action in self.actions}
         return tuple(role for role in ROLES if role in needed)
 
+    @property
+    def _down(self) -> set[str]:
+        """Instances that exist and do not run, and those that the host's record has and that do not exist."""
+        state = self.host.state
+        if state is None:
+            return set()
+        made = [made for made in map(wanted_of, state.generations) if made]
+        alive = {item.name for item in state.instances if item.state in ALIVE}
+        there = {item.name for item in state.instances}
+        return there.union(*(item.specs for item in made)) - alive
+
     def to_json(self) -> dict[str, Any]:
         """A host's part of plan.json."""
         settings, state = self.host.settings, self.host.state
@@ -66,8 +78,6 @@ class HostPlan:
         kinds = {action.kind for action in self.actions}
         spanning = {item.name for item in self.instances if len(item.member.hosts) > 1}
         partition = bool(kinds & steps.PARTITION_KINDS)
-        there = state.instances if state else ()
-        stopped = {item.name for item in there if item.state not in ALIVE}
         return {
             "status": "observed" if state else "declared",
             "gpus": {
@@ -99,7 +109,7 @@ class HostPlan:
             "serve": [name for name in self.start if name in spanning or not partition],
             "spans": [name for name in self.start if name in spanning],
             "remove": [] if partition else list(self.remove),
-            "resume": [name for name in self.start if name in (spanning if partition else stopped)],
+            "resume": [name for name in self.start if name in (spanning if partition else self._down)],
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
             "generations": [dict(item) for item in self.records],
             "bindings": [dict(item) for item in self.bindings],

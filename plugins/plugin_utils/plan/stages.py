@@ -187,11 +187,14 @@ def _serve(
     stored = selection.hosts.get(host.name, NOTHING)
     key = steps.instance_key(host, factory.key)
     running = steps.stop_servers(host) if layout.repartition else ()
-    repartition = steps.partition(host) if layout.repartition else ()
     composed, problems = factory.instances(host, layout, catalog)
     instances: tuple[Serving, ...] = composed
     if stored.stored:
         instances = tuple(sorted((*composed, *stored.stored), key=lambda item: natural(item.name)))
+    if layout.repartition:
+        repartition = steps.partition(host)
+    else:
+        repartition = steps.unfinished_partition(host, partition_modes(host, layout), instances, left)
     servers, remove = _servers(host, layout, instances, left)
     start = tuple(action.target for action in servers)
     obstacles: tuple[Problem, ...] = ()

@@ -150,6 +150,97 @@ def test_instances_that_a_run_left_stopped_are_resumed() -> None:
     assert host["resume"] == []
 
 
+WANTED = [deployment(instances_per_host=2)]
+OLD, NEW = "as in SPX", "as in CPX"
+
+
+def half_done(*runs: str, **changes: Any) -> dict[str, Any]:
+    """A node after its modes were changed; what runs of llama-0 and llama-1 there ("": nothing)."""
+    old = apply_to_state(node(), planned(node(), WANTED))
+    new = apply_to_state(old, planned(old, WANTED, gpu_partition_compute="CPX"))
+    found = []
+    for number, text in enumerate(runs):
+        kind, _, state_of = text.partition(", ")
+        if kind:
+            there = {OLD: old, NEW: new}[kind]["instances"][number]
+            found.append({**there, "state": state_of or "running"})
+    return {**new, "instances": found, **changes}
+
+
+@pytest.mark.parametrize(
+    ("runs", "before", "starts", "resumed"),
+    [
+        ((NEW, NEW), "", [], []),
+        ((OLD, OLD), "llama-0, llama-1 as in SPX NPS1", ["llama-0", "llama-1"], []),
+        ((NEW, OLD), "llama-1 as in SPX NPS1", ["llama-1"], []),
+        (("", OLD), "llama-1 as in SPX NPS1", ["llama-0", "llama-1"], []),
+        ((f"{OLD}, exited", NEW), "llama-0 as in SPX NPS1", ["llama-0"], []),
+        (
+            (f"{OLD}, exited", f"{OLD}, restarting"),
+            "llama-0, llama-1 as in SPX NPS1",
+            ["llama-0", "llama-1"],
+            [],
+        ),
+        ((NEW, ""), "", ["llama-1"], ["llama-1"]),  # the old one was removed, and the new one not made
+        (("", ""), "", ["llama-0", "llama-1"], ["llama-0", "llama-1"]),
+        ((f"{NEW}, exited", NEW), "", ["llama-0"], ["llama-0"]),
+    ],
+)
+def test_instances_of_the_earlier_modes_are_replaced(
+    runs: tuple[str, str], before: str, starts: list[str], resumed: list[str]
+) -> None:
+    host = planned(half_done(*runs), WANTED, gpu_partition_compute="CPX")
+    assert [item["before"] for item in host["actions"] if item["kind"] == "partition_change"] == [
+        before
+    ] * bool(before)
+    assert [server["name"] for server in host["servers"]] == starts
+    assert (host["partition"] or {}).get("serve", []) == (starts if before else [])
+    # What runs as it should is left alone: the modes do not change any more.
+    assert (host["partition"] or {}).get("stop_servers", []) == []
+    assert host["resume"] == resumed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys", "removed"),
+    [
+        ([deployment()], {"gpu_partition_compute": "CPX"}, ["llama-1"]),
+        (
+            [deployment(instances_per_host=2, port=9000)],
+            {"gpu_partition_compute": "CPX"},
+            [],
+        ),  # changed again
+    ],
+)
+def test_what_the_inventory_wants_by_then_is_what_the_change_ends_with(
+    wanted: Any, keys: Any, removed: list[str]
+) -> None:
+    host = planned(half_done(OLD, OLD), wanted, **keys)
+    assert "partition_change 8 GPUs" in actions(host)
+    assert host["partition"]["remove"] == removed
+    after = apply_to_state(half_done(), host)
+    assert actions(planned(after, wanted, **keys)) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys"),
+    [
+        (WANTED, {}),  # the toolkit is not to set the modes
+        ([deployment(instances_per_host=2, port=9000)], {"gpu_partition_compute": "CPX"}),  # an upgrade
+    ],
+)
+def test_what_is_no_unfinished_change_is_none(wanted: Any, keys: Any) -> None:
+    host = planned(half_done(NEW, NEW) if keys else half_done(OLD, OLD), wanted, **keys)
+    assert (host["partition"], host["resume"]) == (None, [])
+    assert [server["name"] for server in host["servers"]] == ["llama-0", "llama-1"]
+
+
+def test_an_instance_that_a_rollout_has_not_reached_is_not_resumed() -> None:
+    found = half_done(NEW, "")
+    found["generations"][0]["trial"] = {"generation": 2, "why": "", "since": "2026-11-22T10:00:00Z"}
+    host = planned(found, WANTED, gpu_partition_compute="CPX")
+    assert ([server["name"] for server in host["servers"]], host["resume"]) == (["llama-1"], [])
+
+
 # --- clean GPUs --------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
     DEPLOY,
+    UPGRADE,
     OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
@@ -164,6 +165,28 @@ def test_what_is_held_goes_back_to_the_generation_that_is_held() -> None:
     assert (
         "n2" in rollout.hosts
     )  # a host that has to start first takes part, or its failure would not be seen
+
+
+def test_an_unfinished_change_of_modes_drains_what_it_replaces_and_nothing_else() -> None:
+    """An instance of the earlier modes came back with Docker; the other one was replaced before."""
+    wanted = [deployment(instances_per_host=2)]
+    states, balancers = served(wanted)
+    changed = planned(states, wanted, balancers, gpu_partition_compute="CPX")
+    for item in changed.balancers:
+        balancers = [host(applied(item))]
+    new = after(changed, states)
+    new["n2"]["instances"][1] = states["n2"]["instances"][1]
+    plan = planned(new, wanted, balancers, gpu_partition_compute="CPX")
+    for operation in (None, DEPLOY):
+        found = requested_rollout(options(operation=operation, apply=True), plan, None)
+        assert found is None
+        (part,) = [item for item in todo_hosts(plan, plan.balancers, plan.to_json()) if item["name"] == "n2"]
+        assert "todo_gpu_partition" in part["groups"]
+        assert [name for item in part["plan"]["out"] for name in item["servers"]] == ["llama/n2.llama-1:8001"]
+        assert part["plan"]["into"] == part["plan"]["out"]
+    with pytest.raises(FleetError) as refused:
+        requested_rollout(options(operation=UPGRADE), plan, None)
+    assert "Run partition.yml first." in refused.value.problems[0].text()
 
 
 def test_a_balancer_that_is_configured_in_the_same_run_is_no_reason_to_refuse() -> None:
