@@ -94,7 +94,7 @@ class LookupModule(LookupBase):
         if own_playbooks(context.CLIARGS.get("args") or ()):
             problems += run_input.start_problems(context.CLIARGS.get("start_at_task"))
             tags = (*facts.get("ansible_run_tags", ()), *facts.get("ansible_skip_tags", ()))
-            problems += run_input.tag_problems(tags, toolkit_tags() if tags else ())
+            problems += run_input.tag_problems(tags, toolkit_tags())
         if broken:
             return [*broken, *problems]  # groups and hosts are not known
         hosts = groups.get("all", [])

@@ -81,10 +81,13 @@ def limit_problems(unmatched: Iterable[str], names: Collection[str]) -> list[Pro
     return [Problem((), f"--limit {text}: {what}", suggest(text.lstrip("!&"), known)) for text in unmatched]
 
 
-def tag_problems(given: Iterable[str], known: Collection[str]) -> list[Problem]:
-    """Return a problem for each tag of --tags or --skip-tags that no task has."""
-    unknown = sorted(set(given) - set(known) - SPECIAL_TAGS)
-    return [Problem((), f"tag {name}: no task has it.", suggest(name, known)) for name in unknown]
+def tag_problems(given: Iterable[str], known: Iterable[str]) -> list[Problem]:
+    """Return a problem for each tag of --tags or --skip-tags that no task has; `known` is read as far as needed."""
+    unknown, seen, rest = set(given) - SPECIAL_TAGS, set(), iter(known)
+    while unknown and (name := next(rest, None)) is not None:
+        seen.add(name)
+        unknown.discard(name)
+    return [Problem((), f"tag {name}: no task has it.", suggest(name, seen)) for name in sorted(unknown)]
 
 
 def start_problems(task: str | None) -> list[Problem]:

@@ -19,10 +19,11 @@ def own_playbooks(paths: Iterable[str]) -> bool:
     return all(path.startswith(NAMESPACE) or Path(path).resolve().parent == home for path in paths)
 
 
-def toolkit_tags() -> set[str]:
-    """Return every tag of a play, role or task."""
-    paths = (*COLLECTION.glob("playbooks/**/*.yml"), *COLLECTION.glob("roles/*/tasks/**/*.yml"))
-    return {tag for path in paths for tag in _tags(read_yaml(path))}
+def toolkit_tags() -> Iterator[str]:
+    """Yield the tags of plays, roles and tasks. A file is read when its tags are asked for."""
+    for pattern in ("playbooks/**/*.yml", "roles/*/tasks/**/*.yml"):
+        for path in sorted(COLLECTION.glob(pattern)):
+            yield from _tags(read_yaml(path))
 
 
 def _tags(data: Any) -> Iterator[str]:

@@ -68,12 +68,19 @@ def test_values(given: dict[str, object], said: str) -> None:
 
 
 def test_tags() -> None:
-    known = toolkit_tags()
+    known = set(toolkit_tags())
     assert {"benchmark", "latency", "host_prep", "vllm_serve"} <= known
     assert run_input.tag_problems(["benchmark", "always", "untagged"], known) == []
     assert [problem.what for problem in run_input.tag_problems(["benchmrk", "all"], known)] == [
         "tag benchmrk: no task has it."
     ]
+
+
+def test_no_more_files_are_read_for_tags_than_needed() -> None:
+    known = iter(["benchmark", "latency", "host_prep"])
+    assert run_input.tag_problems(["all"], known) == []
+    assert run_input.tag_problems(["latency", "all"], known) == []
+    assert list(known) == ["host_prep"]
 
 
 @pytest.mark.parametrize(
