@@ -61,6 +61,8 @@ host_facts:
     iommus: {description: How many IOMMUs the kernel found., type: int}
     nics: {description: Ports of RDMA NICs., type: list, elements: dict}
     clock_synchronized: {description: Whether the clock is synchronised; null if unknown., type: bool}
+    time: {description: The host's clock in seconds since 1970., type: float}
+    clock_ahead: {description: By how many seconds it is ahead of the control node's at least., type: float}
     kernel_log: {description: Lines in which amdgpu reports trouble., type: dict}
     problems: {description: Sources that could not be read., type: list, elements: dict}
 """

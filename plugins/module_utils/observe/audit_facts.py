@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -73,6 +74,7 @@ def read_host(source: Source, run: Run) -> dict[str, Any]:
         "iommus": len(source.names("/sys/class/iommu")),
         "nics": part("nics", read_nics),
         "clock_synchronized": part("clock", read_clock),
+        "time": time.time(),
         "kernel_log": part("kernel log", read_kernel_log, run),
     }
 

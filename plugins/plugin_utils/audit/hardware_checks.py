@@ -146,11 +146,24 @@ def rdma_ports(rule: Rule, view: HostView) -> CheckResult:
 
 
 def clock(rule: Rule, view: HostView) -> CheckResult:
-    """Check that the clock is synchronized."""
-    found = view.facts.get("clock_synchronized")
+    """Check that the clock is synchronized, and at most `seconds` ahead of or behind the control node's."""
+    found, ahead = view.facts.get("clock_synchronized"), view.facts.get("clock_ahead")
+    if ahead is not None and abs(ahead) > rule["seconds"]:
+        way = "ahead of" if ahead > 0 else "behind"
+        return CheckResult(WRONG, f"{abs(ahead):.0f} s {way} the control node")
     if found is None:
         return CheckResult(UNKNOWN, "the kernel did not report it")
     return CheckResult(OK, "yes") if found else CheckResult(WRONG, "no")
+
+
+def clock_ahead(begun: float, read: object, ended: float) -> float | None:
+    """Return by how many seconds a clock that was read between two times of this machine is ahead at least.
+
+    0 if it may be right, None if it was not read.
+    """
+    if isinstance(read, bool) or not isinstance(read, (int, float)):
+        return None
+    return round(read - ended if read > ended else min(0.0, read - begun), 3)
 
 
 def shm(rule: Rule, view: HostView) -> CheckResult:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_settings(tmp_path: Path) -> None:
     assert found["boot_settings"] == {"/sys/a*": ["/etc/tmpfiles.d/x.conf", "two words"]}
     assert found["tuned"] == "balanced"
     assert found["clock_synchronized"] is True
+    assert abs(found["time"] - time.time()) < 60
 
 
 UNIT = "usr/lib/systemd/system/docker.service"
