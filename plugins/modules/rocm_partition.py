@@ -61,19 +61,25 @@ options:
     type: int
     default: 5
   servers:
-    description: Instances to stop first, each with C(name) and C(stop_timeout) from the plan. They are
-      restarted only if the change is undone.
+    description: Instances to stop first. They are restarted only if the change is undone.
     type: list
     elements: dict
     default: []
+    suboptions:
+      name:
+        description: The instance's name.
+        type: str
+        required: true
+      container_name:
+        description: For readers of the plan. The container is always C(instinct-<name>).
+        type: str
+      stop_timeout:
+        description: Seconds between the request to stop and the kill. Default is 120.
+        type: int
   clean:
     description: Reload the driver if VRAM is in use that no process holds, for example after a server was killed.
     type: bool
     default: false
-  program:
-    description: The program that sets the modes at boot. The module's action plugin sets it; leave it out.
-    type: str
-    default: ""
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
@@ -155,7 +161,6 @@ stopped:
   sample: [instinct-llama-0, gpuagent.service]
 """
 
-import base64
 import contextlib
 from typing import Any
 
@@ -163,9 +168,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease_lock import under_lease
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import BACKENDS
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import follow
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (
     COMPUTE_MODES,
@@ -173,6 +176,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus impo
     diff_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.node import PartitionNode
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import follow
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import PartitionRequest
 
 
@@ -185,9 +189,17 @@ def argument_spec() -> dict[str, Any]:
         "backend": {"type": "str", "default": "auto", "choices": ["auto", *BACKENDS]},
         "timeout": {"type": "int", "default": 300},
         "retries": {"type": "int", "default": 5},
-        "servers": {"type": "list", "elements": "dict", "default": []},
+        "servers": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {
+                "name": {"type": "str", "required": True},
+                "container_name": {"type": "str"},
+                "stop_timeout": {"type": "int"},
+            },
+        },
         "clean": {"type": "bool", "default": False},
-        "program": {"type": "str", "default": ""},
         "lease": {"type": "dict"},
     }
 
@@ -235,19 +247,15 @@ def work(module: AnsibleModule, node: PartitionNode) -> dict[str, Any]:
     if outcome.error:
         raise NodeError(outcome.error, **result)
     if not check:
-        program = base64.b64decode(module.params["program"])
-        result["actions"] = [*outcome.actions, *follow(node.path, node.gpus(), module.run_command, program)]
+        result["actions"] = [*outcome.actions, *follow(node.path, node.gpus())]
     return result
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    secrets, lease = (
-        secrets_of(module.params["servers"]),
-        None if module.check_mode else module.params["lease"],
-    )
-    finish(module, secrets, lambda: under_lease(lease, lambda: work(module, PartitionNode())))
+    lease = None if module.check_mode else module.params["lease"]
+    finish(module, [], lambda: under_lease(lease, lambda: work(module, PartitionNode())))
 
 
 if __name__ == "__main__":

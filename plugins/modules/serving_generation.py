@@ -112,7 +112,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.record impo
     StoreUpdate,
     change,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 
 
 def argument_spec():
@@ -133,7 +133,7 @@ def work(params, check):
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
     update = StoreUpdate(**{name: value for name, value in params.items() if name not in LEASE_OPTION})
-    return change(GenerationStore(), update, check)
+    return change(GenerationWriter(), update, check)
 
 
 def main():

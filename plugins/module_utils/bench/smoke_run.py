@@ -11,9 +11,9 @@ from typing import Any
 
 from ..common import paths
 from ..common.endpoint import listen_address, local_address
+from ..common.env_files import env_assignments
 from ..common.files import read_text
 from ..common.node_key import node_key
-from ..common.redact import env_assignments
 from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
 from ..serving.health import ProbeAnswer, ServerAddress, ask
 

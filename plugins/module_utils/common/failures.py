@@ -123,26 +123,6 @@ def to_text(signatures: Sequence[Signature]) -> str:
     return json.dumps({"schema": SCHEMA, "signatures": [vars(item) for item in signatures]}, indent=1) + "\n"
 
 
-def from_text(text: str) -> tuple[Signature, ...]:
-    """Parse the text of to_text().
-
-    Raise ValueError for anything else, invalid regular expressions included.
-    """
-    try:
-        data = json.loads(text)
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']}")
-        found = tuple(
-            Signature(str(item["kind"]), tuple(map(str, item["patterns"])), str(item["next_step"]))
-            for item in data["signatures"]
-        )
-        for pattern in (pattern for signature in found for pattern in signature.patterns):
-            re.compile(pattern)
-    except (KeyError, TypeError, re.error) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
-    return found
-
-
 def tail(text: str, lines: int = 20) -> list[str]:
     """Return the last non-empty lines of a log; of a progress bar, its last state."""
     shown = (_shown(raw) for raw in text.split("\n"))

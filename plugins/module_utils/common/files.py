@@ -17,14 +17,14 @@ def read_text(path: str) -> str | None:
         return None
 
 
-def write_atomic(path: str, text: str, mode: int) -> None:
+def write_atomic(path: str, text: str | bytes, mode: int) -> None:
     """Replace a file atomically: the new text is on disk, with its mode, before it takes the name."""
     directory = os.path.dirname(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(stream.fileno(), mode)
-            stream.write(text)
+            stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 from . import paths
 from .files import make_private, read_text, sync_directory, write_atomic
-from .redact import MIN_LENGTH
 
 MOUNT = "/instinct-secrets"
 NAMES = "INSTINCT_SECRETS"
@@ -28,23 +27,10 @@ def secrets_dir(deployment: str) -> str:
     return f"{paths.STATE_DIR}/secrets/{deployment}"
 
 
-def secrets_text(values: Iterable[tuple[str, str]]) -> str:
-    """Return the file of a set, as a shell reads it."""
-    pairs = list(values)
-    lines = [*pairs, (NAMES, " ".join(name for name, _value in pairs))]
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in lines)
-
-
 def values_of(text: str) -> list[str]:
     """Return the values in the file of a set."""
     words = (word.partition("=") for word in shlex.split(text))
     return [value for name, _equals, value in words if name != NAMES]
-
-
-def secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Return the values of a process's secret variables that can be masked."""
-    names = environ.get(NAMES, "").split()
-    return [environ[name] for name in names if len(environ.get(name, "")) >= MIN_LENGTH]
 
 
 def node_secrets() -> list[str]:

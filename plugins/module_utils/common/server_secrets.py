@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .redact import env_secrets
+from .env_files import env_secrets
 
 
 def secrets_of(servers: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,11 +12,6 @@ from urllib.parse import quote
 from .client import Conflict, DockerClient, DockerTimeout, Json, NotFound, Query
 
 
-def running_labelled(client: DockerClient, label: str) -> list[Json]:
-    """Return the running containers that have a label."""
-    return list(client.json("GET", "/containers/json", {"filters": json.dumps({"label": [label]})}))
-
-
 def containers_labelled(client: DockerClient, label: str) -> list[Json]:
     """Return the containers that have a label, in any state."""
     query: Query = {"all": True, "filters": json.dumps({"label": [label]})}

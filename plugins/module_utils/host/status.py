@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common import paths
+from ..common.env_files import env_secrets
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import classify
 from ..common.files import read_text
 from ..common.module_main import NodeError
-from ..common.redact import Redactor, env_secrets
+from ..common.redact import Redactor
 from ..docker.client import SOCKET, DockerClient, Json, Query
 from ..docker.logs import container_log
 from ..endpoint.drain import Balancer

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..common.files import make_private
+from ..common.files import make_private, write_atomic
 from ..common.module_main import require_program
 from ..common.paths import PARTITION_PROGRAM, PARTITION_RECORD
-from .gpus import AUTO, PartitionedGpu
+from .gpus import AUTO
 from .monitors import MONITOR_UNITS
 from .record import DRIVER_SECONDS, Record
 
@@ -42,19 +42,15 @@ WantedBy=multi-user.target
 """
 
 
-def record_of(gpus: tuple[PartitionedGpu, ...], compute: str | None, memory: str | None) -> Record | None:
-    """Return the modes to keep: the requested or else the present ones; None if they are the driver's defaults."""
-    modes = {gpu.bdf: compute or gpu.mode for gpu in gpus}
-    known = {bdf: mode for bdf, mode in modes.items() if mode}
-    memories = {memory or gpu.memory_mode for gpu in gpus}
-    kept = memories.pop() if len(memories) == 1 else None
-    own = kept in (None, "NPS1") and all(mode == AUTO["NPS1"] for mode in known.values())
-    return None if own or not known else Record(kept, known)
+def default(record: Record) -> bool:
+    """Return whether the driver comes up in these modes by itself."""
+    modes = record.compute.values()
+    return record.memory in (None, "NPS1") and all(mode == AUTO["NPS1"] for mode in modes)
 
 
-def wanted(record: Record | None, python: str, program: bytes) -> dict[str, bytes]:
-    """Return the files by their paths; none without a record."""
-    if record is None:
+def wanted(record: Record, python: str, program: bytes) -> dict[str, bytes]:
+    """Return the files by their paths; none for the driver's defaults."""
+    if default(record):
         return {}
     require_program(program)  # an empty one would fail unnoticed at the next boot
     values = {"python": python, "program": PARTITION_PROGRAM, "limit": LIMIT}
@@ -68,7 +64,7 @@ def wanted(record: Record | None, python: str, program: bytes) -> dict[str, byte
 
 def converge(
     path: Callable[[str], str],
-    record: Record | None,
+    record: Record,
     check: bool,
     run: Callable[[list[str]], Any],
     program: bytes,
@@ -101,18 +97,6 @@ def converge(
     }
 
 
-def follow(
-    path: Callable[[str], str],
-    gpus: tuple[PartitionedGpu, ...],
-    run: Callable[[list[str]], Any],
-    program: bytes,
-) -> list[str]:
-    """Update an existing record after a change of modes; return the actions."""
-    if _read(path(PARTITION_RECORD)) is None:
-        return []
-    return list(converge(path, record_of(gpus, None, None), False, run, program)["actions"])
-
-
 def _apply(path: Callable[[str], str], files: Mapping[str, bytes]) -> None:
     if not files:
         for name in (LINK, UNIT, PARTITION_PROGRAM, PARTITION_RECORD):
@@ -122,7 +106,7 @@ def _apply(path: Callable[[str], str], files: Mapping[str, bytes]) -> None:
     make_private(os.path.dirname(path(PARTITION_PROGRAM)))
     for name, data in files.items():
         if _read(path(name)) != data:
-            _write(path(name), data, 0o644 if name == UNIT else 0o600)
+            write_atomic(path(name), data, 0o644 if name == UNIT else 0o600)
     if not os.path.lexists(path(LINK)):
         os.makedirs(os.path.dirname(path(LINK)), mode=0o755, exist_ok=True)
         os.symlink(UNIT, path(LINK))
@@ -134,18 +118,6 @@ def _read(name: str) -> bytes | None:
             return stream.read()
     except FileNotFoundError:
         return None
-
-
-def _write(name: str, data: bytes, mode: int) -> None:
-    temporary = f"{name}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.chmod(temporary, mode)
-    os.replace(temporary, name)
 
 
 def _diff(name: str, before: bytes | None, after: bytes | None) -> dict[str, str] | None:

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ..common.files import read_text, write_atomic
+from ..common.paths import PARTITION_RECORD
+from .gpus import PartitionedGpu
 
 SCHEMA = 1
 DRIVER_SECONDS = 90.0
@@ -40,3 +44,22 @@ class Record:
             return cls(data["memory"], {str(bdf): str(mode) for bdf, mode in data["compute"].items()})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def record_of(
+    gpus: Sequence[PartitionedGpu], compute: str | None = None, memory: str | None = None
+) -> Record:
+    """Return the modes to keep: the requested or else the present ones."""
+    modes = {gpu.bdf: compute or gpu.mode for gpu in gpus}
+    memories = {memory or gpu.memory_mode for gpu in gpus}
+    kept = memories.pop() if len(memories) == 1 else None
+    return Record(kept, {bdf: mode for bdf, mode in modes.items() if mode})
+
+
+def follow(path: Callable[[str], str], gpus: Sequence[PartitionedGpu]) -> list[str]:
+    """Write the present modes into an existing record: the next boot would undo a change. Return the actions."""
+    text = record_of(gpus).to_text()
+    if read_text(path(PARTITION_RECORD)) in (None, text):
+        return []
+    write_atomic(path(PARTITION_RECORD), text, 0o600)
+    return [f"write {PARTITION_RECORD}"]

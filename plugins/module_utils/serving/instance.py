@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -11,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common import paths
+from ..common.env_files import env_assignments, mask_env
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.node_key import node_key
-from ..common.redact import env_assignments, mask_env
 from ..docker.client import ALIVE, DockerClient, Json
 from ..observe import supervisor
 from .attention import ATTENTION_FILE, Expected, parse_expected
@@ -25,11 +24,6 @@ LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-flee
 SPEC_FILE = "spec.sha256"
 LOG_FILE = "startup.log"
 READY_FILE = "ready"  # the id of the container that generated tokens; node_state reads it
-
-_KEYS = (
-    "name", "deployment", "container_name", "directory", "cache_directory", "files", "spec_hash", "container",
-    "image", "port", "host", "served_model", "headless", "attention", "ready_timeout", "stop_timeout", "secrets",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,11 +114,6 @@ def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
         raise NodeError(
             f"servers: the name {name!r} is not a lower-case word of letters, digits and hyphens."
         )
-    for key in data:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_KEYS)}."
-            raise NodeError(f"servers[{name}]: unknown key {key}; {hint}")
     needed = {
         "present": ("directory", "files", "spec_hash", "container", "port", "served_model"),
         "started": ("port", "served_model"),

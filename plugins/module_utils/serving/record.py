@@ -15,7 +15,8 @@ from ..common.hashing import canonical
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..docker.client import Json
-from .store import STATE, GenerationStore, now_text, without_files
+from .store import now_text
+from .store_writer import STATE, GenerationWriter, without_files
 
 KEEP = 5
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -37,7 +38,7 @@ class StoreUpdate:
     at: str = ""
 
 
-def change(store: GenerationStore, update: StoreUpdate, check: bool) -> dict[str, Any]:
+def change(store: GenerationWriter, update: StoreUpdate, check: bool) -> dict[str, Any]:
     """Record generations, update holds and trials, and add journal lines. Existing records are not written again."""
     if update.at and not _TIME.fullmatch(update.at):
         raise NodeError(f"at: {update.at!r} is not a time such as 2026-11-21T23:00:00Z.")
@@ -161,7 +162,7 @@ def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str,
 
 
 def _too_old(
-    store: GenerationStore, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
+    store: GenerationWriter, deployment: str, keep: int, needed: Iterable[int], more: Iterable[int]
 ) -> list[int]:
     """Return the generations to remove: all but the newest, and except those still in use."""
     numbers = sorted({*store.numbers(deployment), *more})

@@ -20,16 +20,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common import paths
-from ..common.files import make_private, read_text, sync_directory, write_atomic
+from ..common.files import read_text
 from ..common.generation_schema import SCHEMA
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..docker.client import Json
 
 NUMBERED = re.compile(r"([1-9][0-9]*)\.json")
-SUMMARY, STATE = "summary.json", "state.json"
-HEAVY = ("server", "described")
-KEEP = 5
 
 
 class GenerationStore:
@@ -64,12 +61,6 @@ class GenerationStore:
                 "Plan again: another run has changed the node's store since this one looked."
             )
         return found
-
-    def state(self, deployment: str) -> Json:
-        """Return whether the deployment is held, or on trial."""
-        found = self._load(self.path(deployment, STATE)) or {}
-        keys = ("held", "trial", "lifted", "ended")
-        return {"schema": SCHEMA, **{key: found.get(key) for key in keys}}
 
     def number_of(self, deployment: str, name: str, spec_hash: str) -> int:
         """Return the newest generation in which an instance has a spec hash; 0 for none."""
@@ -121,25 +112,6 @@ class GenerationStore:
 
     # ---- writing -------------------------------------------------------------------------------------
 
-    def put(self, deployment: str, name: str, data: Mapping[str, Any]) -> None:
-        """Write a deployment's file; it is on disk under its name when this returns."""
-        directory = os.path.join(self.root, deployment)
-        make_private(self.root)
-        make_private(directory)
-        write_atomic(os.path.join(directory, name), json.dumps(data, indent=1) + "\n", 0o600)
-        sync_directory(directory)
-
-    def drop(self, deployment: str, number: int) -> None:
-        """Remove a generation."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(deployment, f"{number}.json"))
-        sync_directory(os.path.join(self.root, deployment))
-
-    def summarise(self, deployment: str) -> None:
-        """Rewrite summary.json from the generations."""
-        kept = [without_files(self.generation(deployment, number)) for number in self.numbers(deployment)]
-        self.put(deployment, SUMMARY, {"schema": SCHEMA, "kept": kept})
-
     def note(self, lines: Iterable[str], now: str) -> None:
         """Append lines to the journal."""
         text = "".join(f"{now} {' '.join(line.split())}\n" for line in lines)
@@ -153,14 +125,6 @@ class GenerationStore:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def without_files(generation: Mapping[str, Any]) -> Json:
-    """Return a generation without its members' files and descriptions."""
-    members = [
-        {key: value for key, value in member.items() if key not in HEAVY} for member in generation["members"]
-    ]
-    return {**generation, "members": members}
 
 
 def now_text() -> str:

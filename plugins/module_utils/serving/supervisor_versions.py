@@ -21,7 +21,7 @@ from typing import Any
 from ..common import paths
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import SIGNATURES_FILE, to_text
-from ..common.files import read_text
+from ..common.files import read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..docker.client import DockerClient
 from ..docker.containers import containers_labelled
@@ -76,15 +76,8 @@ def write(program: Program, versions: Iterable[str]) -> None:
 
 
 def _put(path: str, text: str) -> None:
-    """Replace a file atomically. The next run overwrites a leftover of a killed one."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8", newline="") as stream:
-        os.fchmod(stream.fileno(), 0o644)
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    write_atomic(path, text, 0o644)
 
 
 def unused(program: Program, client: DockerClient, versions: Iterable[str], gone: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
 from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
-from ..docker.containers import create_container, remove_container, running_labelled, wait_container
+from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.logs import container_log
 from . import cache, verify
 from .cache import Snapshot
@@ -149,7 +149,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     found = cache.sizes(snapshot)
     absent = cache.missing(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
-    rubbish = {} if running_labelled(client, LABEL) else cache.abandoned(snapshot)
+    rubbish = {} if _running(client) else cache.abandoned(snapshot)
     marked = cache.has_marker(snapshot)
     changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
     rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
@@ -190,6 +190,11 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         if absent or not marked:
             cache.write_marker(snapshot, hashes)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _running(client: DockerClient) -> bool:
+    """Return whether any download runs on this node."""
+    return bool(client.json("GET", "/containers/json", {"filters": json.dumps({"label": [LABEL]})}))
 
 
 def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], container: str) -> list[str]:

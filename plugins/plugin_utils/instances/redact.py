@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...module_utils.common.redact import MASK, is_secret_name, mask_env
+from ...module_utils.common.env_files import mask_env
+from ...module_utils.common.redact import MASK, is_secret_name
 
 
 def redact_argv(argv: Iterable[object]) -> list[str]:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from ...module_utils.common.hashing import canonical
 from ...module_utils.common.instance_key import InstanceKey, key_of_map
-from ...module_utils.common.secret_files import secrets_text
+from ...module_utils.common.secret_files import NAMES
 from ..desired.deployment import Deployment
 
 
@@ -47,3 +48,10 @@ def secret_sets(servers: list[Mapping[str, Any]], deployments: Any) -> dict[str,
             values = sorted((str(name), str(value)) for name, value in item["secrets"].items())
             found[str(item["name"])] = {marks[item["name"]]: secrets_text(values)}
     return found
+
+
+def secrets_text(values: Iterable[tuple[str, str]]) -> str:
+    """Return the file of a set, as a shell reads it."""
+    pairs = list(values)
+    lines = [*pairs, (NAMES, " ".join(name for name, _value in pairs))]
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in lines)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,10 +61,12 @@ def test_every_call_on_a_host_has_a_limit() -> None:
 
 def test_those_limited_by_their_parameters_have_an_action_plugin_that_does_it() -> None:
     names = {name.rpartition(".")[2] for name in BY_PARAMETERS if name.startswith("instinct.")}
-    programs = {
-        path.stem for path in (ROOT / "plugins/action").glob("*.py") if "(ProgramAction)" in path.read_text()
+    timed = {
+        path.stem
+        for path in (ROOT / "plugins/action").glob("*.py")
+        if {"(ProgramAction)", "(TimedAction)"} & set(re.findall(r"\(\w+\)", path.read_text()))
     }
-    assert names == programs
+    assert names == timed
 
 
 SERVERS = [{"ready_timeout": 100, "stop_timeout": 20}, {"ready_timeout": 700, "stop_timeout": 60}]

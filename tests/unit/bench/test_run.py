@@ -31,7 +31,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
@@ -357,7 +357,7 @@ def test_a_stored_instance_is_read_from_the_node(
     docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
-    store = GenerationStore(str(tmp_path))
+    store = GenerationWriter(str(tmp_path))
     whole_one = {**instance(), "vllm": "0.11.0"}
     server = whole_one.pop("server")
     member = {"name": "llama-0", "spec_hash": "s", "server": server, "described": whole_one}

@@ -10,11 +10,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failures imp
     Diagnosis,
     Signature,
     clean,
-    from_text,
     tail,
     to_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import classify as classify_by
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.signatures import (
+    parse_signatures,
+)
 
 
 def classify(log: str, exit_code: int | None = None, oom_killed: bool = False) -> Diagnosis:
@@ -311,7 +313,7 @@ def test_without_signatures_exit_code_and_exception_speak() -> None:
 
 
 def test_a_file_of_signatures_is_what_was_written() -> None:
-    assert from_text(to_text(SIGNATURES)) == SIGNATURES
+    assert parse_signatures(to_text(SIGNATURES)) == SIGNATURES
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_a_file_of_signatures_is_what_was_written() -> None:
 )  # fmt: skip
 def test_another_file_is_none_of_signatures(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        from_text(text)
+        parse_signatures(text)
 
 
 def test_the_log_outweighs_the_exit_code_but_not_dockers_word() -> None:

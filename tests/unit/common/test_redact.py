@@ -8,6 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.env_files import (
+    env_assignments,
+    env_secrets,
+    mask_env,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
     finish,
@@ -16,10 +21,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import (
     MASK,
     Redactor,
-    env_assignments,
-    env_secrets,
     is_secret_name,
-    mask_env,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 

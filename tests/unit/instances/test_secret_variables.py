@@ -16,13 +16,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
     header_map,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import (
-    secrets_text,
     values_of,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import Deployment
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.secret_variables import (
     secret_sets,
     secrets_mark,
+    secrets_text,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from hypothesis import given, settings

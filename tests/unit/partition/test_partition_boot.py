@@ -24,13 +24,17 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit
     LINK,
     UNIT,
     converge,
-    follow,
-    record_of,
+    default,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import PartitionError
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders import GpuHolder
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import Journal
-from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import DRIVER_SECONDS, Record
+from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import (
+    DRIVER_SECONDS,
+    Record,
+    follow,
+    record_of,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.request import PartitionRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import partition_boot
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.partition_boot import (
@@ -63,9 +67,8 @@ def test_what_is_recorded(
     now: tuple[str, str], compute: str | None, memory: str | None, expected: tuple[str, str] | None
 ) -> None:
     found = record_of(World(2, now[1], now[0]).gpus(), compute, memory)
-    assert (found and (found.memory, set(found.compute.values()))) == (
-        expected and (expected[0], {expected[1]})
-    )
+    kept = None if default(found) else (found.memory, set(found.compute.values()))
+    assert kept == (expected and (expected[0], {expected[1]}))
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
@@ -259,7 +262,9 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     for directory in ("/etc/systemd/system", "/run/systemd/system"):
         os.makedirs(path(directory))
 
-    def run(record: Record | None, *, check: bool = False) -> list[str]:
+    own = Record("NPS1", dict.fromkeys(CPX.compute, "SPX"))
+
+    def run(record: Record, *, check: bool = False) -> list[str]:
         result = converge(path, record, check, commands.append, PROGRAM, sys.executable)
         assert result["changed"] is bool(result["actions"])
         return result["actions"]
@@ -275,14 +280,13 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     assert "Before=docker.service" in Path(path(UNIT)).read_text()
     assert run(Record("NPS4", CPX.compute)) == [f"write {PARTITION_RECORD}"]
     # A change by hand is followed, as the next boot would undo it otherwise.
-    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append, PROGRAM) == [
-        f"write {PARTITION_RECORD}"
-    ]
-    assert len(follow(path, World(2).gpus(), commands.append, PROGRAM)) == 4
-    assert follow(path, World(2, "NPS1", "DPX").gpus(), commands.append, PROGRAM) == []
-    run(CPX)
-    assert len(run(None, check=True)) == len(run(None)) == 4
-    assert run(None) == []
+    for by_hand in (World(2, "NPS1", "DPX"), World(2)):
+        assert follow(path, by_hand.gpus()) == [f"write {PARTITION_RECORD}"]
+        assert follow(path, by_hand.gpus()) == []
+        assert Record.from_text(Path(path(PARTITION_RECORD)).read_text()) == record_of(by_hand.gpus())
+    assert len(run(own, check=True)) == len(run(own)) == 4
+    assert run(own) == []
+    assert follow(path, World(2, "NPS1", "DPX").gpus()) == []  # nothing is kept
     assert not os.path.lexists(path(LINK))
 
 

@@ -27,7 +27,6 @@ SCRIPTS = ("bench_repeat", "download", "haproxy_agent", "inspect_image", "keepal
 GIVEN = {
     "hf_model": script("download"),
     "partition_boot": archive("partition_boot"),
-    "rocm_partition": archive("partition_boot"),
     "vllm_bench": script("bench_repeat"),
     "vllm_image": script("inspect_image"),
     "vllm_server": bundle("supervisor").files,

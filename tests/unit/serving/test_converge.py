@@ -18,11 +18,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_sign
 from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
     SIGNATURES_FILE,
     Signature,
-    from_text,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.signatures import (
+    parse_signatures,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
     converge,
     readiness,
@@ -671,7 +673,7 @@ def test_signatures_are_written_anew_and_nothing_is_started_for_them(
         result, failed = run_module(vllm_server.main, args(docker, one, old), check=check)
         assert not failed
         assert (result["changed"], result["actions"]) == (True, [f"write {file}" for file in files])
-        assert [from_text(file.read_text()) == signatures for file in files] == [not check] * 2
+        assert [parse_signatures(file.read_text()) == signatures for file in files] == [not check] * 2
     result, _ = run_module(vllm_server.main, args(docker, one, old))
     assert (result["changed"], result["actions"]) == (False, [])
     assert docker.changes() == started

@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.generations import read_generations
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import store
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 
 from tests import ROOT
@@ -237,7 +238,7 @@ def test_a_killed_write_leaves_what_was_there(
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.GenerationStore().put("llama", "2.json", {"schema": 1})
+        GenerationWriter().put("llama", "2.json", {"schema": 1})
     monkeypatch.undo()
     monkeypatch.setattr(paths, "STATE_DIR", str(top))
     assert observed(top) == before

@@ -22,15 +22,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify, from_text
-from ...common.redact import Redactor, is_secret_name
-from ...common.secret_files import secret_values
+from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify
+from ...common.redact import MIN_LENGTH, Redactor, is_secret_name
+from ...common.secret_files import NAMES
 from .child import ChildProcess, Event, Events, LogTee, adopt_orphans
 from .engine import Engine, GuardSwitch
 from .gpus import NEXT_STEP, unclean
 from .group import RankGroup
 from .hang import HangWatch
 from .options import Options, parse
+from .signatures import parse_signatures
 from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, FailureHistory, RunFailure
 
 _NO_COMMAND = 127
@@ -321,7 +322,7 @@ class Supervisor:
         path = self._options.signatures
         try:
             with open(path, encoding="utf-8") as stream:
-                return from_text(stream.read())
+                return parse_signatures(stream.read())
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._output.say(
@@ -429,11 +430,17 @@ def oom_kills() -> int:
     return 0
 
 
+def secret_values(environ: Mapping[str, str]) -> list[str]:
+    """Return the values of a process's secret variables that can be masked."""
+    given = environ.get(NAMES, "").split()
+    secret = (value for name, value in environ.items() if name in given or is_secret_name(name))
+    return [value for value in secret if len(value) >= MIN_LENGTH]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the supervisor and return its exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    named = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) > 7)
-    redact = Redactor([*named, *secret_values(os.environ)])
+    redact = Redactor(secret_values(os.environ))
     events = Events()
     events.take_signals()
     adopt_orphans()
