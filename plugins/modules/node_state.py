@@ -200,6 +200,7 @@ node_state:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
           C(artefact_hash) that of the instance's present files, null if one is missing. C(files) has their sha256.
+          C(own_restart_policy) is the one that the container has while it is to run.
         - C(supervisor) is the report of the supervisor around vLLM, null if there is none - C(state) is one of
           V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts consecutive unrequested ends
           of vLLM, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
@@ -209,6 +210,7 @@ node_state:
                 state: running, spec_hash: 12ab, artefact_hash: 12ab, files: {env: 34cd},
                 image_id: "sha256:11",
                 started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true,
+                restart_policy: always, own_restart_policy: always,
                 supervisor: {state: starting, since: 1795298436.1, why: "", failures: 1, peer: null,
                              first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
     generations:
@@ -808,6 +810,22 @@ def read_device_gids(source: Source) -> dict[str, int | None]:
     return gids
 
 
+RESTART_LABEL = "instinct-fleet.restart"
+NEVER = "no"
+
+
+def policy_word(policy: dict[str, Any] | None) -> str:
+    """Return Docker's RestartPolicy as a word: always, no, on-failure:3."""
+    name, count = (policy or {}).get("Name") or NEVER, (policy or {}).get("MaximumRetryCount")
+    return f"{name}:{count}" if count else str(name)
+
+
+def docker_policy(word: str) -> dict[str, Any]:
+    """Return the RestartPolicy that a word stands for."""
+    name, _unused, count = word.partition(":")
+    return {"Name": name, **({"MaximumRetryCount": int(count)} if count else {})}
+
+
 SUPERVISOR_STATES = ("waiting", "starting", "running", "stopping", "gave_up")
 SUPERVISOR_BYTES = 65536  # the supervisor writes a few thousand
 
@@ -923,6 +941,8 @@ def read_instances(
             "started_at": state.get("StartedAt"),
             "exit_code": state.get("ExitCode"),
             "restart_count": details.get("RestartCount"),
+            "restart_policy": policy_word(details["HostConfig"].get("RestartPolicy")) if details else None,
+            "own_restart_policy": labels.get(RESTART_LABEL),
             "ready": ready_container(state_dir, name) == entry["Id"],
             "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
         })  # fmt: skip

@@ -346,24 +346,8 @@ def wait_until_back(fleet: Fleet, row: Row) -> None:
     row.back = time.monotonic() - begun
 
 
-NOT_STARTED = (
-    "a daemon that comes back after SIGKILL stops the containers that it finds as if an operator did, and starts none; "
-    "expected: they come back without a hand, as after a graceful restart"
-)
-# Cells that fail because of something that is known, and what is expected of them.
-KNOWN = {
-    ("docker_killed", "drain"): NOT_STARTED,
-    ("docker_killed", "benchmark"): NOT_STARTED,
-}
 CELLS = [
-    pytest.param(
-        kind,
-        operation,
-        id=f"{kind.name}-{operation.name}",
-        marks=pytest.mark.xfail(reason=why, strict=True)
-        if (why := KNOWN.get((kind.name, operation.name)))
-        else (),
-    )
+    pytest.param(kind, operation, id=f"{kind.name}-{operation.name}")
     for kind in FAULTS
     for operation in OPERATIONS
 ]

@@ -377,6 +377,12 @@ class FakeDocker:
             self.before_stop()
             container.stopping.set()
             self._until_ended(container)
+        elif verb == "update":
+            container.body = {
+                **container.body,
+                "HostConfig": {**(container.body.get("HostConfig") or {}), **body},
+            }
+            return self.send(http, 200, {"Warnings": None})
         elif verb == "rename":
             self.containers[query["name"]] = self.containers.pop(container.name)
             container.name = query["name"]

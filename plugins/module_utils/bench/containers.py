@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.module_main import NodeError
-from ..common.paths import BENCH_MOUNT, BENCH_RESULT, INSTANCE_MOUNT, KEYS_MOUNT, container_name
+from ..common.mounts import BENCH_MOUNT, BENCH_RESULT, INSTANCE_MOUNT, KEYS_MOUNT
+from ..common.paths import container_name
 from ..docker.client import Json
 
 LABEL = "instinct-fleet.bench"

@@ -20,11 +20,12 @@ from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.files import make_private, read_text
 from ..common.module_main import NodeError
+from ..common.mounts import BENCH_RESULT
 from ..common.run_lock import Busy, run_lock
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json, NotFound
 from ..docker.containers import create_container, remove_container, wait_container
+from ..docker.lifecycle import stop_gracefully
 from ..docker.logs import container_log
-from ..docker.stop import stop_gracefully
 from ..serving.store import GenerationStore
 from .containers import BenchmarkTarget, RepeatedRuns, container_body
 
@@ -211,7 +212,7 @@ def _scalars(result: Mapping[str, Any]) -> Json:
 
 def _read(directory: str, runs: int) -> list[str]:
     """Return each run's result text, "" for a missing one; 0 runs: the single result of a benchmark without repeats."""
-    names = [f"{paths.BENCH_RESULT}.{number}" for number in range(runs)] or [paths.BENCH_RESULT]
+    names = [f"{BENCH_RESULT}.{number}" for number in range(runs)] or [BENCH_RESULT]
     return [read_text(os.path.join(directory, name)) or "" for name in names]
 
 

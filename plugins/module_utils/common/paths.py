@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and names on a node and inside an instance's container."""
+"""Paths and names on a node."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ DOCKER_ROOT = "/var/lib/docker"
 # two to three times their size. A pull therefore takes about three times the bytes that the registry sends.
 UNPACK_FACTOR = 3
 
-# Inside the container. The mounts are siblings, not nested: a read-only mount cannot hold mount points.
-INSTANCE_MOUNT = "/instinct"
-HF_MOUNT = "/hf"
-CACHE_MOUNT = "/cache"
-LIB_MOUNT = "/instinct-lib"
-KEYS_MOUNT = "/instinct-keys"
-# A benchmark's container writes its results there.
-BENCH_MOUNT = "/bench"
-BENCH_RESULT = "result.json"
-
 
 def instance_dir(name: str) -> str:
     """Return the directory of an instance's files on its node."""
@@ -44,11 +34,6 @@ def cache_dir(name: str) -> str:
 def lib_dir(version: str = "") -> str:
     """Return the directory of the supervisor on a node: one per version, named by its hash."""
     return f"{STATE_DIR}/lib/{version}".rstrip("/")
-
-
-def snapshot_dir(repo: str, commit: str) -> str:
-    """Return where a container sees a commit of a repository, in the layout of the hub's cache."""
-    return f"{HF_MOUNT}/hub/models--{repo.replace('/', '--')}/snapshots/{commit}"
 
 
 def software_file(image_id: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 
+from ..common.restart_policy import RESTART_LABEL, policy_word
 from .engine import DockerRequest
 from .source import Source
 from .supervisor_file import read_supervisor
@@ -69,6 +70,8 @@ def read_instances(
             "started_at": state.get("StartedAt"),
             "exit_code": state.get("ExitCode"),
             "restart_count": details.get("RestartCount"),
+            "restart_policy": policy_word(details["HostConfig"].get("RestartPolicy")) if details else None,
+            "own_restart_policy": labels.get(RESTART_LABEL),
             "ready": ready_container(state_dir, name) == entry["Id"],
             "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
         })  # fmt: skip

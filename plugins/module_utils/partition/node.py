@@ -15,7 +15,7 @@ from typing import Any
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_JOURNAL
 from ..docker.client import ALIVE, SOCKET, DockerClient
-from ..docker.stop import stop_gracefully
+from ..docker.lifecycle import start_again, stop_gracefully
 from ..observe.driver import read_rocm
 from . import holders as partition_holders
 from . import journal as partition_journal
@@ -164,7 +164,7 @@ class PartitionNode(GpuFiles):
                 raise PartitionError(ran.stderr.strip() or f"systemctl start exited with {ran.code}")
             return
         try:
-            DockerClient(self.docker_socket).start(service.name)
+            start_again(DockerClient(self.docker_socket), service.name)
         except NodeError as error:
             raise PartitionError(str(error)) from None
 

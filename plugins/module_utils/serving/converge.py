@@ -18,11 +18,12 @@ from ..common.failures import Diagnosis
 from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
+from ..common.restart_policy import NEVER
 from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from ..docker.containers import create_container, remove_container, rename_container
+from ..docker.lifecycle import comes_back, policy_action, set_policy, stop_gracefully
 from ..docker.logs import container_log
-from ..docker.stop import stop_gracefully
 from ..observe import supervisor
 from . import supervisor_versions
 from .attention import ATTENTION_FILE, Proof, proof_of, warnings
@@ -213,7 +214,8 @@ def _removal_stop(client: DockerClient, removal: Removal) -> list[str]:
     container = client.container(removal.container)
     if container is None or not container["State"]["Running"]:
         return []
-    return [f"POST /containers/{removal.container}/stop?t={_own_timeout(container)}"]
+    found = [policy_action(removal.container, NEVER)] if comes_back(container) else []
+    return [*found, f"POST /containers/{removal.container}/stop?t={_own_timeout(container)}"]
 
 
 def _own_timeout(container: Json) -> int:
@@ -232,12 +234,12 @@ def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Seq
     stops: list[tuple[ServerTask | Removal, str, int]] = []
     for removal in removals:
         container = client.container(removal.container)
-        if container is not None:
+        if container is not None and container["State"]["Running"]:
             stops.append((removal, removal.container, _own_timeout(container)))
     stops += [
         (task, task.server.container, task.server.stop_timeout)
         for task in tasks
-        if task.steps.stop and not task.failure
+        if (task.steps.stop or task.steps.keep_down) and not task.failure
     ]
     if not stops:
         return []
@@ -372,7 +374,11 @@ def _change(client: DockerClient, task: ServerTask) -> None:
             remove_container(client, server.container)
             rename_container(client, server.next_container, server.container)
         if steps.start:
-            _start(client, server)
+            _before_start(server)
+        if steps.policy:
+            set_policy(client, server.container, steps.policy)
+        if steps.start:
+            client.start(server.container)
     except DockerUnavailable as error:
         task.fail(_no_docker(error))
     except DockerError as error:
@@ -395,7 +401,7 @@ def _go_on(steps: ServerSteps) -> str:
     return "Fix that and run again."
 
 
-def _start(client: DockerClient, server: ServerSpec) -> None:
+def _before_start(server: ServerSpec) -> None:
     listens = server.endpoint.port and not server.headless
     holder = port_holder(server.endpoint.host, server.endpoint.port) if listens else None
     if holder:
@@ -408,7 +414,6 @@ def _start(client: DockerClient, server: ServerSpec) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(server.directory, name))
     supervisor.reset_state(cache_of(server))
-    client.start(server.container)
 
 
 # ---- waiting -----------------------------------------------------------------------------------------

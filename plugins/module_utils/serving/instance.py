@@ -15,7 +15,9 @@ from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.node_key import node_key
+from ..common.restart_policy import NEVER
 from ..docker.client import ALIVE, DockerClient, Json
+from ..docker.lifecycle import own_policy, policy_action, present_policy
 from ..observe import supervisor
 from .attention import ATTENTION_FILE, Expected, parse_expected
 from .health import ServerAddress
@@ -71,7 +73,8 @@ class ServerSpec:
 class ObservedServer:
     """What is there: the container's Docker state ("" for none), what it was made from, and its restarts.
 
-    `successor`: a container of a replacement that was cut off lies about.
+    `successor`: a container of a replacement that was cut off lies about. policy: its restart policy; own_policy: the
+    one that it has while it is to run, "" if that is left to Docker.
     """
 
     successor: bool
@@ -82,6 +85,8 @@ class ObservedServer:
     contents: Mapping[str, str]
     modes: Mapping[str, int]
     gave_up: bool = False  # its supervisor runs, and tries no more
+    policy: str = NEVER
+    own_policy: str = ""
 
     @property
     def alive(self) -> bool:
@@ -93,14 +98,17 @@ class ObservedServer:
 class ServerSteps:
     """What to do with one server. `replace`: make the successor, and remove the old one once it has stopped.
 
-    `tidy`: first remove a successor that an earlier run left.
+    `tidy`: first remove a successor that an earlier run left. `keep_down`: before the stop, let Docker not start it
+    again. `policy`: the restart policy to give back, "" for none.
     """
 
     tidy: bool = False
     replace: bool = False
+    keep_down: bool = False
     stop: bool = False
     write: tuple[str, ...] = ()
     create: bool = False
+    policy: str = ""
     start: bool = False
 
 
@@ -213,6 +221,8 @@ def observe_server(client: DockerClient, server: ServerSpec) -> ObservedServer:
         contents=contents,
         modes=modes,
         gave_up=said is not None and said.gave_up,
+        policy=present_policy(container),
+        own_policy=own_policy(container),
     )
 
 
@@ -228,7 +238,14 @@ def wanted_files(server: ServerSpec) -> dict[str, TextFile]:
 
 def decide(server: ServerSpec, observed: ObservedServer, state: str) -> ServerSteps:
     """The steps from what is there to the wanted state."""
-    return replace(_decide(server, observed, state), tidy=observed.successor)
+    steps = replace(_decide(server, observed, state), tidy=observed.successor)
+    if not observed.own_policy:
+        return steps
+    keep_down = observed.policy != NEVER and (steps.stop or state == "stopped")
+    stays = state != "stopped" and not steps.replace
+    present = NEVER if keep_down else observed.policy
+    policy = observed.own_policy if stays and present != observed.own_policy else ""
+    return replace(steps, keep_down=keep_down, policy=policy)
 
 
 def _decide(server: ServerSpec, observed: ObservedServer, state: str) -> ServerSteps:
@@ -270,14 +287,18 @@ def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
     change = [f"POST /containers/create?name={name}"] if steps.create else []
     if steps.replace:
         change += [f"DELETE /containers/{name}", f"POST /containers/{successor}/rename?name={name}"]
+    if steps.policy:
+        change.append(policy_action(name, steps.policy))
     if steps.start:
         change.append(f"POST /containers/{name}/start")
     prepare = [f"DELETE /containers/{successor} (left by an earlier run)"] if steps.tidy else []
     prepare += [f"write {os.path.join(server.directory, f)} (mode {files[f].mode:04o})" for f in steps.write]
     prepare += [f"POST /containers/create?name={successor}"] if steps.replace else []
+    stop = [policy_action(name, NEVER)] if steps.keep_down else []
+    stop += [f"POST /containers/{name}/stop?t={server.stop_timeout}"] if steps.stop else []
     return ServerActions(
         prepare=tuple(prepare),
-        stop=(f"POST /containers/{name}/stop?t={server.stop_timeout}",) if steps.stop else (),
+        stop=tuple(stop),
         change=tuple(change),
     )
 
@@ -288,10 +309,11 @@ def diff_of(server: ServerSpec, observed: ObservedServer, steps: ServerSteps, st
         return []
     spec = observed.spec if state != "present" else server.spec_hash
     before = f"{observed.status}, spec {observed.spec[:12]}" if observed.status else "absent"
-    after = "exited" if state == "stopped" else "running"
-    found: list[Json] = [
-        _pair(f"container {server.container}", before + "\n", f"{after}, spec {spec[:12]}\n")
-    ]
+    after = f"{'exited' if state == 'stopped' else 'running'}, spec {spec[:12]}"
+    if steps.policy or (steps.keep_down and not steps.start):
+        before += f", restart policy {observed.policy}"
+        after += f", restart policy {steps.policy or NEVER}"
+    found: list[Json] = [_pair(f"container {server.container}", before + "\n", after + "\n")]
     for name in steps.write:
         path = os.path.join(server.directory, name)
         old, new = observed.contents.get(name, ""), wanted_files(server)[name].text

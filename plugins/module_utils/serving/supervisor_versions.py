@@ -39,9 +39,9 @@ def version_of(program: Program) -> str:
 def lib_of(body: Mapping[str, Any]) -> str:
     """Return the version that a container mounts, from its create body or its inspection; "" for none."""
     for bind in (body.get("HostConfig") or {}).get("Binds") or ():
-        source, _unused, rest = str(bind).partition(":")
-        if rest.partition(":")[0] == paths.LIB_MOUNT:
-            return os.path.basename(source)
+        directory, version = os.path.split(str(bind).partition(":")[0])
+        if directory == paths.lib_dir():
+            return version
     return ""
 
 

@@ -109,7 +109,11 @@ class PartialDownload:
 
 @dataclass(frozen=True)
 class ObservedInstance:
-    """An instance found on the node; state is Docker's, or None if only its directory exists."""
+    """An instance found on the node; state is Docker's, or None if only its directory exists.
+
+    policy: its restart policy, None if that is unknown; own_policy: the one that it has while it is to run, "" if that
+    is left to Docker.
+    """
 
     name: str
     deployment: str
@@ -120,6 +124,8 @@ class ObservedInstance:
     file_hashes: tuple[tuple[str, str], ...]
     ready: bool = True  # it has generated tokens since it was started
     supervisor: SupervisorState | None = None
+    policy: str | None = None
+    own_policy: str = ""
 
 
 @dataclass(frozen=True)
@@ -362,5 +368,7 @@ def _running(item: Mapping[str, Any]) -> ObservedInstance:
         exit_code=_number(item.get("exit_code")),
         ready=item.get("ready") is not False,
         supervisor=SupervisorState.from_json(item.get("supervisor")),
+        policy=_text(item.get("restart_policy")),
+        own_policy=_text(item.get("own_restart_policy")) or "",
         file_hashes=tuple(sorted((str(name), str(text)) for name, text in (item.get("files") or {}).items())),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...module_utils.common.endpoint import listen_address, local_address
 from ...module_utils.common.errors import FleetError, Problem
-from ...module_utils.common.paths import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
+from ...module_utils.common.mounts import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
 from ..catalog.bench_args import bench_args, reserved
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge

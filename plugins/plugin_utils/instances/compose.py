@@ -9,18 +9,9 @@ from typing import Any
 
 from ...module_utils.common.endpoint import local_address
 from ...module_utils.common.image_ref import parse_ref
-from ...module_utils.common.paths import (
-    CACHE_MOUNT,
-    HF_MOUNT,
-    INSTANCE_MOUNT,
-    KEYS_DIR,
-    KEYS_MOUNT,
-    LIB_MOUNT,
-    cache_dir,
-    container_name,
-    instance_dir,
-    lib_dir,
-)
+from ...module_utils.common.mounts import CACHE_MOUNT, HF_MOUNT, INSTANCE_MOUNT, KEYS_MOUNT, LIB_MOUNT
+from ...module_utils.common.paths import KEYS_DIR, cache_dir, container_name, instance_dir, lib_dir
+from ...module_utils.common.restart_policy import RESTART_LABEL, docker_policy
 from ...module_utils.common.secret_files import MOUNT as SECRETS_MOUNT
 from ...module_utils.common.secret_files import secrets_dir
 from ..bundle import bundle
@@ -418,6 +409,10 @@ def supervise_args(slot: Slot) -> tuple[tuple[str, ...], ...]:
     return (*(("--gpu", gpu.render_node) for gpu in slot.gpus if alone), *hang)
 
 
+_POLICIES = {"unless-stopped": "always", "on-failure": "on-failure:3", "no": "no"}
+"""Docker's restart policy by runtime.restart; docker/lifecycle.py changes it while an instance is stopped."""
+
+
 def container(instance: Instance) -> dict[str, Any]:
     """The Docker Engine API's create body, but for the label that holds the artefact's hash."""
     deployment, runtime = instance.deployment, instance.deployment.runtime
@@ -433,12 +428,10 @@ def container(instance: Instance) -> dict[str, Any]:
         "IpcMode": runtime.ipc,
         "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
         "NetworkMode": "host",
-        "RestartPolicy": {"Name": runtime.restart},
+        "RestartPolicy": docker_policy(_POLICIES[runtime.restart]),
         "SecurityOpt": ["no-new-privileges", "seccomp=unconfined"],
         "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, soft, hard in runtime.ulimits],
     }
-    if runtime.restart == "on-failure":
-        host["RestartPolicy"]["MaximumRetryCount"] = 3
     if runtime.ipc != "host":
         host["ShmSize"] = runtime.shm_size
     if runtime.memory is not None:
@@ -455,6 +448,7 @@ def container(instance: Instance) -> dict[str, Any]:
         "Labels": {
             "instinct-fleet.instance": instance.name,
             "instinct-fleet.deployment": deployment.name,
+            RESTART_LABEL: _POLICIES[runtime.restart],
         },
         "StopTimeout": stop_seconds(instance),
         "HostConfig": host,

@@ -478,6 +478,15 @@ def server(
     return None
 
 
+def restart_policy(running: ObservedInstance | None) -> Action | None:
+    """Return the action that gives a running instance its restart policy back; None if it has it."""
+    if running is None or running.policy is None or running.own_policy in ("", running.policy):
+        return None
+    reason = "a run that was to stop it did not end: Docker would not start it again"
+    before, after = running.policy, running.own_policy
+    return Action("restart_policy", "vllm_serve", running.name, before, after, reason, "runtime.restart")
+
+
 def _gave_up(running: ObservedInstance) -> bool:
     return running.supervisor is not None and running.supervisor.gave_up
 

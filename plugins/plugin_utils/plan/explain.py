@@ -31,6 +31,7 @@ TITLES = {
     "hold": "hold",
     "remove_server": "remove",
     "server": "serve",
+    "restart_policy": "restart policy",
     "haproxy": "install",
     "keepalived": "install",
     "drain": "drain",
@@ -172,7 +173,7 @@ def _groups(actions: Iterable[Action]) -> list[list[Action]]:
     groups: dict[tuple[str, ...], list[Action]] = {}
     for number, action in enumerate(actions):
         key: tuple[str, ...] = (str(number),)
-        if action.kind in ("server", "stop_server", "remove_server"):
+        if action.kind in ("server", "stop_server", "remove_server", "restart_policy"):
             deployment = action.target.rpartition("-")[0]
             key = (action.kind, deployment, _bare(action.before), action.reason)
         groups.setdefault(key, []).append(action)

@@ -28,7 +28,8 @@ ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition",
 class HostPlan:
     """What is to be done on one host, and what it will run.
 
-    untouched: instances that are neither started nor removed. records, bindings: for the node's store of generations.
+    policies: instances that only get their restart policy back. untouched: instances that are neither started nor
+    removed. records, bindings: for the node's store of generations.
     """
 
     host: Host
@@ -48,6 +49,7 @@ class HostPlan:
     untouched: tuple[str, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()
     bindings: tuple[Mapping[str, Any], ...] = ()
+    policies: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -105,8 +107,8 @@ class HostPlan:
             else None,
             "images": [image.to_json() for image in self.images],
             "models": [model.to_json() for model in self.models],
-            "servers": [servers[name] for name in self.start],
-            "serve": [name for name in self.start if name in spanning or not partition],
+            "servers": [servers[name] for name in (*self.start, *self.policies)],
+            "serve": [*(name for name in self.start if name in spanning or not partition), *self.policies],
             "spans": [name for name in self.start if name in spanning],
             "remove": [] if partition else list(self.remove),
             "resume": [name for name in self.start if name in (spanning if partition else self._down)],

@@ -40,12 +40,16 @@ class FetchStage:
 
 @dataclass(frozen=True)
 class ServeStage:
-    """What a host stops, changes, starts and removes, and what it then runs. key: actions before anything stops."""
+    """What a host stops, changes, starts and removes, and what it then runs.
+
+    key: actions before anything stops. policies: instances that only get their restart policy back.
+    """
 
     key: tuple[Action, ...] = ()
     actions: tuple[Action, ...] = ()
     instances: tuple[Serving, ...] = ()
     start: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     key_file: str = ""
@@ -104,6 +108,7 @@ class HostStages:
             models=fetch.models,
             instances=serve.instances,
             start=(*serve.start, *(action.target for action in peers)),
+            policies=serve.policies,
             remove=serve.remove,
             stop=serve.stop,
             gpu_model=self.gpu_model,
@@ -195,7 +200,7 @@ def _serve(
         repartition = steps.partition(host)
     else:
         repartition = steps.unfinished_partition(host, partition_modes(host, layout), instances, left)
-    servers, remove = _servers(host, layout, instances, left)
+    servers, policies, remove = _servers(host, layout, instances, left)
     start = tuple(action.target for action in servers)
     obstacles: tuple[Problem, ...] = ()
     if stored.stored:
@@ -210,9 +215,11 @@ def _serve(
             *repartition,
             *remove,
             *servers,
+            *policies,
         ),
         instances=instances,
         start=start,
+        policies=tuple(action.target for action in policies),
         remove=tuple(action.target for action in remove),
         stop=tuple(item.name for item in running),
         key_file=factory.key.file if key else "",
@@ -223,10 +230,11 @@ def _serve(
 
 def _servers(
     host: Host, layout: Layout, instances: Iterable[Serving], left: Collection[str]
-) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+) -> tuple[tuple[Action, ...], tuple[Action, ...], tuple[Action, ...]]:
+    """Return the actions that start instances, give them their restart policy back, and remove them."""
     there = {item.name: item for item in host.state.instances} if host.state else {}
     wanted = {item.name: item for item in instances}
-    start = []
+    start, policies = [], []
     for name, item in wanted.items():
         if isinstance(item, RecordedInstance) and not item.managed:
             continue
@@ -234,12 +242,14 @@ def _servers(
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
         if action:
             start.append(action)
+        elif policy := steps.restart_policy(there.get(name)):
+            policies.append(policy)
     gone = [
         steps.remove(running)
         for name, running in sorted(there.items())
         if name not in wanted and name not in left
     ]
-    return tuple(start), tuple(gone)
+    return tuple(start), tuple(policies), tuple(gone)
 
 
 def _gpu_model(host: Host, catalog: GpuCatalog) -> str:

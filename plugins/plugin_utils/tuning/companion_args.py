@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Callable
 
-from ...module_utils.common.paths import snapshot_dir
+from ...module_utils.common.mounts import snapshot_dir
 from ..catalog.flag_values import Value, token
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import Path
-from ...module_utils.common.paths import HF_MOUNT
+from ...module_utils.common.mounts import HF_MOUNT
 from ..catalog.flag_values import Value
 from ..desired.deployment import LOCAL, REPO, Deployment
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.restart_policy import (
+    RESTART_LABEL,
+    policy_word,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
 from hypothesis import given, settings
@@ -112,7 +116,11 @@ def test_container() -> None:
     assert body == {
         "Image": PULL,
         "Entrypoint": ["/bin/bash", "/instinct/serve.sh"],
-        "Labels": {"instinct-fleet.instance": "llama-0", "instinct-fleet.deployment": "llama"},
+        "Labels": {
+            "instinct-fleet.instance": "llama-0",
+            "instinct-fleet.deployment": "llama",
+            "instinct-fleet.restart": "always",
+        },
         "StopTimeout": 120,
         "HostConfig": {
             "Binds": [
@@ -132,7 +140,7 @@ def test_container() -> None:
             "IpcMode": "host",
             "LogConfig": {"Type": "json-file", "Config": {"max-file": "3", "max-size": "50m"}},
             "NetworkMode": "host",
-            "RestartPolicy": {"Name": "unless-stopped"},
+            "RestartPolicy": {"Name": "always"},
             "SecurityOpt": ["no-new-privileges", "seccomp=unconfined"],
             "Ulimits": [
                 {"Name": "memlock", "Soft": -1, "Hard": -1},
@@ -157,6 +165,14 @@ def test_what_runtime_changes(runtime: dict[str, Any], key: str, value: Any) -> 
     usual = instance()["server"]["container"]["HostConfig"]
     assert usual.get(key) != value
     assert instance(runtime=runtime)["server"]["container"]["HostConfig"][key] == value
+
+
+@pytest.mark.parametrize(
+    ("restart", "label"), [("unless-stopped", "always"), ("on-failure", "on-failure:3"), ("no", "no")]
+)
+def test_the_label_has_the_policy_that_a_stopped_instance_gets_back(restart: str, label: str) -> None:
+    body = instance(runtime={"restart": restart})["server"]["container"]
+    assert body["Labels"][RESTART_LABEL] == label == policy_word(body["HostConfig"]["RestartPolicy"])
 
 
 @pytest.mark.parametrize(

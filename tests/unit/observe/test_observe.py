@@ -332,7 +332,11 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
             name = f"llama-{index}"
             labels = {"instinct-fleet.instance": name, "instinct-fleet.deployment": "llama",
                       "instinct-fleet.spec": "12ab"}  # fmt: skip
-            docker.add_container(f"instinct-{name}", {"Labels": labels}, status)
+            body: dict[str, Any] = {"Labels": labels}
+            if index:
+                labels["instinct-fleet.restart"] = "on-failure:3"
+                body["HostConfig"] = {"RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 3}}
+            docker.add_container(f"instinct-{name}", body, status)
         docker.containers["instinct-llama-1"].exit_code = 137
         docker.containers["instinct-llama-1"].restarts = 3
         state = observed(tmp_path)
@@ -356,6 +360,8 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
     assert first["artefact_hash"] == spec_hash(files)
     assert first["started_at"] == "2026-01-01T00:00:00Z"
     assert (second["state"], second["exit_code"], second["restart_count"]) == ("exited", 137, 3)
+    policies = [(item["restart_policy"], item["own_restart_policy"]) for item in state["instances"]]
+    assert policies == [("no", None), ("on-failure:3", "on-failure:3")]
     assert first["files"] == {name: text_hash(text) for name, text in files.items()}
     assert second["artefact_hash"] is None
     assert list(second["files"]) == ["serve.sh"]

@@ -21,8 +21,17 @@ KEYS = ("type", "elements", "required", "default", "choices")
 
 
 def documented(module: Any) -> dict[str, dict[str, Any]]:
-    options: dict[str, dict[str, Any]] = documented_by(module)["options"]
-    return {name: {key: option[key] for key in KEYS if key in option} for name, option in options.items()}
+    return _arguments(documented_by(module)["options"])
+
+
+def _arguments(options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            **{key: option[key] for key in KEYS if key in option},
+            **({"options": _arguments(option["suboptions"])} if "suboptions" in option else {}),
+        }
+        for name, option in options.items()
+    }
 
 
 @pytest.mark.parametrize("name", MODULES)

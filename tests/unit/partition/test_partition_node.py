@@ -268,6 +268,29 @@ def test_a_container_that_docker_does_not_stop_is_told_by_its_name(
     assert second.startswith("exporter: Docker's socket")
 
 
+def test_an_instance_that_is_stopped_for_a_change_stays_down_until_it_is_started(
+    node: PartitionNode, docker: FakeDocker
+) -> None:
+    """Over a restart of Docker in the midst of the change too; a monitor's restart policy is its owner's."""
+    always = {"HostConfig": {"RestartPolicy": {"Name": "always"}}}
+    labels = {"instinct-fleet.instance": "llama-0", "instinct-fleet.restart": "always"}
+    found = []
+    with docker:
+        for name, body in (("instinct-llama-0", {**always, "Labels": labels}), ("exporter", always)):
+            docker.add_container(name, body)
+        services = [Service("instance", "instinct-llama-0", 7), Service("container", "exporter", 7)]
+        for act in (node.stop, lambda all_of_them: [node.start(item) for item in all_of_them]):
+            act(services)
+            found.append({
+                name: (item.status, item.body["HostConfig"]["RestartPolicy"]["Name"])
+                for name, item in docker.containers.items()
+            })  # fmt: skip
+    assert found == [
+        {"instinct-llama-0": ("exited", "no"), "exporter": ("exited", "always")},
+        {"instinct-llama-0": ("running", "always"), "exporter": ("running", "always")},
+    ]
+
+
 def test_a_container_is_started(node: PartitionNode, docker: FakeDocker) -> None:
     with docker:
         docker.add_container(EXPORTER.name, {}, "exited")

@@ -26,10 +26,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import
     models,
     partition,
     remove,
+    restart_policy,
     server,
     stop_servers,
     unique,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import ModelRepository
 
 from tests.worlds.plan_world import (
@@ -688,6 +690,45 @@ def test_a_server(case: str) -> None:
         ("llama-0", *expected, "vllm_deployments") if expected else None
     )
     assert not made or (made.kind, made.role) == ("server", "vllm_serve")
+
+
+@pytest.mark.parametrize(
+    ("policy", "own", "differs"),
+    [
+        ("always", "always", False),
+        ("no", "always", True),
+        ("no", "on-failure:3", True),
+        ("no", "no", False),
+        (None, "always", False),  # Docker did not say
+        ("unless-stopped", "", False),  # of an earlier release
+    ],
+)
+def test_a_restart_policy_is_put_back(policy: str | None, own: str, differs: bool) -> None:
+    found = restart_policy(running(policy=policy, own_policy=own))
+    assert (found and (found.kind, found.before, found.after)) == (
+        ("restart_policy", policy, own) if differs else None
+    )
+
+
+def test_an_instance_that_gets_its_restart_policy_back_is_not_touched_otherwise() -> None:
+    """It is neither drained nor replaced: vllm_server finds that only the policy differs."""
+    whole = plan({"n1": state()}, [deployment(instances_per_host=2)])
+    done = apply_to_state(state(), whole.to_json()["hosts"]["n1"])
+    first, second = done["instances"]
+    first.update(restart_policy="no", own_restart_policy="always")
+    second.update(restart_policy="always", own_restart_policy="always")
+    made = plan({"n1": done}, [deployment(instances_per_host=2)])
+    (host,) = made.hosts
+    assert [(item.kind, item.target) for item in host.actions] == [("restart_policy", "llama-0")]
+    assert (host.start, host.stop, host.remove, host.policies) == ((), (), (), ("llama-0",))
+    data = host.to_json()
+    assert [server["name"] for server in data["servers"]] == data["serve"] == ["llama-0"]
+    assert (data["todo"], data["resume"], data["spans"]) == (["vllm_serve"], [], [])
+    assert "1. restart policy llama-0: no → always" in explain(made)
+    # Whatever else an instance needs brings its policy along.
+    first["state"] = "exited"
+    (host,) = plan({"n1": done}, [deployment(instances_per_host=2)]).hosts
+    assert ([item.kind for item in host.actions], host.policies) == (["server"], ())
 
 
 # ---- words -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths as places
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.stop import stop_gracefully
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.lifecycle import stop_gracefully
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
