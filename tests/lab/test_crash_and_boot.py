@@ -15,6 +15,7 @@ import pytest
 from tests import ROOT
 
 from .conftest import Lab, Run, copy_inventory, reset_lab
+from .faults import DockerKilled
 from .helpers import MODEL, completion, deployment, wait_for
 
 HOST = "lab-n1"
@@ -54,6 +55,25 @@ class Node:
     def said(self, name: str = "llama-0") -> dict[str, Any]:
         """state.json of an instance."""
         return json.loads(self.lab.on(HOST, f"cat /var/lib/instinct-fleet/cache/{name}/supervise/state.json"))
+
+    def policies(self) -> dict[str, str]:
+        """Each instance's restart policy, as Docker has it."""
+        return self._inspected("{{.HostConfig.RestartPolicy.Name}}")
+
+    def status(self) -> dict[str, str]:
+        """Each instance's status; {} while Docker does not answer."""
+        return self._inspected("{{.State.Status}}")
+
+    def started(self, name: str) -> str:
+        """When Docker has started an instance's container."""
+        return self._inspected("{{.State.StartedAt}}")[name]
+
+    def _inspected(self, field: str) -> dict[str, str]:
+        show = f"docker inspect -f '{field}' instinct-"
+        values = {
+            name: self.lab.on(HOST, show + name, check=False).strip() for name in ("llama-0", "fragile-0")
+        }
+        return {name: value for name, value in values.items() if value}
 
     def engines(self, name: str = "llama-0") -> list[str]:
         """Processes in a container besides the supervisor."""
@@ -139,6 +159,35 @@ def test_a_crash_loop_is_bounded_and_told_with_its_first_error(node: Node) -> No
     )
     assert node.serves()
     assert node.said()["failures"] == []
+
+
+def test_what_was_stopped_stays_so_and_what_serves_comes_back(node: Node) -> None:
+    """However Docker ends, and over a boot; the restart policy is said to whoever looks at the container."""
+    docker = DockerKilled(HOST)
+    stopped = node.lab.play("stop", "-e", "instance=llama-0", "-e", "at_once=true")
+    assert stopped.rc == 0, stopped.out
+    assert node.policies() == {"llama-0": "no", "fragile-0": "always"}
+
+    def comes_back() -> None:
+        wait_for("the other instance", lambda: node.status() == {"llama-0": "exited", "fragile-0": "running"})
+        wait_for("its engine", lambda: node.said("fragile-0")["state"] == "running")
+
+    docker.begin(node.lab)
+    docker.end(node.lab)
+    comes_back()
+    node.lab.reboot(HOST)
+    comes_back()
+    # A run that was interrupted between the policy and the stop: the plan shows it, and nothing is restarted.
+    started = node.started("fragile-0")
+    node.lab.on(HOST, "docker update --restart no instinct-fragile-0")
+    site = node.lab.play("site", "--skip-tags", "benchmark")
+    assert site.rc == 0, site.out
+    assert "restart policy fragile-0: no → always" in site.out
+    assert node.policies() == dict.fromkeys(("llama-0", "fragile-0"), "always")
+    assert node.started("fragile-0") == started
+    wait_for("tokens", node.serves)
+    again = node.lab.play("site", "--skip-tags", "benchmark")
+    assert (again.rc, again.changed()) == (0, []), again.out
 
 
 def test_after_a_boot_it_waits_for_clean_gpus_and_then_serves_by_itself(node: Node) -> None:
