@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import select
 import socket
 import subprocess
 import threading
@@ -20,6 +21,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     Haproxy,
     HaproxyUnavailable,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import Guard
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
     BackendServer,
@@ -32,7 +34,11 @@ from tests.worlds.balancer_world import DRAW
 from tests.worlds.defaults import balancer_settings
 from tests.worlds.programs import program
 
-KEYS = {"web": "sk-web-" + "w" * 30, "batch": "sk-batch,with-a-comma-" + "b" * 20}
+KEYS = {
+    "web": "sk-web-" + "w" * 30,
+    "bulk": "sk-bulk-" + "u" * 30,
+    "batch": "sk-batch,with-a-comma-" + "b" * 20,
+}
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -46,10 +52,40 @@ class Engine(BaseHTTPRequestHandler):
         self._answer({"path": self.path})
 
     def do_POST(self) -> None:
-        left = int(self.headers["Content-Length"])
-        size = 0
-        while part := self.rfile.read(min(left - size, 1 << 20)):
-            size += len(part)
+        """Through the guard, whose coroutines wait for nothing here."""
+        headers = [(name.lower().encode(), text.encode("latin-1")) for name, text in self.headers.items()]
+        self.left = int(self.headers.get("Content-Length", 0))
+        with contextlib.suppress(StopIteration):
+            Guard(self._work)(
+                {"type": "http", "path": self.path, "headers": headers}, self._read, self._write
+            ).send(None)
+
+    async def _read(self) -> dict[str, Any]:
+        if self.headers["Transfer-Encoding"]:
+            part = self.rfile.read(int(self.rfile.readline(), 16))
+            self.rfile.readline()
+            return {"type": "http.request", "body": part, "more_body": bool(part)}
+        part = self.rfile.read(min(self.left, 1 << 20))
+        self.left -= len(part)
+        return {"type": "http.request", "body": part, "more_body": self.left > 0}
+
+    async def _write(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.send_response(message["status"])
+            for name, text in message["headers"]:
+                self.send_header(name.decode(), text.decode())
+            self.end_headers()
+        else:
+            self.wfile.write(message["body"])
+
+    async def _work(self, scope: Any, receive: Any, send: Any) -> None:
+        """Read the body, and answer as the headers say."""
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            size, more = size + len(message["body"]), message["more_body"]
         if self.headers["X-Hold"]:
             self.server.go_on.wait(GENEROUS)  # type: ignore[attr-defined]
         pauses = [float(word) for word in self.headers.get("X-Pauses", "").split()]
@@ -155,12 +191,18 @@ class World:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
+    def connections(self) -> int:
+        """How many connections HAProxy has."""
+        text = self.haproxy.ask("show info")
+        return int(text.partition("\nCurrConns:")[2].split()[0])
+
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         """A connection of a client at this loopback address."""
         return socket.create_connection(("127.0.0.1", self.port), GENEROUS, (source, 0))
 
     def ask(
-        self, method: str = "POST", path: str = "/v1/completions", body: bytes = b'{"model": "lab/llama"}',
+        self, method: str = "POST", path: str = "/v1/completions",
+        body: bytes | Iterator[bytes] = b'{"model": "lab/llama"}',
         key: str = KEYS["web"], source: str = "127.0.0.1", **headers: str,
     ) -> tuple[int, Any]:  # fmt: skip
         """Status and content of an answer."""
@@ -178,6 +220,26 @@ class World:
             return answer.status, json.loads(text)
         except ValueError:
             return answer.status, text.decode()
+
+    def stream(
+        self, pieces: int, key: str = KEYS["web"], source: str = "127.0.0.1", **headers: str
+    ) -> tuple[int, bytes]:
+        """Send a chunked body of so many MB, until an answer comes; how many were sent, and the answer."""
+        lines = ["POST /v1/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}"]
+        lines += [
+            "Transfer-Encoding: chunked",
+            *(f"{name.replace('_', '-')}: {text}" for name, text in headers.items()),
+        ]
+        sent = 0
+        with self.connect(source) as link, contextlib.suppress(ConnectionError):
+            link.sendall("\r\n".join([*lines, "", ""]).encode())
+            while sent < pieces and not select.select([link], [], [], 0)[0]:
+                link.sendall(b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n")
+                sent += 1
+            if sent == pieces:
+                link.sendall(b"0\r\n\r\n")
+            return sent, link.recv(65536)
+        return sent, b""
 
     def close(self) -> None:
         self.process.kill()

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,44 @@ class Supervised:
             ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         return [int(word) for word in done.stdout.split()]
+
+
+def vllms(item: Supervised) -> list[int]:
+    """Programs in place of vLLM that a supervisor, living or killed, has left."""
+    done = subprocess.run(
+        ["pgrep", "-f", f"sh -c .*{item.directory}"], capture_output=True, text=True, check=False
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+Ranks = Callable[..., list[Supervised]]
+
+
+@contextmanager
+def group(program: Path, tmp: Path, port: int) -> Iterator[Ranks]:
+    """Make supervisors of one engine over several hosts, none of which is started; they end with this."""
+    made: list[Supervised] = []
+
+    def make(count: int, engine: str = "llama-0", hosts: str = "") -> list[Supervised]:
+        names = hosts or ",".join(f"n{rank}" for rank in range(count))
+        for rank in range(count):
+            options = (
+                f"--group=127.0.0.1:{port}",
+                f"--rank={rank}",
+                f"--hosts={names}",
+                f"--engine={engine}",
+            )
+            made.append(Supervised(program, tmp / f"rank{len(made)}", options))
+        return made[-count:]
+
+    try:
+        yield make
+    finally:
+        for item in made:
+            if item.process and item.process.poll() is None:
+                item.process.send_signal(signal.SIGCONT)
+                item.process.kill()
+                item.process.wait()
+            for pid in vllms(item):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

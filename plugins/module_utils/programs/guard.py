@@ -12,6 +12,9 @@ The supervisor runs vLLM with this file on its path, and tells it through one by
 to stop: /health then answers 503, so that load balancers leave before requests are refused. In return, every answer of
 an open route says how many requests are in work, and how many balancers still count on this instance.
 
+A load balancer compares a body's announced length with its limit, but cannot count a chunked one, which announces none.
+It names the limit in a header, and the guard counts what vLLM reads.
+
 One file of the standard library of Python 3.9: it runs inside vLLM's API server, in the image's Python.
 """
 
@@ -30,10 +33,17 @@ KEY_FILE = "/instinct-keys/instances"
 DRAINING = b"1"
 """The byte in the supervisor's file when the instance is about to stop."""
 REQUESTS_HEADER, BALANCERS_HEADER = b"x-instinct-requests", b"x-instinct-balancers"
+LIMIT_HEADER = b"x-instinct-body-limit"
+"""Bytes that the body of a request may have."""
 _STATE_HEADER = b"x-haproxy-server-state"  # HAProxy's `http-check send-state`
 _FORGET_SECONDS = 5.0
 """A balancer that has not checked for so long does not count on this instance: it checks every second."""
+_LINGER_SECONDS = 5.0
 _DENIED = b'{"error":{"message":"This instance answers its load balancers only.","code":401}}'
+_TOO_LARGE = (
+    b'{"error":{"message":"The body is larger than %d bytes, which the operator allows.",'
+    b'"type":"invalid_request_error","code":413}}'
+)
 
 
 class Guard:
@@ -65,7 +75,7 @@ class Guard:
                 return
             self._requests += 1
             try:
-                await self._app(admitted, receive, send)
+                await self._app(admitted, *_limited(admitted, receive, send))
             finally:
                 self._requests -= 1
 
@@ -138,10 +148,50 @@ class Guard:
             return False
 
 
+def _limited(scope: Any, receive: Any, send: Any) -> tuple[Any, Any]:
+    """Return the application's receive and send. A body beyond the limit is answered 413, and broken off for vLLM."""
+    limit = next((value for name, value in scope["headers"] if name == LIMIT_HEADER), b"")
+    if not limit.isdigit():
+        return receive, send
+    left = int(limit)
+    begun = False
+
+    async def counted() -> Any:
+        nonlocal left
+        if left < 0:
+            return {"type": "http.disconnect"}
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left >= 0:
+            return message
+        if not begun:
+            await _refuse_body(int(limit), message, receive, send)
+        return {"type": "http.disconnect"}
+
+    async def unless_answered(message: Any) -> None:
+        nonlocal begun
+        if left >= 0 or begun:
+            begun = True
+            await send(message)
+
+    return counted, unless_answered
+
+
 def _path(scope: Any) -> str:
     """Return the path as the application's routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+async def _refuse_body(limit: int, message: Any, receive: Any, send: Any) -> None:
+    """Answer, and read on for a while: a connection closed under what is being sent may lose the answer."""
+    body = _TOO_LARGE % limit
+    await send(_start(413, body, [(b"connection", b"close")]))
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    end = time.monotonic() + _LINGER_SECONDS
+    while message.get("more_body") and time.monotonic() < end:
+        message = await receive()
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _deny(scope: Any, receive: Any, send: Any) -> None:
@@ -153,7 +203,11 @@ async def _deny(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def _answer(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    await send(_start(status, body, headers))
+    await send({"type": "http.response.body", "body": body})
+
+
+def _start(status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
     length = (b"content-length", b"%d" % len(body))
     headers = [(b"content-type", b"application/json"), length, *headers]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return {"type": "http.response.start", "status": status, "headers": headers}

@@ -31,14 +31,14 @@ LEAVE_SECONDS = 20.0
 """Seconds that HAProxy may take to reload, and so to forget a router that is no longer needed."""
 
 
-def command(program: str, port: int, workers: list[str], timeout: int) -> list[str]:
+def command(program: str, port: int, workers: list[str], timeout: int, body_limit: int) -> list[str]:
     """Return the command line of a router, without retries and circuit breaker: both are HAProxy's decisions."""
     return [
         program, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "cache_aware",
         "--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + METRICS),
         "--health-check-interval-secs", "1", "--health-failure-threshold", "1", "--health-success-threshold", "1",
         "--worker-startup-check-interval", "1", "--request-timeout-secs", str(timeout), "--disable-retries",
-        "--disable-circuit-breaker", "--log-level", "warning",
+        "--disable-circuit-breaker", "--max-payload-size", str(body_limit), "--log-level", "warning",
     ]  # fmt: skip
 
 
@@ -58,10 +58,10 @@ def wanted_routers(config: dict[str, Any]) -> dict[str, tuple[int, list[str]]]:
 class Router:
     """A running vllm-router."""
 
-    def __init__(self, program: str, port: int, workers: list[str], timeout: int) -> None:
+    def __init__(self, argv: list[str], port: int) -> None:
         self.port = port
         self.unwanted = 0.0
-        self.process = subprocess.Popen(command(program, port, workers, timeout), stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
 
     @property
     def alive(self) -> bool:
@@ -125,7 +125,8 @@ class Routers:
             if name in self.running:
                 self.running[name].tell(workers)
             else:
-                self.running[name] = Router(self.program, port, workers, int(self.config["timeout"]) * 24)
+                timeout, limit = int(self.config["timeout"]) * 24, int(self.config["body_limit"])
+                self.running[name] = Router(command(self.program, port, workers, timeout, limit), port)
 
     def stop(self) -> None:
         """Stop all of them."""

@@ -33,6 +33,7 @@ VARIABLES = (
     "load_balancer_queue_timeout",
     "load_balancer_source_connections",
     "load_balancer_key_share",
+    "load_balancer_key_rate",
     "load_balancer_body_limit",
     "load_balancer_routes",
     "load_balancer_virtual_address",
@@ -77,6 +78,7 @@ class BalancerSettings:
         instance_auth: instances accept only requests with the load balancers' key.
         source_connections: connections of one client address; 0 for half of all.
         key_share: percent of a deployment's running and waiting requests that one key may have.
+        key_rate: requests per second of one key; 0 for no limit.
         body_limit: MiB of a request's body.
         routes: paths that clients reach beside the usual ones.
         virtual: the address that moves between the load balancers.
@@ -95,6 +97,7 @@ class BalancerSettings:
     queue_timeout: int
     source_connections: int
     key_share: int
+    key_rate: int
     body_limit: int
     routes: tuple[str, ...]
     virtual: VirtualAddress | None
@@ -199,6 +202,7 @@ def parse_balancer(
         queue_timeout=own.integer("load_balancer_queue_timeout", 1, 3600),
         source_connections=own.integer("load_balancer_source_connections", 0, 8192),
         key_share=own.integer("load_balancer_key_share", 1, 100),
+        key_rate=own.integer("load_balancer_key_rate", 0, 1_000_000),
         body_limit=own.integer("load_balancer_body_limit", 1, 1024),
         routes=_routes(own),
         virtual=_virtual(own),

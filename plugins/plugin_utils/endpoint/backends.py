@@ -21,6 +21,7 @@ CONNECTIONS, RESERVED = 8192, 256
 # Per client address and 10 s: new connections that are accepted from one over its limit, and requests without a valid
 # key that are logged.
 SOURCE_RATE, GUESSES = 1000, 100
+RATE_SECONDS = 10  # over which the requests of a key are counted
 # Routes of vLLM's server that clients need, https://docs.vllm.ai/en/v0.32.0/serving/online_serving/. Others may load
 # adapters, stop the engine or show what it does.
 ROUTES = (
@@ -268,6 +269,7 @@ def config_data(
         "source_connections": settings.source_connections or connections // 2,
         "source_rate": SOURCE_RATE,
         "guesses": GUESSES,
+        "key_rate": settings.key_rate * RATE_SECONDS,
         "body_limit": settings.body_limit << 20,
         "routes": list(dict.fromkeys((*ROUTES, *settings.routes))),
         "agent_port": AGENT_PORT,

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import socket
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.eventually import GENEROUS, eventually
+from tests.helpers.ports import free_port
+from tests.worlds.strangers_attacks import ATTACKS, attacker
 from tests.worlds.strangers_world import KEYS, World, balancer, seconds_open
+from tests.worlds.supervise_world import SERVES, group, write_lib
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +163,17 @@ def test_a_body_that_is_too_large_is_told(tmp_path: Path) -> None:
         assert b'"type":"invalid_request_error"' in answer
 
 
+def test_a_chunked_body_is_counted_by_the_instance(tmp_path: Path) -> None:
+    with balancer(tmp_path, body_limit=3) as world:
+        assert world.ask(body=iter([b"x" * 1000] * 3000))[1]["bytes"] == 3_000_000
+        # What a client says of the limit does not count.
+        sent, answer = world.stream(200, X_Instinct_Body_Limit="999999999")
+        assert sent < 200
+        assert b" 413 " in answer
+        assert b"larger than 3145728 bytes" in answer
+        assert world.up() == len(world.engines)  # the instance that broke off is no broken one
+
+
 def test_a_burst_from_one_address_leaves_room(tmp_path: Path) -> None:
     """More connections than there are at all, none of which says anything."""
     with balancer(tmp_path) as world:
@@ -197,6 +211,29 @@ def test_one_key_cannot_take_all_places(tmp_path: Path) -> None:
         for thread in (client, *flood):
             thread.join()
         assert (other, sorted(found)) == ([200], [200] * 6 + [429] * 14)
+
+
+def test_who_sends_too_often_goes_on_at_the_rate_that_is_allowed(tmp_path: Path) -> None:
+    with balancer(tmp_path, key_rate=5) as world:  # 50 in 10 s
+        statuses = [world.ask(key=KEYS["batch"])[0] for _ in range(150)]
+        assert statuses == [200] * 50 + [429] * 100
+        link = http.client.HTTPConnection("127.0.0.1", world.port, timeout=GENEROUS)
+        link.request("POST", "/v1/completions", b"{}", {"Authorization": f"Bearer {KEYS['batch']}"})
+        refused = link.getresponse()
+        assert (refused.status, refused.getheader("Retry-After")) == (429, "5")
+        error = json.loads(refused.read())["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_exceeded", 429)
+        assert "50 requests in 10 seconds" in error["message"]
+        link.close()
+        assert world.ask()[0] == 200  # another key
+        assert world.log.read_text().count(" 429 ") < 50
+        # Requests that are refused do not count: they would keep a client away for ever.
+        eventually("it is served again", lambda: world.ask(key=KEYS["batch"])[0] == 200)
+
+
+def test_without_a_rate_no_key_is_refused(tmp_path: Path) -> None:
+    with balancer(tmp_path, key_rate=0) as world:
+        assert {world.ask(key=KEYS["batch"])[0] for _ in range(100)} == {200}
 
 
 def test_who_guesses_keys_is_slowed_down_and_the_log_is_not_filled(tmp_path: Path) -> None:
@@ -280,64 +317,69 @@ def test_silence_of_a_request_is_allowed_and_of_a_stranger_is_not(shared: World)
     assert found == [200]
 
 
+# ---- all of it, at full size -----------------------------------------------------------------------------
+
+
 @pytest.mark.deep
-def test_all_of_them_at_once_at_full_size(tmp_path: Path) -> None:
-    """Idle connections, unfinished headers, large bodies and a key that floods: another key is served throughout."""
-    with balancer(tmp_path, deployments=("llama", "other"), count=2, limit=20) as world:
-        done = threading.Event()
-        links: list[socket.socket] = []
-
-        def idle() -> None:
-            for _ in range(8192):
-                with contextlib.suppress(OSError):
-                    links.append(world.connect("127.0.0.2"))
-
-        def unfinished() -> None:
-            while not done.is_set():
-                some = [world.connect("127.0.0.3") for _ in range(400)]
-                for link in some:
-                    link.setblocking(False)
-                    with contextlib.suppress(OSError):
-                        link.send(HEAD + b"X: " + b"a" * 1_000_000)
-                done.wait(2)
-                for link in some:
-                    link.close()
-
-        def large() -> None:
-            head = (
-                HEAD
-                + b"Authorization: Bearer "
-                + KEYS["batch"].encode()
-                + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
-            )
-            while not done.is_set():
-                with contextlib.suppress(OSError), world.connect("127.0.0.4") as link:
-                    link.sendall(head)
-                    for _ in range(200):
-                        link.sendall(b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n")
-
-        def flood() -> None:
-            while not done.is_set():
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    if world.ask(key=KEYS["batch"], source="127.0.0.5", X_Pauses="1 1")[0] == 429:
-                        done.wait(0.1)
-
-        threads = [threading.Thread(target=job) for job in (idle, unfinished, large, *[flood] * 60)]
-        for thread in threads:
-            thread.start()
-        try:
-            begun, times = time.monotonic(), []
-            while time.monotonic() - begun < 45:
-                asked = time.monotonic()
-                assert world.ask()[0] == 200
-                times.append(time.monotonic() - asked)
-                time.sleep(0.05)
-            assert len(links) > 2000
-            assert max(times) < 5
-            assert world.memory() < 512 << 20
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join()
-            for link in links:
-                link.close()
+@pytest.mark.parametrize(
+    ("attacks", "seconds"),
+    [
+        (("idle",), 25),
+        (("unfinished",), 15),
+        (("group",), 15),
+        (("bodies",), 20),
+        (("flood",), 20),
+        ((*ATTACKS,), 60),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else f"{value}s",
+)
+def test_a_client_with_a_key_is_served_throughout(
+    tmp_path: Path, attacks: Sequence[str], seconds: int
+) -> None:
+    """Attackers and HAProxy are processes of their own; the client that is measured waits for one answer at a time."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        first, second = stack.enter_context(group(write_lib(tmp_path), tmp_path, port))(2)
+        first.times["hello"] = 5
+        world = stack.enter_context(balancer(tmp_path, deployments=("llama", "other"), limit=20))
+        first.sh(SERVES)
+        first.until("waiting", "waits for n1")
+        before = world.memory()
+        attackers = [stack.enter_context(attacker(name, world.port, port)) for name in attacks]
+        begun, times, failures = time.monotonic(), [], []
+        connections = memory = 0
+        while time.monotonic() < begun + seconds:
+            asked = time.monotonic()
+            try:
+                answer = world.ask()
+            except OSError as error:
+                answer = (0, error)
+            times.append(time.monotonic() - asked)
+            failures += [] if answer[0] == 200 else [answer]
+            if len(times) % 10 == 0:
+                connections = max(connections, world.connections())
+                memory = max(memory, world.memory() - before)
+            if second.process is None and time.monotonic() > begun + seconds / 2:
+                assert first.state["state"] == "waiting"
+                second.sh("exec sleep 3600")
+            time.sleep(0.05)
+        times.sort()
+        half, most = times[len(times) // 2], times[len(times) * 99 // 100]
+        log = world.log.read_text()
+        refused = {status: log.count(f" {status} ") for status in (200, 408, 413, 429, 502, 503)}
+        print(
+            f"\n{'+'.join(attacks)}: {len(times)} requests, {len(failures)} failed, 50 %: {half * 1000:.0f} ms, "
+            f"99 %: {most * 1000:.0f} ms, longest: {times[-1] * 1000:.0f} ms; connections: {connections}, "
+            f"memory: +{memory >> 20} MiB, answers in the log: {refused}"
+        )
+        assert failures == []
+        assert len(times) > 2 * seconds
+        assert times[-1] < 5
+        assert memory < 512 << 20
+        assert connections > {"idle": 2000, "unfinished": 300}.get(attacks[0], 0)
+        if "bodies" in attacks:  # the balancer refuses what has a length, an instance what has none
+            assert {"<NOSRV>" in line for line in log.splitlines() if " 413 " in line} == {True, False}
+        assert refused[429] > 0 or "flood" not in attacks
+        assert [process.is_alive() for process in attackers] == [True] * len(attackers)
+        for rank in (first, second):  # the engine over two hosts has come up in the midst of it
+            rank.until("running")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,6 +177,68 @@ def test_it_knows_which_balancers_count_on_it(guarded: Guard, checks: list[str],
     for text in checks:
         status(guarded, "/health", (b"x-haproxy-server-state", text.encode("latin-1")))
     assert asyncio.run(ask(guarded, "/metrics"))[1][guard.BALANCERS_HEADER] == count
+
+
+BODY = [b"x" * 60, b"x" * 40, b"x" * 50, b""]
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "seen"),
+    [
+        (b"150", 200, 150), (b"149", 413, 100), (b"99", 413, 60), (b"0", 413, 0), (b"", 200, 150),
+        (b"-1", 200, 150), (b"many", 200, 150),
+    ],
+)  # fmt: skip
+def test_a_body_is_counted_as_it_is_read(limit: bytes, status: int, seen: int) -> None:
+    parts, found, sent = iter(BODY), [], []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request":
+            found.append(message["body"])
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def receive() -> dict[str, Any]:
+        part = next(parts, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": [(guard.LIMIT_HEADER, limit)]}
+    asyncio.run(Guard(app)(scope, receive, send))
+    assert sum(map(len, found)) == seen
+    start, *rest = sent
+    text = b"".join(message["body"] for message in rest)
+    assert start["status"] == status
+    assert not rest[-1].get("more_body")
+    if status == 413:
+        headers = dict(start["headers"])
+        assert (int(headers[b"content-length"]), headers[b"connection"]) == (len(text), b"close")
+        assert json.loads(text)["error"]["code"] == 413
+        assert next(parts, None) is None  # all of it was read, so that the answer arrives
+
+
+def test_a_body_that_grows_too_large_after_the_answer_began_is_broken_off() -> None:
+    parts, sent = iter(BODY), []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] == "http.request":
+            pass
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(parts), "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status") or message["body"])
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": [(guard.LIMIT_HEADER, b"99")]}
+    asyncio.run(Guard(app)(scope, receive, send))
+    assert sent == [200, b"ok"]
 
 
 def test_a_balancer_that_is_gone_does_not_count(guarded: Guard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import router
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.router import Routers, wanted_routers
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.router import (
+    Routers,
+    command,
+    wanted_routers,
+)
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.ports import free_port
@@ -44,7 +48,13 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 def config(routers: dict[str, int], **servers: list[str]) -> dict[str, Any]:
     backends = [{"name": key, "servers": [{"name": s} for s in names]} for key, names in servers.items()]
-    return {"router_port": 8407, "routers": routers, "timeout": 60, "backends": backends}
+    return {
+        "router_port": 8407,
+        "routers": routers,
+        "timeout": 60,
+        "body_limit": 1 << 25,
+        "backends": backends,
+    }
 
 
 class World:
@@ -89,6 +99,11 @@ def test_what_balancer_json_wants() -> None:
     base = "http://127.0.0.1:8407/a"
     assert wanted_routers(data) == {"a": (8410, [f"{base}/n1.a-0:8000", f"{base}/n2.a-0:8000"])}
     assert wanted_routers(config({"a": 8410}, a=[])) == {}
+
+
+def test_a_router_reads_no_larger_body_than_the_balancer() -> None:
+    argv = command("vllm-router", 8410, ["http://127.0.0.1:8407/a/x"], 60, 1 << 25)
+    assert argv[argv.index("--max-payload-size") + 1] == "33554432"
 
 
 def test_a_running_router_is_told_and_one_that_died_is_started_again(world: World) -> None:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.ports import free_port
-from tests.worlds.supervise_world import SERVES, Supervised, wait_for, write_lib
+from tests.worlds.supervise_world import SERVES, Ranks, Supervised, group, wait_for, write_lib
 
 SILENT = 15.0  # seconds; a machine that is busy may give a rank no turn for some of them
 HEADLESS = "exec sleep 60"
-Ranks = Callable[..., list[Supervised]]
 
 
 @pytest.fixture(scope="module")
@@ -35,33 +33,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ranks(program: Path, tmp_path: Path) -> Iterator[Ranks]:
-    made: list[Supervised] = []
-    address = f"127.0.0.1:{free_port()}"
-
-    def make(count: int, engine: str = "llama-0", hosts: str = "") -> list[Supervised]:
-        names = hosts or ",".join(f"n{rank}" for rank in range(count))
-        for rank in range(count):
-            options = (f"--group={address}", f"--rank={rank}", f"--hosts={names}", f"--engine={engine}")
-            made.append(Supervised(program, tmp_path / f"rank{len(made)}", options))
-        return made[-count:]
-
-    yield make
-    for item in made:
-        if item.process and item.process.poll() is None:
-            item.process.send_signal(signal.SIGCONT)
-            item.process.kill()
-            item.process.wait()
-        for pid in vllms(item):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def vllms(item: Supervised) -> list[int]:
-    """Programs in place of vLLM that a supervisor, living or killed, has left."""
-    done = subprocess.run(
-        ["pgrep", "-f", f"sh -c .*{item.directory}"], capture_output=True, text=True, check=False
-    )
-    return [int(word) for word in done.stdout.split()]
+    with group(program, tmp_path, free_port()) as make:
+        yield make
 
 
 def start(items: list[Supervised], *scripts: str) -> None:
