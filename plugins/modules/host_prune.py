@@ -40,6 +40,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
+  - instinct.fleet.lease
 attributes:
   check_mode:
     support: full
@@ -71,6 +72,7 @@ bytes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
@@ -85,6 +87,7 @@ def argument_spec():
         "weights": {"type": "list", "elements": "str", "default": []},
         "cache_dirs": {"type": "list", "elements": "path", "default": [paths.HF_CACHE]},
         "docker_socket": {"type": "path", "default": SOCKET},
+        **LEASE_OPTION,
     }
 
 
@@ -102,7 +105,7 @@ def work(params, check):
 def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], lambda: work(module.params, module.check_mode))
+    finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.action.host_prune import ActionModule
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock, ModelPin
+from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import this_run
 
 from tests import ROOT
 
@@ -36,7 +37,8 @@ def prune(
         lambda _self, module_args, **_more: sent.append(module_args) or dict(answer),
     )
     plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
-    plugin._task = SimpleNamespace(args={"cache_dirs": ["/hf"], "images": ["mine:1"]}, check_mode=check)
+    args = {"cache_dirs": ["/hf"], "images": ["mine:1"]}
+    plugin._task = SimpleNamespace(args=args, check_mode=check, delegate_to=None, async_val=0)
     plugin._display = SimpleNamespace(display=printed.append)
     own = {"inventory_dir": str(directory), "vllm_deployments": [{"image": "r/vllm:2"}]}
     result = plugin.run(None, {"inventory_hostname": "n1", "hostvars": HostVars({"n1": own})})
@@ -47,13 +49,13 @@ def test_the_lock_file_and_the_deployments_keep(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "fleet.lock.json").write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
     result, sent, _ = prune(tmp_path, LEFT, monkeypatch)
     assert result == LEFT
-    assert sent == [
-        {
-            "cache_dirs": ["/hf"],
-            "images": ["mine:1", "r/vllm:1", "r/vllm:2", "r/vllm@sha256:" + "1" * 64],
-            "weights": ["a/b@" + "2" * 40],
-        }
-    ]
+    ((lease, given),) = [(args.pop("lease"), args) for args in sent]
+    assert given == {
+        "cache_dirs": ["/hf"],
+        "images": ["mine:1", "r/vllm:1", "r/vllm:2", "r/vllm@sha256:" + "1" * 64],
+        "weights": ["a/b@" + "2" * 40],
+    }
+    assert (lease["run"], lease["changes"]) == (this_run().id, True)
 
 
 def test_a_lock_file_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -199,3 +200,23 @@ def test_a_plan_that_is_out_of_date_is_refused(operators: Operators) -> None:
     code, text = operators.run("seen.yml", "-e", "word=three", tasks=[SEE, CALL, CALL])
     assert code == 0, text
     assert json.loads((operators.place / "run/lease").read_text())["command"] == "seen.yml"
+
+
+def test_prune_and_a_change_refuse_each_other(operators: Operators) -> None:
+    """The prune's Docker answers nothing for as long as it is looked at."""
+    path = str(operators.place / "docker.sock")
+    prune = [{"instinct.fleet.host_prune": {"docker_socket": path, "cache_dirs": [str(operators.place)]}}]
+    with socket.socket(socket.AF_UNIX) as docker:
+        docker.bind(path)
+        with operators.running("first.yml", "one", LONG) as first:
+            code, text = operators.run("second.yml", tasks=prune)
+            assert (code, "n1 was not changed: " in text, " runs first.yml " in text) == (2, True, True), text
+            assert first.end()[0] == 0
+        docker.listen()
+        docker.settimeout(GENEROUS)
+        with operators.running("prune.yml", "prunes", [SEE, *prune]):
+            link, _ = docker.accept()
+            with link:
+                code, text = operators.run("call.yml", "-e", "word=two", tasks=[CALL])
+        assert (code, "n1 was not changed: " in text, " runs prune.yml " in text) == (2, True, True), text
+        assert "two" not in operators.journal
