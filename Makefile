@@ -40,10 +40,16 @@ venv-dev: $(VENV)/.installed-dev
 
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-options --no-header
 
-.PHONY: lock
+.PHONY: lock router-lock
 lock: venv-dev ## write the two lock files anew from pyproject.toml
 	$(COMPILE) --upgrade --output-file requirements.lock pyproject.toml
 	$(COMPILE) --upgrade --extra dev --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
+
+ROUTER_LOCK := roles/load_balancer/files/router-requirements.txt
+router-lock: ## write the lock file of vllm-router anew (ROUTER=version; needs uv)
+	@set -e; file=$(ROUTER_LOCK); version=$$(sed -n 's/^vllm-router==\([^ ]*\).*/\1/p' $$file); \
+	    { head -1 $$file; echo "vllm-router==$(or $(ROUTER),$$version)" | uv pip compile - --quiet --no-header --upgrade \
+	    --universal --python-version 3.9 --generate-hashes --no-build; } > $$file.new; mv $$file.new $$file
 
 # ---- demo ------------------------------------------------------------------------------------------------------------
 .PHONY: demo demo-down lab-up lab-down

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
+
 from .conftest import Lab, copy_inventory, node_address, reset_lab
 from .endpoint import HOST, Endpoint
 from .helpers import MODEL, deployment, wait_for
 
 pytestmark = pytest.mark.deep
-VERSION = "0.1.17"
+LOCK = ROOT / "roles/load_balancer/files/router-requirements.txt"
 RATE = 30  # requests per second
 PLACES = [
     (host, address, port)
@@ -47,7 +49,7 @@ def deploy(lab: Lab, wheels: Path, second: int = 1 << 20, routing: str = "prefix
 def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Path]]:
     wheels = tmp_path_factory.mktemp("wheels")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "-d", str(wheels), f"vllm-router=={VERSION}"],
+        [sys.executable, "-m", "pip", "download", "-q", "--require-hashes", "-d", str(wheels), "-r", str(LOCK)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
