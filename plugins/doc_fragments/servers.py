@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option of vllm_server with the servers of the plan; a module is sent to a node, and its fragments are not."""
+"""Document the servers of vllm_server: a module is sent to a node, and its fragments are not."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
+    """Documentation of `instinct.fleet.vllm_server`."""
+
     DOCUMENTATION = r"""
 options:
   servers:

@@ -17,72 +17,16 @@ description:
   - It stops O(servers), other instances of this toolkit, and known GPU monitors (AMD's metrics exporter, gpuagent,
     rdc, display managers). If any other process holds a GPU, the module names it and fails before any change.
     Containers and units are stopped gracefully, because killing one strands GPU memory.
-  - Fails before any change if the driver is missing, does not offer the mode, or does not allow the change (virtual
-    machine, GPU in reset, not root).
+  - Fails before anything is stopped if the driver is missing, does not offer the mode, or does not allow the change
+    (virtual machine, GPU in reset, not root), if no tool answers, or if the disk has no room for the journal. In check
+    mode it does so too, but for the journal.
   - If M(instinct.fleet.partition_boot) has recorded modes for the next boot, the record is updated.
   - C(/var/lib/instinct-fleet/partition.json) records the step in progress and the stopped services. The next run
     finishes an interrupted change; without O(compute) and O(memory) it undoes it.
-options:
-  compute:
-    description:
-      - The mode, in which a GPU shows one (V(SPX)), two (V(DPX)), three (V(TPX)) or four (V(QPX)) logical GPUs, or one
-        per accelerator die (V(CPX)). Without it, the GPUs keep their modes.
-    type: str
-    choices: [SPX, DPX, TPX, QPX, CPX]
-  memory:
-    description:
-      - The number of memory partitions of every GPU of the node. A change reloads the driver. Without it, the memory
-        mode stays unchanged.
-    type: str
-    choices: [NPS1, NPS2, NPS4]
-  gpus:
-    description:
-      - V(all), or GPUs by index (order of PCI addresses) or by PCI address, for O(compute). The others keep
-        their mode.
-    type: list
-    elements: str
-    default: [all]
-  backend:
-    description:
-      - How to set a mode. V(auto) tries V(rocm-smi), V(amd-smi) and V(sysfs) in this order, and continues with the
-        next if a tool is not installed, hangs, rejects the option as some releases do, or reports a success that does
-        not read back.
-      - Any other value uses that one alone. Changes are undone through sysfs.
-    type: str
-    default: auto
-    choices: [auto, rocm-smi, amd-smi, sysfs]
-  timeout:
-    description: Seconds for setting the modes, including reloads and pauses while the driver is busy; the same
-      again to undo the change.
-    type: int
-    default: 300
-  retries:
-    description: How often to retry while the driver is busy, after pauses of 1, 2, 4, 8 and then 16 s.
-    type: int
-    default: 5
-  servers:
-    description: Instances to stop first. They are restarted only if the change is undone.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      name:
-        description: The instance's name.
-        type: str
-        required: true
-      container_name:
-        description: For readers of the plan. The container is always C(instinct-<name>).
-        type: str
-      stop_timeout:
-        description: Seconds between the request to stop and the kill. Default is 120.
-        type: int
-  clean:
-    description: Reload the driver if VRAM is in use that no process holds, for example after a server was killed.
-    type: bool
-    default: false
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.partition
 attributes:
   check_mode:
     support: full

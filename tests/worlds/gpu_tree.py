@@ -178,6 +178,8 @@ def run(tool: str, root: str) -> None:
         import time
 
         time.sleep(3600)  # whoever waits for it gives up
+    if sys.argv[1:] in (["--showcomputepartition"], ["list"]):  # whether it answers
+        sys.exit(0)
     if whole == "lose":
         (tree.root / "sys/class/drm/renderD128/device").unlink()
         sys.exit(0)

@@ -49,6 +49,8 @@ class World:
         self.clock = 0.0
         self.operations: list[str] = []
         self.crash_at: int | None = None
+        self.full_at: int | None = None  # how often the journal can be written
+        self.journalled = 0
 
     # ---- what tests do with it -------------------------------------------------------------------------
 
@@ -189,14 +191,22 @@ class World:
     def load_journal(self) -> Journal | None:
         return parse_journal(self.text) if self.text else None
 
-    def save_journal(self, journal: Journal) -> None:
-        self.operation(f"journal {journal.step}")
-        if "full" in self.faults:
+    def _journalled(self, operation: str) -> None:
+        """Note what happens to the journal, and fail if its turn has come; `full_at`: from which one on."""
+        self.operation(operation)
+        self.journalled += 1
+        if self.full_at is not None and self.journalled > self.full_at:
             raise PartitionError("the journal cannot be written (No space left on device)")
+
+    def reserve_journal(self) -> None:
+        self._journalled("reserve")
+
+    def save_journal(self, journal: Journal) -> None:
+        self._journalled(f"journal {journal.step}")
         self.text = json.dumps(journal.to_json())
 
     def drop_journal(self) -> None:
-        self.operation("no journal")
+        self.operation("no journal")  # which a full disk allows
         self.text = None
 
 

@@ -2,7 +2,9 @@
 """The journal of a partition change, on the node: the facts with which a run continues after a crash.
 
 It exists from before the first change until the node is consistent again, so its mere existence means that a change is
-in progress or was interrupted. Every step is on disk before it begins.
+in progress or was interrupted. Every step is on disk before it begins. Its room is taken before anything is stopped: it
+is written onto files of its full size, in place, and they take its name in turn, so that a disk that fills up meanwhile
+keeps nobody from continuing, and a crash finds one of the two whole.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.files import read_text, sync_directory, write_atomic
+from ..common.files import read_text, sync_directory
 from .gpus import PartitionError
 from .holders import Service
 
 SCHEMA = 1
+SIZE = 32768
+"""Bytes of the journal, blanks included; one with a hundred services takes a third of that."""
+NEXT, LAST = ".next", ".last"
 STEPS = ("drain", "wait", "set", "verify", "restore", "undo")
 ABOUT = (
     "A change of this node's GPU partition modes that is in progress or was interrupted. playbooks/partition.yml "
@@ -106,16 +111,50 @@ def load(path: str) -> Journal | None:
         ) from None
 
 
-def save(path: str, journal: Journal) -> None:
-    """Write the journal; it is on disk when this returns."""
+def reserve(path: str) -> None:
+    """Take the room that the journal of a change needs. Raise OSError, and leave nothing behind, if there is none."""
     directory = os.path.dirname(path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
-    write_atomic(path, json.dumps(journal.to_json(), indent=2) + "\n", 0o644)
-    sync_directory(directory)
+    release(path)
+    try:
+        for suffix in (NEXT, LAST):
+            _write(path + suffix, os.O_CREAT | os.O_EXCL, b" " * SIZE)
+        sync_directory(directory)
+    except OSError:
+        release(path)
+        raise
+
+
+def save(path: str, journal: Journal) -> None:
+    """Write the journal; it is on disk when this returns. Raise OSError if it is not; the former one stays then."""
+    text = (json.dumps(journal.to_json(), indent=2) + "\n").encode()
+    _write(path + NEXT, os.O_CREAT, text.ljust(SIZE))
+    with contextlib.suppress(FileNotFoundError, FileExistsError):  # the first one; there is other room
+        os.link(path, path + LAST)
+    os.replace(path + NEXT, path)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(path + LAST, path + NEXT)
+    sync_directory(os.path.dirname(path))
 
 
 def drop(path: str) -> None:
-    """Remove the journal: the node is consistent."""
+    """Remove the journal: the node is consistent. Raise OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-        sync_directory(os.path.dirname(path))
+    release(path)
+    sync_directory(os.path.dirname(path))
+
+
+def release(path: str) -> None:
+    """Give the room back."""
+    for suffix in (NEXT, LAST):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+
+
+def _write(path: str, flags: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -190,13 +190,17 @@ class PartitionNode(GpuFiles):
     def load_journal(self) -> Journal | None:
         return partition_journal.load(self.path(PARTITION_JOURNAL))
 
+    def reserve_journal(self) -> None:
+        self._journal(partition_journal.reserve, "has no room")
+
     def save_journal(self, journal: Journal) -> None:
-        try:
-            partition_journal.save(self.path(PARTITION_JOURNAL), journal)
-        except OSError as error:
-            raise PartitionError(
-                f"{PARTITION_JOURNAL} cannot be written ({error.strerror}): without it nothing is changed"
-            ) from None
+        self._journal(lambda path: partition_journal.save(path, journal), "cannot be written")
 
     def drop_journal(self) -> None:
-        partition_journal.drop(self.path(PARTITION_JOURNAL))
+        self._journal(partition_journal.drop, "cannot be removed")
+
+    def _journal(self, act: Callable[[str], None], what: str) -> None:
+        try:
+            act(self.path(PARTITION_JOURNAL))
+        except OSError as error:
+            raise PartitionError(f"{PARTITION_JOURNAL}, the journal, {what} ({error.strerror})") from None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..common.files import read_text, write_atomic
 from ..common.paths import PARTITION_RECORD
@@ -33,17 +32,6 @@ class Record:
         """Return the text of the record's file."""
         data = {"schema": SCHEMA, "about": ABOUT, "memory": self.memory, "compute": dict(self.compute)}
         return json.dumps(data, indent=1) + "\n"
-
-    @classmethod
-    def from_text(cls, text: str) -> Record:
-        """Parse that text. Raise ValueError for any other one."""
-        try:
-            data: dict[str, Any] = json.loads(text)
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"schema {data['schema']}")
-            return cls(data["memory"], {str(bdf): str(mode) for bdf, mode in data["compute"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def record_of(

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import checks
-from .backends import LOAD, UNLOAD, backends, expected_steps
+from .backends import LOAD, UNLOAD, Command, backends, expected_steps
 from .gpus import PartitionedGpu, PartitionError, TargetModes, listed, predicted, present, select
 from .holders import GpuHolder, Service, foreign_message, services, unmanaged
 from .journal import Journal
 from .modes import LOAD_SETTLE, DriverInterface, ModeChange
 
 GRACE = 2.0  # seconds until a process in the way is checked again: it may be short-lived
+ANSWER = 20.0  # seconds for a tool that only shows something
+QUERIES = {"rocm-smi": ("--showcomputepartition",), "amd-smi": ("list",)}
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,14 @@ class NodeInterface(DriverInterface, Protocol):
     def load_journal(self) -> Journal | None:
         """Return the journal of an interrupted change."""
 
+    def reserve_journal(self) -> None:
+        """Take the journal's room on its disk. Raise PartitionError if there is none."""
+
     def save_journal(self, journal: Journal) -> None:
         """Write the journal to disk. Raise PartitionError if that fails."""
 
     def drop_journal(self) -> None:
-        """Remove the journal."""
+        """Remove the journal. Raise PartitionError if that fails."""
 
 
 @dataclass
@@ -146,7 +151,31 @@ def make_plan(node: NodeInterface, request: PartitionRequest) -> PartitionPlan:
             plan.holders = node.holders()
             if unmanaged(plan.holders):
                 raise PartitionError(foreign_message(unmanaged(plan.holders)))
+        silent = _silent(node, plan, min(ANSWER, request.timeout / 4))
+        plan.backends, plan.warnings = ways[len(silent) :], (*warnings, *silent)
     return plan
+
+
+def _silent(node: NodeInterface, plan: PartitionPlan, timeout: float) -> tuple[str, ...]:
+    """Return warnings about the tools that do not answer, up to the first that does. Raise PartitionError if none does.
+
+    Whatever it answers: what it makes of a change is judged then. Before anything is stopped, nothing has to be undone.
+    """
+    found: list[str] = []
+    for number, way in enumerate(plan.backends, 1):
+        if way not in QUERIES:  # sysfs: the modes were read there
+            break
+        try:
+            node.run(Command((str(plan.tools[way]), *QUERIES[way])), timeout)
+            break
+        except PartitionError as error:
+            if number == len(plan.backends):
+                raise PartitionError(
+                    f"{way} does not answer: {error}. Nothing was stopped or changed. See dmesg | grep amdgpu; with "
+                    "backend sysfs no tool is needed."
+                ) from None
+            found.append(f"{way} does not answer: {error}. Using {plan.backends[number]}.")
+    return tuple(found)
 
 
 def _target(

@@ -9,8 +9,9 @@ brought to neither, it keeps its journal, and the message says what to do by han
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..common.module_main import internal_error
 from . import checks
@@ -44,6 +45,8 @@ class Transaction:
         self.modes.make_way = lambda: self.stop(_stoppable(node.holders()))
         self.modes.warnings += plan.warnings if not plan.target.reached(plan.gpus) else ()
         self.earlier = earlier(plan.gpus, plan.journal) if plan.journal else present(plan.gpus)
+        # Without a journal no mode is changed; but whatever happens to it, modes and services are put back.
+        self.putting_back = bool(plan.journal) and request.compute is None and request.memory is None
         by_bdf = {gpu.index: gpu.bdf for gpu in plan.gpus}
         self.journal = Journal(
             step="drain",
@@ -64,6 +67,7 @@ class Transaction:
         target = self.plan.target
         changing = not target.reached(self.plan.gpus) or bool(self.plan.stranded)
         error: str | None = None
+        self.journalled(self.node.reserve_journal)
         self.enter("drain" if changing else "verify")
         try:
             if changing:
@@ -80,6 +84,7 @@ class Transaction:
         except Exception as failure:  # even a bug must not leave GPUs half changed
             error = internal_error(failure)
         stopped = [item.name for item in self.journal.stopped]
+        self.putting_back = True
         if error is None:
             self.enter("restore")
             # If the modes change, a later task starts the instances by the new plan.
@@ -104,8 +109,25 @@ class Transaction:
 
     def enter(self, step: str) -> None:
         """Write to disk which step begins."""
-        self.journal = replace(self.journal, step=step)
-        self.node.save_journal(self.journal)
+        self.note(step=step)
+
+    def note(self, **changes: Any) -> None:
+        """Write to disk what becomes of the change."""
+        self.journal = replace(self.journal, **changes)
+        self.journalled(lambda: self.node.save_journal(self.journal))
+
+    def journalled(self, act: Callable[[], None]) -> None:
+        """Do something to the journal. Raise PartitionError if that fails; while putting back, it is a warning."""
+        try:
+            act()
+        except PartitionError as error:
+            if not self.putting_back:
+                raise PartitionError(
+                    f"{error}: without it no mode is changed. Make room on that disk, and run again."
+                ) from None
+            text = f"{error}: this was brought to its end without it."
+            if text not in self.modes.warnings:
+                self.modes.warnings.append(text)
 
     # ---- steps 2 and 3 ---------------------------------------------------------------------------------
 
@@ -120,8 +142,7 @@ class Transaction:
             return
         beside = self.node.monitors() if any(item.kind == "unit" for item in wanted) else []
         known = dict.fromkeys((*self.journal.stopped, *wanted, *beside))
-        self.journal = replace(self.journal, stopped=tuple(known))
-        self.node.save_journal(self.journal)
+        self.note(stopped=tuple(known))
         self.modes.actions += [f"stop {item.text}" for item in wanted]
         self.modes.warnings += self.node.stop(wanted)
 
@@ -194,7 +215,7 @@ class Transaction:
                 started.append(item.name)
             except PartitionError as error:
                 self.modes.warnings.append(f"{item.text} was stopped for this and does not start: {error}")
-        self.node.drop_journal()
+        self.journalled(self.node.drop_journal)
         return f"Started again: {', '.join(started)}." if started else ""
 
     def undo(self) -> str:

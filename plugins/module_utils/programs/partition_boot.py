@@ -7,6 +7,7 @@ archive (see partition/boot_unit.py); systemd writes its output into the journal
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +19,22 @@ from ..common.run_lock import run_lock
 from ..partition.converge import change
 from ..partition.gpus import PartitionedGpu, PartitionError, TargetModes
 from ..partition.node import PartitionNode
-from ..partition.record import DRIVER_SECONDS, Record
+from ..partition.record import DRIVER_SECONDS, SCHEMA, Record
 from ..partition.request import NodeInterface, PartitionRequest
 
 CHANGE_SECONDS = 90.0
 RETRIES = 4
+
+
+def parse_record(text: str) -> Record:
+    """Parse the text of Record.to_text(). Raise ValueError for any other one."""
+    try:
+        data: dict[str, Any] = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}")
+        return Record(data["memory"], {str(bdf): str(mode) for bdf, mode in data["compute"].items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def requests(record: Record, gpus: Sequence[PartitionedGpu]) -> tuple[PartitionRequest, ...]:
@@ -83,7 +95,7 @@ def main() -> int:
         sys.stdout.write("No partition modes are recorded.\n")
         return 0
     try:
-        record = Record.from_text(text)
+        record = parse_record(text)
         with run_lock("rocm_partition", CHANGE_SECONDS):
             good, lines = restore(PartitionNode(), record)
     except (ValueError, NodeError) as error:

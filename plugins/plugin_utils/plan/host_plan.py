@@ -98,6 +98,7 @@ class HostPlan:
                 "compute": settings.compute,
                 "memory": settings.memory,
                 "clean": "gpu_clean" in kinds,
+                "interrupted": bool(state and state.partition_change),
                 "backend": settings.backend,
                 "stop_servers": [_stop_spec(name, servers.get(name)) for name in self.stop],
                 "serve": [name for name in self.start if name not in spanning],

@@ -40,6 +40,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs import par
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.partition_boot import (
     CHANGE_SECONDS,
     RETRIES,
+    parse_record,
     requests,
     restore,
 )
@@ -72,10 +73,10 @@ def test_what_is_recorded(
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert Record.from_text(CPX.to_text()) == CPX
+    assert parse_record(CPX.to_text()) == CPX
     for text in ("", "[]", '{"schema": 2}', '{"schema": 1, "memory": null}'):
         with pytest.raises(ValueError, match=r"."):
-            Record.from_text(text)
+            parse_record(text)
 
 
 def test_modes_are_set_again_and_a_second_time_nothing_is() -> None:
@@ -283,7 +284,7 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     for by_hand in (World(2, "NPS1", "DPX"), World(2)):
         assert follow(path, by_hand.gpus()) == [f"write {PARTITION_RECORD}"]
         assert follow(path, by_hand.gpus()) == []
-        assert Record.from_text(Path(path(PARTITION_RECORD)).read_text()) == record_of(by_hand.gpus())
+        assert parse_record(Path(path(PARTITION_RECORD)).read_text()) == record_of(by_hand.gpus())
     assert len(run(own, check=True)) == len(run(own)) == 4
     assert run(own) == []
     assert follow(path, World(2, "NPS1", "DPX").gpus()) == []  # nothing is kept

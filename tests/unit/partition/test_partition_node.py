@@ -396,6 +396,8 @@ def test_the_clock_goes_forward_and_sleeps(node: PartitionNode, monkeypatch: pyt
 def test_the_journal_is_kept_or_nothing_is_changed(node: PartitionNode, tmp_path: Path) -> None:
     journal = Journal("drain", "2026-01-01T00:00:00Z", "NPS1", {"b": "SPX"}, None, {"b": "CPX"}, (LLAMA,))
     assert node.load_journal() is None
+    node.reserve_journal()
+    assert node.load_journal() is None
     node.save_journal(journal)
     assert node.load_journal() == journal
     assert (tmp_path / "var/lib/instinct-fleet/partition.json").exists()
@@ -404,8 +406,12 @@ def test_the_journal_is_kept_or_nothing_is_changed(node: PartitionNode, tmp_path
     node.drop_journal()
     (tmp_path / "var/lib/instinct-fleet").rmdir()
     (tmp_path / "var/lib/instinct-fleet").write_text("")
-    with pytest.raises(PartitionError, match=r"cannot be written \(.*\): without it nothing is changed$"):
+    with pytest.raises(PartitionError, match=r"partition.json, the journal, has no room \(.*\)$"):
+        node.reserve_journal()
+    with pytest.raises(PartitionError, match=r"cannot be written \(.*\)$"):
         node.save_journal(journal)
+    with pytest.raises(PartitionError, match=r"cannot be removed \(.*\)$"):
+        node.drop_journal()
 
 
 # ---- device lists -----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_instances_stop_before_monitors_and_names_are_on_disk_before() -> None:
     world = served(World())
     change(world, CPX4, check=False)
     first_stop = next(number for number, text in enumerate(world.operations) if text.startswith("stop"))
-    assert world.operations[:first_stop] == ["journal drain", "journal drain"]
+    assert world.operations[:first_stop] == ["reserve", "journal drain", "journal drain"]
 
 
 def test_back_from_partitions() -> None:
@@ -244,13 +244,35 @@ def test_an_exporter_that_opens_the_gpus_now_and_then() -> None:
     assert world.up() == {"gpuagent.service"}
 
 
-def test_a_full_disk_changes_nothing() -> None:
+# --- a disk that is full, or fills up meanwhile -------------------------------------------------------------
+
+WRITES = 10  # more than a change writes its journal
+
+
+@pytest.mark.parametrize("faults", [set(), {"einval 0"}, {"kept"}, {"broken once"}])
+@pytest.mark.parametrize("at", range(WRITES))
+def test_wherever_the_journal_cannot_be_written_all_is_put_back(at: int, faults: set[str]) -> None:
     world = served(World())
-    world.faults = {"full"}
-    with pytest.raises(NodeError, match="No space left"):
-        change(world, CPX4, check=False)
-    assert modes(world) == OLD
-    assert world.up() == ALL
+    world.full_at, world.faults = at, set(faults)
+    outcome: PartitionResult | None = None
+    if at < 2:  # its room, and its first step
+        with pytest.raises(NodeError) as refused:
+            change(world, CPX4, check=False)
+        assert str(refused.value) == (
+            "the journal cannot be written (No space left on device): without it no mode is changed. Make room on that "
+            "disk, and run again."
+        )
+        assert [text for text in world.operations if "journal" not in text] == ["reserve"][: at + 1]
+    else:
+        outcome = change(world, CPX4, check=False)
+    ended_well(world, outcome)
+    if outcome and outcome.error and "journal" in outcome.error:
+        assert "No GPU was changed" in outcome.error or "Set back to the earlier modes" in outcome.error
+    said = [
+        text for text in (outcome.warnings if outcome else ()) if "was brought to its end without it" in text
+    ]
+    refused_once = outcome is not None and "without it no mode is changed" in (outcome.error or "")
+    assert len(said) == (outcome is not None and world.journalled - at > refused_once)
 
 
 def test_a_service_that_does_not_start_is_a_warning() -> None:
@@ -337,6 +359,35 @@ def test_cut_off_and_then_refused_it_is_taken_back(at: int) -> None:
     assert "The earlier, interrupted change was undone." in str(outcome.error)
     assert modes(world) == OLD
     assert world.up() == ALL
+
+
+@pytest.mark.parametrize("full_at", range(4))
+@pytest.mark.parametrize("at", range(operations()))
+def test_cut_off_and_then_the_disk_is_full(at: int, full_at: int) -> None:
+    """What was stopped must not stay so, whatever else is impossible."""
+    world = crashed(at)
+    if world.text is None:
+        return
+    world.full_at, world.journalled = full_at, 0
+    outcome = change(world, CPX4, check=False)
+    if outcome.error is None:
+        assert modes(world) == NEW
+        assert world.up() >= MONITORS
+    else:
+        assert modes(world) == OLD
+        assert world.up() == ALL
+    assert world.text is None
+
+
+@pytest.mark.parametrize("at", range(WRITES))
+def test_cut_off_and_taken_back_on_a_full_disk(at: int) -> None:
+    world = crashed(operation_names().index("journal verify"))
+    world.full_at, world.journalled = at, 0
+    outcome = change(world, PartitionRequest(), check=False)
+    assert outcome.error is None
+    assert (modes(world), world.up(), world.text) == (OLD, ALL, None)
+    said = [text for text in outcome.warnings if "was brought to its end without it" in text]
+    assert len(said) == (world.journalled > at)
 
 
 def test_an_unloaded_driver_is_loaded_by_the_next_run() -> None:
@@ -744,7 +795,7 @@ def test_a_change_that_lacked_only_its_end_is_verified_and_nobody_is_stopped_for
     world = crashed(operation_names().index("journal restore"))
     outcome = change(world, CPX4, check=False)
     assert outcome.error is None, outcome
-    assert world.operations[:2] == ["journal verify", "journal restore"]
+    assert world.operations[:3] == ["reserve", "journal verify", "journal restore"]
     assert not any(text.startswith("stop") for text in outcome.actions)
     ended_well(world, outcome)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def test_backends(
     tree.install(*tools)
     predicted, _ = module(backend=backend, check=True, diff=True)
     assert tree.modes() == ["SPX"] * 8
-    assert tree.calls() == []
+    assert {call.split()[1] for call in tree.calls()} <= {"--showcomputepartition", "list"}
     result, failed = module(backend=backend, diff=True)
     assert not failed, result
     assert result["changed"]
@@ -306,13 +307,65 @@ def test_falls_back_to_sysfs_when_amd_smi_rejects_every_mode(tree: Tree, module:
     assert any("invalid choice" in warning for warning in result["warnings"])
 
 
-def test_a_tool_that_hangs_is_killed(tree: Tree, module: Any) -> None:
+def test_a_tool_that_hangs_is_not_used(tree: Tree, module: Any) -> None:
     tree.install("rocm-smi")
     tree.behave(rocm_smi="hang")
-    result, failed = module(timeout=2)
+    result, failed = module(timeout=4)
     assert not failed, result
     assert result["backend"] == "sysfs"
-    assert "did not end within 1 s and was killed" in result["warnings"][0]
+    (warning,) = result["warnings"]
+    assert warning.startswith("rocm-smi does not answer: /opt/rocm/bin/rocm-smi did not end within 1 s")
+    assert warning.endswith("and was killed. Using sysfs.")
+    assert tree.calls() == ["rocm-smi --showcomputepartition"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("tool", ["rocm-smi", "amd-smi"])
+def test_without_a_tool_that_answers_nothing_is_stopped(
+    tree: Tree, module: Any, tool: str, check: bool
+) -> None:
+    """In check mode too, as before the hosts are drained."""
+    with FakeDocker(tree.root) as docker:
+        instance = docker.add_container(
+            "instinct-llama-0", {"Labels": {"instinct-fleet.instance": "llama-0"}}
+        )
+        tree.hold(5, "python3", f"12:devices:/system.slice/docker-{instance.id}.scope\n")
+        tree.install("rocm-smi", "amd-smi")
+        tree.behave(**{tool.replace("-", "_"): "hang"})
+        result, failed = module(backend=tool, timeout=4, servers=[{"name": "llama-0"}], check=check)
+        assert docker.changes() == []
+    assert failed
+    assert result["msg"].startswith(f"{tool} does not answer: /opt/rocm/bin/{tool} did not end within 1 s")
+    assert "Nothing was stopped or changed. See dmesg | grep amdgpu" in result["msg"]
+    assert tree.modes() == ["SPX"] * 8
+    assert not (tree.root / JOURNAL).exists()
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_full_disk_stops_nothing_and_one_that_fills_up_leaves_nothing_stopped(
+    tree: Tree, module: Any, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    from ansible_collections.instinct.fleet.plugins.module_utils.partition import journal
+
+    real, left = journal._write, [at]
+
+    def full(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*args)
+
+    monkeypatch.setattr(journal, "_write", full)
+    with FakeDocker(tree.root) as docker:
+        docker.add_container("instinct-llama-0", {"Labels": {"instinct-fleet.instance": "llama-0"}})
+        result, failed = module(backend="sysfs", servers=[{"name": "llama-0"}])
+        assert docker.containers["instinct-llama-0"].status == "running"
+        assert bool(docker.changes()) == (at > 3)
+    assert failed
+    assert "partition.json, the journal, " in result["msg"]
+    assert "(No space left on device): without it no mode is changed. Make room on that disk" in result["msg"]
+    assert tree.modes() == ["SPX"] * 8
+    assert not (tree.root / JOURNAL).exists()
 
 
 def test_a_tool_that_does_not_start(tree: Tree, module: Any) -> None:
@@ -330,7 +383,7 @@ def test_a_backend_asked_for_has_no_fallback(tree: Tree, module: Any) -> None:
     assert failed
     assert "Segmentation fault" in result["msg"]
     assert "No GPU was changed." in result["msg"]
-    assert [call.split()[0] for call in tree.calls()] == ["rocm-smi"]
+    assert {call.split()[0] for call in tree.calls()} == {"rocm-smi"}
 
 
 # --- busy --------------------------------------------------------------------------------------------------

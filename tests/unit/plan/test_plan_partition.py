@@ -45,8 +45,8 @@ def test_the_memory_mode_alone() -> None:
     host = planned(node("CPX"), gpu_partition_memory="NPS4")
     assert actions(host) == ["memory_partition 8 GPUs"]
     assert host["partition"] == {
-        "compute": None, "memory": "NPS4", "clean": False, "backend": "auto", "stop_servers": [],
-        "serve": [], "remove": [],
+        "compute": None, "memory": "NPS4", "clean": False, "interrupted": False, "backend": "auto",
+        "stop_servers": [], "serve": [], "remove": [],
     }  # fmt: skip
 
 
