@@ -176,6 +176,7 @@ def test_containers_have_what_serving_needs_and_no_more(fleet: Lab) -> None:
             config = item["HostConfig"]
             assert not config["Privileged"]
             assert [name.removeprefix("CAP_") for name in config["CapAdd"]] == ["SYS_PTRACE"]
+            assert "NET_RAW" in {name.removeprefix("CAP_") for name in config["CapDrop"]}
             # Docker itself adds the second one to whatever shares the host's IPC.
             assert set(config["SecurityOpt"]) - {"label=disable"} == {
                 "no-new-privileges",

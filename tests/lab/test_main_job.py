@@ -22,6 +22,7 @@ from .helpers import assert_agrees, completion
 
 RUNNER = ROOT / "tests/oracles/real_routes_runner.py"
 EPYC = {"model": "AMD EPYC 9654 96-Core Processor"}
+CAPABILITIES = {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SYS_PTRACE"}
 CONTROLLER_ONLY = {"fleet_plan", "bench_report", "ansible.builtin.add_host"}
 
 
@@ -76,10 +77,23 @@ def test_bare_nodes_serve_and_are_measured(served: Served) -> None:
         assert host_config["CpusetCpus"] == "0-95"
         assert host_config["Privileged"] is False
         assert host_config["Init"] is True
-        assert host_config["CapAdd"] == ["CAP_SYS_PTRACE"] or host_config["CapAdd"] == ["SYS_PTRACE"]
+        # Docker's default capabilities less those that nothing needs, as the kernel has them of the engine.
+        pids = lab.on(host, f"docker top {found['Id']} -o pid | tail -n +2").split()
+        masks = {lab.on(host, f"grep ^CapBnd /proc/{pid}/status").split()[1] for pid in pids}
+        assert [capability_names(int(mask, 16)) for mask in masks] == [CAPABILITIES]
         assert [d["PathOnHost"] for d in host_config["Devices"]] == ["/dev/kfd", "/dev/dri/renderD128"]
         assert all(group.isdigit() for group in host_config["GroupAdd"])
         assert lab.on(host, "cat /proc/sys/kernel/numa_balancing").strip() == "0"
+
+
+def capability_names(mask: int) -> set[str]:
+    """Names of the bits, linux/capability.h."""
+    bits = {
+        0: "CHOWN", 1: "DAC_OVERRIDE", 3: "FOWNER", 4: "FSETID", 5: "KILL", 6: "SETGID", 7: "SETUID", 8: "SETPCAP",
+        10: "NET_BIND_SERVICE", 13: "NET_RAW", 18: "SYS_CHROOT", 19: "SYS_PTRACE", 27: "MKNOD", 29: "AUDIT_WRITE",
+        31: "SETFCAP",
+    }  # fmt: skip
+    return {bits.get(bit, str(bit)) for bit in range(64) if mask >> bit & 1}
 
 
 def test_the_demos_question_is_answered(serving: Lab) -> None:

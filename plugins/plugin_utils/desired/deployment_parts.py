@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
-from ...module_utils.common.errors import Path
+from ...module_utils.common.errors import Path, suggest
 from ...module_utils.common.hashing import canonical, text_hash
 from ...module_utils.common.redact import MIN_LENGTH
 from ..catalog.checker import Checker, kind
@@ -36,8 +36,17 @@ IMAGE = (
 BUILD_KEYS = ("repo", "ref", "dockerfile", "args", "tag")
 RUNTIME_KEYS = (
     "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
-    "ready_timeout", "hang_timeout",
+    "ready_timeout", "hang_timeout", "cap_add",
 )  # fmt: skip
+CAPABILITIES = (
+    "AUDIT_CONTROL", "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "BPF", "CHECKPOINT_RESTORE", "CHOWN",
+    "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "IPC_LOCK", "IPC_OWNER", "KILL", "LEASE",
+    "LINUX_IMMUTABLE", "MAC_ADMIN", "MAC_OVERRIDE", "MKNOD", "NET_ADMIN", "NET_BIND_SERVICE",
+    "NET_BROADCAST", "NET_RAW", "PERFMON", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYSLOG", "SYS_ADMIN",
+    "SYS_BOOT", "SYS_CHROOT", "SYS_MODULE", "SYS_NICE", "SYS_PACCT", "SYS_PTRACE", "SYS_RAWIO",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "WAKE_ALARM",
+)  # fmt: skip
+"""Those of capabilities(7), as Docker names them."""
 NUMA = ("local", "any")
 ULIMITS = (
     "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
@@ -87,6 +96,7 @@ class Runtime:
     stop_timeout: int = 120
     ready_timeout: int = 1800
     hang_timeout: int = 600
+    cap_add: tuple[str, ...] = ()
 
 
 def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
@@ -327,7 +337,17 @@ def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
             0,
             86400,
         ),
+        cap_add=_capabilities(check, values.get("cap_add", []), (*path, "cap_add")),
     )
+
+
+def _capabilities(check: Checker, value: Any, path: Path) -> tuple[str, ...]:
+    """Return the names of capabilities, each once."""
+    names = check.texts(value, path)
+    for at, name in enumerate(names):
+        if name not in CAPABILITIES:
+            check.wrong((*path, at), f"{name!r} is no Linux capability.", suggest(name, CAPABILITIES))
+    return tuple(sorted({*names}))
 
 
 def _ulimits(check: Checker, value: Any, path: Path) -> tuple[tuple[str, int, int], ...]:

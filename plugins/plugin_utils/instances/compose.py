@@ -28,6 +28,7 @@ from ..tuning.companion_models import repositories
 from ..tuning.feasibility import Feasibility
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings
+from .capabilities import capabilities
 
 LEAVING = 30
 """Seconds beside those for running requests, before Docker kills it: 8 for load balancers to leave (the supervisor's
@@ -383,13 +384,18 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
     else:
         reason = "Docker's default of 64 MiB is too little for RCCL"
         found.append(Reason("shm_size", str(runtime.shm_size), reason, VLLM_ROCM))
+    added, dropped = capabilities(runtime.cap_add, slot.ports)
     found.append(
         Reason(
             "capabilities",
-            "SYS_PTRACE, seccomp unconfined, no-new-privileges",
+            f"{', '.join(added)}, seccomp unconfined, no-new-privileges",
             "HIP's IPC between workers needs the first two; a setuid program in the image or a cache gains nothing",
             VLLM_ROCM,
         )
+    )
+    add_back = deployment_key(deployment, "runtime", "cap_add")
+    found.append(
+        Reason("dropped", ", ".join(dropped), "no engine uses them; runtime.cap_add adds one back", add_back)
     )
     if runtime.privileged:
         asked = deployment_key(deployment, "runtime", "privileged")
@@ -416,9 +422,11 @@ _POLICIES = {"unless-stopped": "always", "on-failure": "on-failure:3", "no": "no
 def container(instance: Instance) -> dict[str, Any]:
     """The Docker Engine API's create body, but for the label that holds the artefact's hash."""
     deployment, runtime = instance.deployment, instance.deployment.runtime
+    added, dropped = capabilities(runtime.cap_add, instance.slot.ports)
     host: dict[str, Any] = {
         "Binds": list(instance.binds),
-        "CapAdd": ["SYS_PTRACE"],
+        "CapAdd": added,
+        "CapDrop": dropped,
         "Devices": [
             {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
             for path in instance.devices

@@ -100,6 +100,7 @@ def test_everything_that_can_be_said() -> None:
             "stop_timeout": 10,
             "ready_timeout": 20,
             "hang_timeout": 0,
+            "cap_add": ["NET_RAW", "IPC_LOCK", "NET_RAW"],
         },
     )
     assert found.local_model
@@ -122,6 +123,7 @@ def test_everything_that_can_be_said() -> None:
         stop_timeout=10,
         ready_timeout=20,
         hang_timeout=0,
+        cap_add=("IPC_LOCK", "NET_RAW"),
     )
 
 
@@ -345,6 +347,10 @@ def test_a_build_and_its_tag() -> None:
             {"runtime": {"extra_mounts": ["data:/data"]}},
             "vllm_deployments[0].runtime.extra_mounts[0]: 'data:/data' is not a mount. Write "
             "/path/on/node:/path/in/container or the same with :ro.",
+        ),
+        (
+            {"runtime": {"cap_add": ["CAP_NET_RAW"]}},
+            "vllm_deployments[0].runtime.cap_add[0]: 'CAP_NET_RAW' is no Linux capability. Did you mean NET_RAW?",
         ),
         (
             {"runtime": {"ulimits": {"memlok": -1}}},

@@ -130,6 +130,16 @@ def test_container() -> None:
                 "/var/lib/instinct-fleet/hf:/hf:ro",
             ],
             "CapAdd": ["SYS_PTRACE"],
+            "CapDrop": [
+                "AUDIT_WRITE",
+                "FSETID",
+                "MKNOD",
+                "NET_BIND_SERVICE",
+                "NET_RAW",
+                "SETFCAP",
+                "SETPCAP",
+                "SYS_CHROOT",
+            ],
             "CpusetCpus": "0-95,192-287",
             "Devices": [
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
