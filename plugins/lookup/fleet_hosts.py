@@ -47,6 +47,9 @@ from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager, split_host_pattern
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+
+# isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem, merge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import inventory_files, run_input
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (

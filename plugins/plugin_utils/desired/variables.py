@@ -48,6 +48,13 @@ class InventoryReader:
     def __init__(self, task_vars: Mapping[str, Any]) -> None:
         self.task_vars = task_vars
         self.hostvars = task_vars["hostvars"]
+        self._raw: dict[str, Mapping[str, Any]] = {}
+
+    def raw(self, name: str) -> Mapping[str, Any]:
+        """Return all variables of a host, not templated, which Ansible puts together each time that it is asked."""
+        if name not in self._raw:
+            self._raw[name] = self.hostvars.raw_get(name)
+        return self._raw[name]
 
     def hosts(self, asked: Iterable[str] | None) -> list[str]:
         """Return the hosts to plan: the requested ones, else those of this play (after --limit), else the group."""
@@ -62,7 +69,7 @@ class InventoryReader:
 
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
         """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
-        variables = {name: self.hostvars.raw_get(name) for name in hosts}
+        variables = {name: self.raw(name) for name in hosts}
         names = {str(key) for raw in variables.values() for key in raw}
         suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():
@@ -75,7 +82,7 @@ class InventoryReader:
         """Yield the hosts of which each has another name but the same connection, so that two plans meet there."""
         found: dict[tuple[str, ...], list[str]] = {}
         for name in hosts:
-            raw = self.hostvars.raw_get(name)
+            raw = self.raw(name)
             way = tuple(str(raw.get(key, "")) for key in CONNECTION)
             if raw.get("ansible_host") and not any("{{" in part for part in way):
                 found.setdefault(way, []).append(name)
@@ -106,7 +113,7 @@ class InventoryReader:
 
     def host(self, name: str, offline: bool, names: Iterable[str] = VARIABLES) -> HostInput:
         """Return the planner's input for a host. Raise FleetError for a variable that cannot be evaluated."""
-        raw = self.hostvars.raw_get(name)
+        raw = self.raw(name)
         variables = {key: self.value(name, key, raw) for key in names if key in raw}
         if offline:
             return HostInput(variables)
@@ -120,12 +127,12 @@ class InventoryReader:
 
     def lease(self, name: str) -> object:
         """Return the lease of a run that was seen on a host, as the host reported it; None without one."""
-        observed = (self.hostvars.raw_get(name).get("node_state_result") or {}).get("node_state") or {}
+        observed = (self.raw(name).get("node_state_result") or {}).get("node_state") or {}
         return observed.get("lease")
 
     def registered(self, name: str, key: str) -> dict[str, Any]:
         """Return what a task registered for a host; nothing where no task did."""
-        found: dict[str, Any] = node_data(self.hostvars.raw_get(name).get(key) or {})
+        found: dict[str, Any] = node_data(self.raw(name).get(key) or {})
         return found
 
     def values(self, name: str, keys: Iterable[str], lenient: bool = False) -> dict[str, Any]:
@@ -133,7 +140,7 @@ class InventoryReader:
 
         Raises FleetError for one that cannot be evaluated; `lenient`: such a one counts as not set.
         """
-        raw = self.hostvars.raw_get(name)
+        raw = self.raw(name)
         found = {}
         for key in keys:
             if raw.get(key) is not None:
@@ -146,7 +153,7 @@ class InventoryReader:
 
     def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
         """Return one variable of a host, templated; None if it is not defined."""
-        raw = self.hostvars.raw_get(name) if raw is None else raw
+        raw = self.raw(name) if raw is None else raw
         if key not in raw:
             return None
         try:
@@ -163,7 +170,7 @@ class InventoryReader:
     def beside_inventory(self, names: Iterable[str]) -> Path:
         """Return the directory of the inventory that contains the hosts."""
         for name in names:
-            place = self.hostvars.raw_get(name).get("inventory_dir")
+            place = self.raw(name).get("inventory_dir")
             if place:
                 return Path(str(place))
         return Path.cwd()
@@ -242,7 +249,7 @@ class InventoryReader:
         except ImportError:
             return ""
         try:
-            value: Any = self.hostvars.raw_get(problem.hosts[0])
+            value: Any = self.raw(problem.hosts[0])
             found = None
             for part in problem.path:
                 if isinstance(value, Mapping):

@@ -72,6 +72,23 @@ def test_variables_that_are_set() -> None:
         READER.values("n1", ["a", "bad"])
 
 
+def test_ansible_puts_together_the_variables_of_a_host_once() -> None:
+    asked: list[str] = []
+
+    class Counted(HostVars):
+        def raw_get(self, name: str) -> dict[str, Any]:
+            asked.append(name)
+            return super().raw_get(name)
+
+    reader = InventoryReader({"hostvars": Counted(n1={"ansible_host": "192.0.2.1"}, n2={})})
+    for name in ("n1", "n2"):
+        reader.host(name, offline=False)
+        reader.lease(name)
+        reader.value(name, "hf_model_token")
+    assert not [*reader.same_machine(["n1", "n2"]), *reader.clear_text_tokens(["n1", "n2"])]
+    assert asked == ["n1", "n2"]
+
+
 def test_registered_results_are_plain_and_not_templated() -> None:
     found = READER.registered("n1", "result")
     assert json.dumps(found) == '{"text": "{{ kept }}", "rows": [1, 2]}'

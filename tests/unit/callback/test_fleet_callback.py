@@ -216,3 +216,65 @@ def test_the_answer_of_one_of_several_is_told_once(fleet: Any) -> None:
     fleet.v2_runner_item_on_failed(item)
     fleet.v2_runner_on_failed(whole, ignore_errors=True)
     assert fleet.shown == ["failed: [n1] (item=lb1) (ignored): HAProxy does not answer"]
+
+
+class Answer(SimpleNamespace):
+    """The result of a task that went well, whose content must not be looked at."""
+
+    def __init__(self, action: str = "instinct.fleet.node_state", **seen: Any) -> None:
+        super().__init__(**vars(result("n1", "Task", action)))
+        del self.result
+        self.seen = seen
+
+    def is_changed(self) -> bool:
+        return bool(self.seen.get("changed"))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("warnings", "deprecations", "exception"):
+            return self.seen.get(name)
+        raise AttributeError(name)
+
+
+def test_what_a_node_answered_is_not_converted_to_print_that_it_did(fleet: Any) -> None:
+    fleet._plugin_options["display_ok_hosts"] = True
+    fleet.v2_runner_on_ok(Answer())
+    assert fleet.shown == ["ok: [n1]"]
+    fleet._plugin_options["display_ok_hosts"] = False
+    fleet.v2_runner_on_ok(Answer())
+    assert fleet.shown == ["ok: [n1]"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(changed=True),
+        Answer(warnings=["w"]),
+        Answer(deprecations=["d"]),
+        Answer(exception="e"),
+        Answer("ansible.builtin.debug"),
+    ],
+)
+def test_what_else_is_printed_is_ansibles(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    printed: list[Any] = []
+    monkeypatch.setattr(
+        type(fleet).__bases__[0], "v2_runner_on_ok", lambda self, result: printed.append(result)
+    )
+    fleet.v2_runner_on_ok(answer)
+    assert printed == [answer]
+
+
+def test_filters_and_tests_are_loaded_before_workers_are_forked(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ansible.plugins import loader
+
+    for plugins in (loader.filter_loader, loader.test_loader):
+        monkeypatch.setattr(plugins, "_cached_non_collection_wrappers", {})
+    inventory = SimpleNamespace(get_groups_dict=dict)
+    manager = SimpleNamespace(_inventory=inventory)
+    monkeypatch.setattr(type(fleet).__bases__[0], "v2_playbook_on_play_start", lambda self, play: None)
+    fleet.v2_playbook_on_play_start(SimpleNamespace(get_variable_manager=lambda: manager))
+    assert loader.filter_loader._cached_non_collection_wrappers
+    assert loader.test_loader._cached_non_collection_wrappers

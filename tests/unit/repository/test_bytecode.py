@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests import ROOT
 
 # As ansible-playbook imports an action plugin; prints who loads each module.
@@ -30,6 +32,12 @@ def loaders(*names: str) -> dict[str, str]:
 def test_what_comes_after_the_first_import_keeps_its_bytecode() -> None:
     found = loaders("plugin_utils.action_base", "plugin_utils.plan.plan", "module_utils.common.redact")
     assert found["plugin_utils.plan.plan"] == found["module_utils.common.redact"] == "SourceFileLoader"
+
+
+@pytest.mark.parametrize("plugin", ["callback.fleet", "lookup.fleet_hosts"])
+def test_what_a_run_begins_with_keeps_its_bytecode(plugin: str) -> None:
+    name = "plugin_utils.desired.run_input" if plugin == "lookup.fleet_hosts" else "plugin_utils.hints"
+    assert loaders(plugin, name)[name] == "SourceFileLoader"
 
 
 def test_ansible_alone_keeps_none() -> None:
