@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer, find_servers
 
 from tests import ROOT
 from tests.playbook_variables import load, tasks
@@ -50,9 +51,9 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         host, name, place = task_vars["inventory_hostname"], self._task.action.rpartition(".")[2], os.environ["FAKE"]
         with open(place + "/log") as log:
-            rebooted = json.dumps([host, "rebooted"]) in log.read()
+            rebooted = json.dumps([host, "rebooted", {}]) in log.read()
         with open(place + "/log", "a") as log:
-            log.write(json.dumps([host, name]) + chr(10))
+            log.write(json.dumps([host, name, dict(self._task.args)], default=str) + chr(10))
         if name == "node_state":
             with open(f"{place}/{host}.{'after' if rebooted else 'json'}") as file:
                 return {"changed": False, "node_state": json.load(file)}
@@ -66,11 +67,12 @@ REBOOT = re.compile(r"ansible\.builtin\.reboot:\n(    .*\n)+")
 
 @dataclass
 class Played:
-    """A run: its exit code, what it printed, and what was called on each host."""
+    """A run: its exit code, what it printed, what was called on each host, and how load balancers were asked."""
 
     rc: int
     out: str
     calls: dict[str, list[str]]
+    asked: list[dict[str, Any]]
 
     @property
     def failed(self) -> list[str]:
@@ -158,10 +160,12 @@ def play(
         cwd=place, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     calls: dict[str, list[str]] = {}
+    asked = []
     for line in (place / "log").read_text(encoding="utf-8").splitlines():
-        host, name = json.loads(line)
+        host, name, given = json.loads(line)
         calls.setdefault(host, []).append(name)
-    return Played(done.returncode, done.stdout + done.stderr, calls)
+        asked += [given] if name == "balancer_server" else []
+    return Played(done.returncode, done.stdout + done.stderr, calls, asked)
 
 
 def sick(states: Mapping[str, Any], *stopped: str) -> dict[str, Any]:
@@ -240,3 +244,25 @@ def test_draining_asks_nothing_of_the_hosts_of_instances(playbook: str) -> None:
     for path in (f"playbooks/{playbook}.yml", "playbooks/parts/set_server_state.yml"):
         for task in tasks(load(ROOT / path)):
             assert not {"instinct.fleet.node_state", "instinct.fleet.fleet_plan"} & set(task)
+
+
+def test_an_offline_benchmark_drains_what_it_stops_and_returns_all_of_it(tmp_path: Path) -> None:
+    """Other instances may still run, and be in the load balancer, which the inventory has no longer."""
+    args = ("--tags", "latency", "-e", "at_once=true")
+    done = play(tmp_path, "benchmark", served(), NOW, *args, balancers=("n1",))
+    assert (done.rc, done.failed) == (0, []), done.out
+    (tmp_path / "current").mkdir()
+    servers = [
+        {"name": f"{host}.{instance}", "host": host, "instance": instance}
+        for host in (*HOSTS, "n4")
+        for instance in ("llama-0", "old-0")
+    ]
+    config = {"backends": [{"name": "llama", "servers": servers}]}
+    (tmp_path / "current/balancer.json").write_text(json.dumps(config), encoding="utf-8")
+    balancer = Balancer(directory=str(tmp_path))
+    selected: dict[str, set[str]] = {"drain": set(), "ready": set()}
+    for given in done.asked:
+        wanted = {key: given[key] for key in ("hosts", "deployment", "instance", "instances") if key in given}
+        selected[given["state"]] |= set(find_servers(balancer, **wanted, optional=True))
+    assert selected["drain"] == {f"llama/{host}.llama-0" for host in HOSTS}
+    assert selected["ready"] == selected["drain"]
