@@ -61,6 +61,7 @@ host_facts:
     iommus: {description: How many IOMMUs the kernel found., type: int}
     nics: {description: Ports of RDMA NICs., type: list, elements: dict}
     clock_synchronized: {description: Whether the clock is synchronised; null if unknown., type: bool}
+    time_service: {description: The process that keeps the time; null if none of the known ones runs., type: str}
     time: {description: The host's clock in seconds since 1970., type: float}
     clock_ahead: {description: By how many seconds it is ahead of the control node's at least., type: float}
     kernel_log: {description: Lines in which amdgpu reports trouble., type: dict}

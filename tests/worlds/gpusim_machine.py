@@ -132,7 +132,8 @@ def seen() -> dict[str, Any]:
     del state["disk"]  # of the machine's disks, which are not simulated
     source = Source("/")
     facts = audit_facts.read_host(source, lambda _: "")
-    del facts["clock_synchronized"], facts["time"]  # the kernel's own clock
+    for own in ("clock_synchronized", "time_service", "time"):  # of the machine, which are not simulated
+        del facts[own]
     names = {
         top: sorted(os.listdir(f"/sys/{top}")) for top in ("class", "bus/pci/devices", "bus/pci/drivers")
     }

@@ -75,6 +75,7 @@ def facts() -> dict[str, Any]:
         "nics": [{"name": f"mlx5_{n}", "state": "ACTIVE", "layer": "Ethernet", "rate": "400 Gb/sec", "firmware": "28"}
                  for n in range(8)],
         "clock_synchronized": True,
+        "time_service": "chronyd",
         "time": 1795478400.0,
         "kernel_log": {"count": 0, "last": []},
         "problems": [],

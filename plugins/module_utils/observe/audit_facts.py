@@ -28,6 +28,9 @@ SYSCTLS = (
 """Keys of catalog/host_items.yml (a test compares the two)."""
 CPUS = "/sys/devices/system/cpu"
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+TIME_SERVICES = ("chronyd", "systemd-timesyncd", "ntpd", "ptp4l")
+_COMM = 15
+"""Letters of a process's name that the kernel keeps."""
 PCI = "/sys/bus/pci/devices"
 ACCELERATOR, BRIDGE = "0x1200", "0x0604"
 ACS, ACS_CONTROL, SOURCE_VALIDATION = 0x000D, 6, 1
@@ -74,6 +77,7 @@ def read_host(source: Source, run: Run) -> dict[str, Any]:
         "iommus": len(source.names("/sys/class/iommu")),
         "nics": part("nics", read_nics),
         "clock_synchronized": part("clock", read_clock),
+        "time_service": part("time service", read_time_service),
         "time": time.time(),
         "kernel_log": part("kernel log", read_kernel_log, run),
     }
@@ -318,6 +322,12 @@ def read_clock(source: Source) -> bool | None:
     timex = ctypes.create_string_buffer(512)  # larger than struct timex; zero modes only read
     state = ctypes.CDLL(None).adjtimex(timex)
     return None if state < 0 else state != 5  # TIME_ERROR: the clock is not synchronised
+
+
+def read_time_service(source: Source) -> str | None:
+    """Return the process that keeps the time; None if none of them runs."""
+    running = {source.text(f"/proc/{name}/comm") for name in source.names("/proc") if name.isdigit()}
+    return next((name for name in TIME_SERVICES if name[:_COMM] in running), None)
 
 
 def read_kernel_log(source: Source, run: Run) -> dict[str, Any]:

@@ -148,12 +148,13 @@ def rdma_ports(rule: Rule, view: HostView) -> CheckResult:
 def clock(rule: Rule, view: HostView) -> CheckResult:
     """Check that the clock is synchronized, and at most `seconds` ahead of or behind the control node's."""
     found, ahead = view.facts.get("clock_synchronized"), view.facts.get("clock_ahead")
+    service = f"{view.facts.get('time_service') or 'no time service'} runs"
     if ahead is not None and abs(ahead) > rule["seconds"]:
         way = "ahead of" if ahead > 0 else "behind"
-        return CheckResult(WRONG, f"{abs(ahead):.0f} s {way} the control node")
+        return CheckResult(WRONG, f"{abs(ahead):.0f} s {way} the control node", note=service)
     if found is None:
         return CheckResult(UNKNOWN, "the kernel did not report it")
-    return CheckResult(OK, "yes") if found else CheckResult(WRONG, "no")
+    return CheckResult(OK, "yes") if found else CheckResult(WRONG, "no", note=service)
 
 
 def clock_ahead(begun: float, read: object, ended: float) -> float | None:

@@ -49,7 +49,7 @@ def test_settings(tmp_path: Path) -> None:
         "etc/tmpfiles.d/x.conf": "d /tmp 1777\nw /sys/a* - - - - two words\n",
         "usr/lib/tmpfiles.d/x.conf": "w /sys/b - - - - hidden\n",
         "run/tuned/x": "", "etc/tuned/active_profile": "balanced\n",
-        "run/systemd/timesync/synchronized": "",
+        "run/systemd/timesync/synchronized": "", "proc/17/comm": "systemd-timesyn\n", "proc/18/comm": "sshd\n",
     })  # fmt: skip
     assert found["cmdline"]["now"][2:] == ["pci=bfsort", "pci=realloc=off", "quiet"]
     assert found["cmdline"]["next"] is None
@@ -67,6 +67,7 @@ def test_settings(tmp_path: Path) -> None:
     assert found["boot_settings"] == {"/sys/a*": ["/etc/tmpfiles.d/x.conf", "two words"]}
     assert found["tuned"] == "balanced"
     assert found["clock_synchronized"] is True
+    assert found["time_service"] == "systemd-timesyncd"
     assert abs(found["time"] - time.time()) < 60
 
 
