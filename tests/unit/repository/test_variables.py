@@ -112,8 +112,8 @@ SPECS, TASKS = "meta/argument_specs.yml", "playbooks/plan.yml"
             "list of dict",
         ] * 2),
         (f"roles/gpu_partition/{SPECS}", "[auto, rocm-smi, amd-smi, sysfs]", "[auto, amd-smi]", [
-            "roles/gpu_partition/tasks/main.yml: instinct.fleet.rocm_partition.backend takes other choices than "
-            "gpu_partition_backend",
+            f"roles/gpu_partition/tasks/{part}.yml: instinct.fleet.rocm_partition.backend takes other choices than "
+            "gpu_partition_backend" for part in ("main", "preflight")
         ]),
         (f"roles/host_prep/{SPECS}", "type: int\n        default: 1800", "type: float\n        default: 1800", [
             "roles/host_prep/tasks/reboot.yml: ansible.builtin.reboot.reboot_timeout is int, "
