@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub token is nowhere but in the file that is meant to hold it, on success and on failure."""
+"""The hub token is nowhere but in its file, on success and on failure; the fleet's secrets come back from its hosts."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from .conftest import Lab
+from .endpoint import HOST
 from .helpers import GATED, TOKEN, deployment
 from .leaks import Sampler, files_with, found_on, search_works
 
@@ -53,3 +55,71 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
         search_works(fresh_lab, host)
     places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
     assert files_with(TOKEN, *places) == [str(token_file)]
+
+
+RUNNING = "docker ps -q --no-trunc --filter label=instinct-fleet.instance | sort"
+LOST = """
+systemctl disable --now instinct-balancer instinct-balancer-agent
+rm -rf /etc/instinct-fleet/balancer /var/lib/instinct-fleet/balancer /etc/systemd/system/instinct-balancer*
+systemctl daemon-reload
+"""
+"""The load balancer's host is installed anew; as a GPU host it stays."""
+
+
+def checkout(lab: Lab, name: str) -> Lab:
+    """Another checkout of the inventory, without what git ignores."""
+    inventory = lab.tmp / name / "inventory"
+    shutil.copytree(lab.inventory, inventory, ignore=shutil.ignore_patterns(".secrets"))
+    return Lab(inventory, inventory.parent, lab.hosts)
+
+
+def refused(lab: Lab) -> str:
+    """What a deploy says that made nothing."""
+    run = lab.play("deploy")
+    assert (run.rc != 0, run.changed(), (lab.inventory / ".secrets").exists()) == (True, [], False), run.out
+    return run.out
+
+
+def nothing_to_do(lab: Lab) -> None:
+    run = lab.play("deploy")
+    assert (run.rc, run.changed()) == (0, []), run.out[-3000:]
+
+
+def fetch(lab: Lab) -> set[str]:
+    """The names of the files that a checkout has then."""
+    run = lab.play("fetch_secrets", "-vvv")
+    assert run.rc == 0, run.out[-3000:]
+    secrets = lab.inventory / ".secrets"
+    key = (secrets / "instance-key").read_text().strip() if (secrets / "instance-key").exists() else TOKEN
+    assert key not in run.out
+    return {path.name for path in secrets.iterdir()}
+
+
+@pytest.mark.deep
+def test_another_checkout_fetches_the_fleets_secrets(fresh_lab: Lab) -> None:
+    lab = fresh_lab
+    lab.write_vars(vllm_deployments=[deployment()])
+    assert lab.play("deploy").rc == 0
+    # Without a load balancer a fleet has no secrets, and its checkouts need none.
+    alone = checkout(lab, "alone")
+    nothing_to_do(alone)
+    assert fetch(alone) == set()
+
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    run = lab.play("deploy")
+    assert run.rc == 0, run.out[-3000:]
+    second = checkout(lab, "second")
+    assert refused(second).count("-e new_secrets=") == 3
+    assert fetch(second) == {"api-keys.yml", "endpoint.pem", "instance-key"}
+    nothing_to_do(second)
+
+    # All load balancers are lost: the nodes still have the key of their instances, which go on.
+    engines = {host: lab.on(host, RUNNING) for host in lab.hosts}
+    lab.on(HOST, LOST)
+    third = checkout(lab, "third")
+    assert refused(third).count("-e new_secrets=") == 1
+    assert fetch(third) == {"instance-key"}
+    run = third.play("deploy")
+    assert run.rc == 0, run.out[-3000:]
+    assert {host: lab.on(host, RUNNING) for host in lab.hosts} == engines
+    nothing_to_do(third)
