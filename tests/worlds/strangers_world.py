@@ -230,7 +230,7 @@ class World:
             "Transfer-Encoding: chunked",
             *(f"{name.replace('_', '-')}: {text}" for name, text in headers.items()),
         ]
-        sent = 0
+        sent, answer = 0, b""
         with self.connect(source) as link, contextlib.suppress(ConnectionError):
             link.sendall("\r\n".join([*lines, "", ""]).encode())
             while sent < pieces and not select.select([link], [], [], 0)[0]:
@@ -238,8 +238,9 @@ class World:
                 sent += 1
             if sent == pieces:
                 link.sendall(b"0\r\n\r\n")
-            return sent, link.recv(65536)
-        return sent, b""
+            while not answer.endswith(b"}") and (part := link.recv(65536)):
+                answer += part
+        return sent, answer
 
     def close(self) -> None:
         self.process.kill()
