@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,19 @@ def test_instances_stop_before_monitors_and_names_are_on_disk_before() -> None:
     change(world, CPX4, check=False)
     first_stop = next(number for number, text in enumerate(world.operations) if text.startswith("stop"))
     assert world.operations[:first_stop] == ["reserve", "journal drain", "journal drain"]
+
+
+class Reluctant(World):
+    """A node on which something does not stop as it should."""
+
+    def stop(self, wanted: Sequence[Service]) -> list[str]:
+        return [*super().stop(wanted), f"{wanted[0].name}: did not end in time"]
+
+
+def test_what_does_not_stop_as_it_should_is_reported() -> None:
+    outcome = change(served(Reluctant()), CPX4, check=False)
+    assert outcome.error is None
+    assert outcome.warnings == ["instinct-llama-0: did not end in time"]
 
 
 def test_back_from_partitions() -> None:

@@ -107,6 +107,9 @@ def test_images_that_cannot_be_had(registry: str, name: str, text: str) -> None:
     with pytest.raises(ResolveError) as error:
         image_pin(f"{registry}/{name}", PATH, access)
     assert str(error.value) == f"vllm_deployments[0].image: {text.format(r=registry)}"
+    # The planner reports it together with the other problems of the input, each with its place.
+    assert error.value.problem.path == PATH
+    assert error.value.problem.text() == str(error.value)
 
 
 def test_a_plain_registry_that_is_not_declared_so(registry: str) -> None:
