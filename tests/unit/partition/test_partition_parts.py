@@ -190,6 +190,7 @@ JOURNAL = Journal(
 def test_journal_on_disk(tmp_path: Path) -> None:
     path = str(tmp_path / "a/b/partition.json")
     assert journal.load(path) is None
+    journal.reserve(path)
     journal.save(path, JOURNAL)
     assert journal.load(path) == JOURNAL
     assert "undoes it" in json.loads(Path(path).read_text())["about"]
