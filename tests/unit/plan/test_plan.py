@@ -69,7 +69,7 @@ def test_a_bare_host() -> None:
     assert host["numa_balancing"] is False
     assert host["partition"] == {
         "compute": "CPX", "memory": None, "clean": False, "backend": "auto", "stop_servers": [],
-        "serve": ["llama-0", "llama-1"], "remove": [],
+        "interrupted": False, "serve": ["llama-0", "llama-1"], "remove": [],
     }  # fmt: skip
     assert host["images"] == [
         {
@@ -597,7 +597,9 @@ def test_every_setting_has_a_reason_and_a_source() -> None:
     settings = {reason["setting"] for reason in instance["reasons"]}
     flags = {word for word in instance["argv"] if word.startswith("--")}
     assert (
-        flags | set(instance["env"]) | {"model", "devices", "cpuset", "groups", "ipc", "capabilities"}
+        flags
+        | set(instance["env"])
+        | {"model", "devices", "cpuset", "groups", "ipc", "capabilities", "dropped"}
         == settings
     )
     text = explain(plan({"n1": state()}, wanted), full=True)
