@@ -29,6 +29,7 @@ NEXT = {
     SILENT: "docker logs instinct-{instance} on {host} shows what it does; if it does nothing, restart.yml "
     "-e deployment={deployment} -e instance={instance}",
     DEAD: "its supervisor starts it again; if that does not help, see docker logs instinct-{instance} on {host}",
+    CRASHED: "site.yml starts it again",
     MISSING: "site.yml creates it again",
     NO_TRAFFIC: "journalctl -u instinct-balancer on the load balancer's host shows why its checks fail",
     PAUSED: "docker unpause instinct-{instance} on {host}",
@@ -156,7 +157,10 @@ def reason_and_next_step(seen: Mapping[str, Any], state: str, host: str) -> tupl
     first = failures[0] if failures else seen.get("failure")
     if state in (GAVE_UP, FAILING, CRASHED, DEAD) and first:
         count = f"{len(failures)} failures, the first: " if len(failures) > 1 else ""
-        return f"{count}{first['kind']}: {first['line']}", str(first["next_step"])
+        next_step = str(first["next_step"])
+        if state == CRASHED:  # Docker leaves it so
+            next_step = f"{next_step.rstrip('.')}; then {NEXT[CRASHED]}"
+        return f"{count}{first['kind']}: {first['line']}", next_step
     why = str(supervisor.get("why") or "") if state in (WAITING, STARTING, GAVE_UP, STOPPING) else ""
     return why, NEXT.get(state, "").format(
         instance=seen["name"], host=host, deployment=seen.get("deployment", "")

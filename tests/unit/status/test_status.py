@@ -70,6 +70,13 @@ def test_state(keys: dict[str, Any], expected: str) -> None:
     assert state_of(instance(**keys), NOW) == expected
 
 
+def test_what_crashed_is_started_by_site_yml_and_its_cause_comes_first() -> None:
+    """Docker leaves it as it is; the cause alone would leave it down."""
+    _, next_step = reason_and_next_step(instance(failure=OOM, supervisor=None), s.CRASHED, "n1")
+    assert next_step == f"{OOM['next_step'].rstrip('.')}; then site.yml starts it again"
+    assert reason_and_next_step(instance(failure=None), s.CRASHED, "n1")[1] == "site.yml starts it again"
+
+
 def test_every_state_but_the_good_ones_says_why_or_what_next() -> None:
     for state in some([state for state in s.TROUBLE if state != s.NOT_REACHED]):  # which depends on the host
         why, next_step = reason_and_next_step(instance(failure=OOM, supervisor=None), state, "n1")
