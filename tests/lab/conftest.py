@@ -48,6 +48,7 @@ ORDER = (
     # The others.
     "real_parsers",
     "fit_real_vllm",
+    "advice",
     "check_mode",
     "generations",
     "bad_input",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ DOCKER_ENDS = "while pgrep -x dockerd > /dev/null; do sleep 0.1; done"
 SKEWED = "/opt/skew/python3"  # Python of the host whose clock goes wrong, as Ansible calls it
 SKEW_ON = "/run/skew"
 DISK = "/srv/disk"
-ON_DISK = ("/etc/instinct-fleet", "/var/lib/instinct-fleet", "/home/ops", "/tmp", "/var/tmp")
+OWN = ("/etc/instinct-fleet", "/var/lib/instinct-fleet")
+TEMPORARY = ("/home/ops", "/tmp", "/var/tmp")
 DISK_BYTES = 192 << 20
 
 
@@ -47,7 +49,9 @@ class Fault:
     seconds: ClassVar[float] = 3.0
     early: ClassVar[bool] = False
     words: ClassVar[tuple[str, ...]] = (FAULTY,)
-    small_disk: ClassVar[bool] = False  # it needs nodes whose disk can be filled
+    small_disk: ClassVar[
+        tuple[str, ...]
+    ] = ()  # it needs nodes that have these directories on a disk that can be filled
     host: str = FAULTY
 
     def begin(self, lab: Lab) -> None:
@@ -202,9 +206,9 @@ class ClockAhead(Fault):
 
 
 class DiskFull(Fault):
-    """The disk with the toolkit's files and the temporary ones has not a byte left."""
+    """The disk with the toolkit's files and the temporary ones has not a byte left: Ansible's modules do not begin."""
 
-    name, seconds, small_disk = "disk_full", 20.0, True
+    name, seconds, small_disk = "disk_full", 20.0, (*OWN, *TEMPORARY)
     words = ("No space left", "disk", "room")
 
     def begin(self, lab: Lab) -> None:
@@ -219,6 +223,12 @@ class DiskFull(Fault):
         lab.on(self.host, f"rm -f {DISK}/ballast")
 
 
+class OwnDiskFull(DiskFull):
+    """Only the disk with the toolkit's files: modules begin, and find no room for what they write."""
+
+    name, small_disk = "own_disk_full", OWN
+
+
 FAULTS: tuple[type[Fault], ...] = (
     DockerRestarted,
     DockerKilled,
@@ -231,7 +241,8 @@ FAULTS: tuple[type[Fault], ...] = (
     ToolsHang,
     HubDown,
     ClockAhead,
-    DiskFull,  # the last one: it needs nodes of its own
+    DiskFull,  # the last ones: they need nodes of their own
+    OwnDiskFull,
 )
 
 
@@ -258,12 +269,12 @@ def prepare_clock(lab: Lab) -> str:
     return SKEWED
 
 
-def prepare_disk(lab: Lab) -> None:
-    """Put what is written on each fresh node onto one small disk. It is gone with the next boot."""
+def prepare_disk(lab: Lab, directories: Sequence[str]) -> None:
+    """Put these directories of each fresh node onto one small disk. It is gone with the next boot."""
     binds = "; ".join(
         f"mkdir -p {path} {DISK}{path}; cp -a {path}/. {DISK}{path}/; chmod --reference={path} {DISK}{path}; "
         f"chown --reference={path} {DISK}{path}; mount --bind {DISK}{path} {path}"
-        for path in ON_DISK
+        for path in directories
     )
     for host in lab.hosts:
         lab.on(host, f"set -e; mkdir -p {DISK}; mount -t tmpfs -o size={DISK_BYTES} disk {DISK}; {binds}")

@@ -31,7 +31,7 @@ from tests.load import Load
 
 from .conftest import Lab, Run, copy_inventory, lab_command
 from .endpoint import Endpoint
-from .faults import BALANCER, FAULTS, FAULTY, DiskFull, Fault, end_all, prepare_clock, prepare_disk
+from .faults import BALANCER, FAULTS, FAULTY, Fault, end_all, prepare_clock, prepare_disk
 from .footprint import footprints, grown, supervisors_memory
 from .helpers import deployment, wait_for
 
@@ -65,7 +65,7 @@ class Fleet:
     """The lab as these tests use it, and what its inventory wants at present."""
 
     endpoint: Endpoint
-    small_disk: bool
+    small_disk: tuple[str, ...]  # these directories are on one
     requests: int = 100
     compute: str = "SPX"
     earlier: int = 0  # what a rollback went back to, and is held at; 0: nothing is held
@@ -182,11 +182,11 @@ OPERATIONS = (
 
 
 @pytest.fixture(scope="module")
-def fleets() -> Iterator[dict[bool, Fleet]]:
-    """Fleets that were made, by whether their disks are small; the last one is there."""
+def fleets() -> Iterator[dict[tuple[str, ...], Fleet]]:
+    """Fleets that were made, by what is on a small disk; the last one is there."""
     before = os.environ.get("LAB_NODES")
     os.environ["LAB_NODES"] = "3"
-    made: dict[bool, Fleet] = {}
+    made: dict[tuple[str, ...], Fleet] = {}
     try:
         lab_command("up")
         yield made
@@ -198,7 +198,9 @@ def fleets() -> Iterator[dict[bool, Fleet]]:
 
 
 def fleet_with(
-    fleets: dict[bool, Fleet], tmp_path_factory: pytest.TempPathFactory, small_disk: bool
+    fleets: dict[tuple[str, ...], Fleet],
+    tmp_path_factory: pytest.TempPathFactory,
+    small_disk: tuple[str, ...] = (),
 ) -> Fleet:
     """The fleet with all its instances serving; made anew when it has other disks, or cannot be mended."""
     if small_disk in fleets:
@@ -230,7 +232,7 @@ def fleet_with(
     inventory["instinct"]["hosts"][FAULTY]["ansible_python_interpreter"] = prepare_clock(lab)
     path.write_text(yaml.safe_dump(inventory))
     if small_disk:
-        prepare_disk(lab)
+        prepare_disk(lab, small_disk)
     endpoint = Endpoint(lab)
     fleet = Fleet(endpoint, small_disk, next(NUMBERS))
     fleet.want()
@@ -355,12 +357,12 @@ CELLS = [
 
 @pytest.mark.parametrize(("kind", "operation"), CELLS)
 def test_a_fault_during_an_operation(
-    fleets: dict[bool, Fleet],
+    fleets: dict[tuple[str, ...], Fleet],
     tmp_path_factory: pytest.TempPathFactory,
     kind: type[Fault],
     operation: Operation,
 ) -> None:
-    fault = kind(operation.disk_host) if kind is DiskFull else kind()
+    fault = kind(operation.disk_host) if kind.small_disk else kind()
     fleet = fleet_with(fleets, tmp_path_factory, fault.small_disk)
     lab = fleet.lab
     operation.prepare(fleet)
@@ -409,10 +411,10 @@ def test_a_fault_during_an_operation(
 
 
 def test_half_an_hour_with_a_fault_each_minute(
-    fleets: dict[bool, Fleet], tmp_path_factory: pytest.TempPathFactory
+    fleets: dict[tuple[str, ...], Fleet], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing leaks, and each supervisor's memory stays what it was."""
-    fleet = fleet_with(fleets, tmp_path_factory, small_disk=False)
+    fleet = fleet_with(fleets, tmp_path_factory)
     lab = fleet.lab
     minutes = int(os.environ.get("FAULT_MINUTES", "30"))
     seed = random.randrange(1 << 32)
