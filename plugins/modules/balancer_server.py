@@ -149,15 +149,17 @@ def argument_spec():
 def work(params, check):
     """Set the state and wait. Return the module's result."""
     balancer = Balancer()
-    names = params["servers"]
-    if names is None:
+    names, planned = params["servers"], params["servers"] is not None
+    if not planned:
         keys = ("hosts", "deployment", "instance", "instances", "optional")
         names = find_servers(balancer, **{key: params[key] for key in keys})
     if not names:
         return {"changed": False, "actions": [], "servers": []}
     keys = ("state", "by", "wait", "at_once", "min_in")
     run = (params.get("lease") or {}).get("run", "")
-    request = ServerStateRequest(tuple(names), **{key: params[key] for key in keys}, run=run)
+    # A plan names servers by whole hosts; an operator's selection can be as small as one instance.
+    given = {key: params[key] for key in keys}
+    request = ServerStateRequest(tuple(names), **given, run=run, whole_hosts=planned)
     return set_state(balancer, request, check)
 
 

@@ -34,6 +34,7 @@ from .test_rollout import runs, serve, settled
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 RUNBOOK = (ROOT / "docs/runbooks/two-operators.md").read_text(encoding="utf-8")
 AT_ONCE, STALE = "Wait until that run has ended", "it changed after this run looked at it"
+SHORT = "have to stay in service"  # what a killed run has just put back may not have passed its checks yet
 PAIRS = int(os.environ.get("OPERATOR_PAIRS", "4"))
 SEED = int(os.environ.get("OPERATOR_SEED", str(random.SystemRandom().randrange(10**6))))
 FRESH = itertools.count(201)  # requests at once: a definition that no generation has
@@ -185,14 +186,14 @@ def whole(lab: Lab) -> tuple[str, str]:
 
 
 def end_it(operator: Operator, operation: str, *args: str) -> None:
-    """Repeat a command that was refused, until what the dead run left at work on a node has ended."""
+    """Repeat a command that was refused, until what the dead run left at work on a node has ended, and serves again."""
     end = time.monotonic() + 180
     while True:
         operator.begin(operation, *args)
         code, text = operator.end()
         if code == 0:
             return
-        assert AT_ONCE in text or STALE in text, text[-4000:]
+        assert AT_ONCE in text or STALE in text or SHORT in text, text[-4000:]
         assert time.monotonic() < end, text[-4000:]
 
 
@@ -226,7 +227,8 @@ def test_one_works_and_nothing_is_lost(operators: Operators, number: int) -> Non
         b.begin(second)
         results = [b.end()] if killed else [a.end(), b.end()]
         for code, text in results:
-            assert code == 0 or AT_ONCE in text or STALE in text, text[-4000:]
+            refused = AT_ONCE in text or STALE in text or (killed and SHORT in text)
+            assert code == 0 or refused, text[-4000:]
             assert "is held until" not in text, text[-4000:]
         if not killed:
             assert any(code == 0 for code, _text in results), [text[-2000:] for _code, text in results]

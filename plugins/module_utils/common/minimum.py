@@ -18,6 +18,8 @@ Count = Union[int, str]
 """A number, or a share of something ("20%")."""
 
 DEFAULT_MIN_AVAILABLE: Count = "50%"
+SHOWN = 4
+"""Engines out of service that a refusal names."""
 WORD = "-e at_once=true"
 """What an operator adds to a command that may leave too few."""
 
@@ -106,7 +108,18 @@ def _way(
         if item.serves and allowed([item]):
             limit = ",".join((*item.hosts, *limit_also))
             return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
-    return "First return others to service (see status.yml, undrain.yml)."
+    short = _short(engines, min_in)
+    lost = sorted(
+        (
+            f"{item.instance} on {', '.join(item.hosts)}"
+            for item in engines
+            if item.deployment in short and not item.serves
+        ),
+        key=natural,
+    )
+    more = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
+    which = f": {', '.join([*lost[:SHOWN], *more])}" if lost else ""
+    return f"First return others to service{which} (see status.yml, undrain.yml)."
 
 
 # ---- numbers and shares ------------------------------------------------------------------------------

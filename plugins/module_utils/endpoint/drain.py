@@ -60,6 +60,7 @@ class ServerStateRequest:
     """The requested state of some servers; by: who requests it, in which run; wait: seconds to wait for it.
 
     at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
+    whole_hosts: whoever requests it cannot choose single instances.
     """
 
     names: tuple[str, ...]
@@ -69,6 +70,7 @@ class ServerStateRequest:
     at_once: bool = True
     min_in: Any = None
     run: str = ""
+    whole_hosts: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
         for name, server in configured.items()
         if server["deployment"] in touched
     ]
-    problems = refusals(engines, min_in)
+    problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
     if problems:
         raise NodeError(f"Nothing was drained. {' '.join(item.what for item in problems)} {problems[0].fix}")
 

@@ -57,7 +57,9 @@ LAST, HALF = "the last one has to stay in service", "2 have to stay in service (
         ("n1:T", 0, f"1 of 1 serve; this would leave 0, and {LAST}."),
         ("n1:T", 7, LAST),
         # What is down or drained is no capacity, and may always be taken.
-        ("n1:dd n2:TT", None, f"2 of 4 serve; this would leave 0, and {HALF}. First return others to service"),
+        ("n1:dd n2:TT", None, f"2 of 4 serve; this would leave 0, and {HALF}. First return others to service: "
+         "llama-0 on n1, llama-1 on n1 (see status.yml, undrain.yml)."),
+        ("n1:dddddd n2:TT", None, "llama-2 on n1, llama-3 on n1, 2 more (see status.yml"),
         ("n1:sd n2:sT", None, ""),
         ("n1:dd n2:ss n3:tt", None, ""),
         ("n1:s n2:d n3:d n4:t", None, ""),
@@ -78,6 +80,14 @@ def test_what_is_refused(picture: str, min_in: Any, text: str) -> None:
     assert text in "".join(item.text() for item in found)
     for item in found:
         assert item.fix.endswith(" To do it all the same, and have clients get 503: -e at_once=true.")
+
+
+def test_where_only_whole_hosts_can_go_no_instance_is_named() -> None:
+    picture = engines("n1:sd n2:TT")
+    assert f"{FEWER} n2 -e instance=llama-0." in refusals(picture)[0].fix
+    assert refusals(picture, whole_hosts=True)[0].fix.startswith(
+        "First return others to service: llama-1 on n1 ("
+    )
 
 
 def test_every_deployment_is_told_and_the_way_out_holds_for_all() -> None:

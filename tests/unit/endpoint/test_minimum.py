@@ -18,6 +18,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
     find_servers,
     set_state,
 )
+from ansible_collections.instinct.fleet.plugins.modules import balancer_server
 
 from tests.helpers.eventually import eventually
 from tests.worlds.balancer_node import BalancerNode, Site
@@ -91,6 +92,21 @@ def test_what_is_down_is_no_capacity_and_can_be_drained(node: BalancerNode) -> N
         drain(node, hosts=["n2"])
     drain(node, hosts=["n1"])
     assert node.drained() == N1
+
+
+def test_a_plan_that_names_servers_takes_whole_hosts(
+    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """partition.yml has no -e instance=…: what it could not do is not advised."""
+    monkeypatch.setattr(balancer_server, "Balancer", lambda: node.balancer)
+    drain(node, by="run", hosts=["n1"], instance="llama-0")
+    options = {"state": "drain", "by": "run", "at_once": False, "min_in": None, "wait": 0}
+    n2 = list(find_servers(node.balancer, hosts=["n2"]))
+    with pytest.raises(NodeError, match=r"First return others to service: llama-0 on n1 \("):
+        balancer_server.work({**options, "servers": n2}, False)
+    chosen = {"hosts": ["n2"], "deployment": None, "instance": None, "instances": None, "optional": False}
+    with pytest.raises(NodeError, match="--limit n2 -e instance=llama-0"):
+        balancer_server.work({**options, **chosen, "servers": None}, False)
 
 
 @pytest.mark.parametrize(
