@@ -236,15 +236,17 @@ def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str
     """Return a map that JSON can express; keys become text as JSON would convert them."""
     result: dict[str, Any] = {}
     for key, item in check.mapping(value, path).items():
-        if isinstance(item, Mapping):
-            result[key] = _plain_map(check, item, (*path, key))
-        elif isinstance(item, (list, tuple)):
-            for index, part in enumerate(item):
-                _token(check, part, (*path, key, index))
-            result[key] = list(item)
-        elif not _token(check, item, (*path, key)):
-            result[key] = item
+        result[key] = _plain_item(check, item, (*path, key))
     return result
+
+
+def _plain_item(check: Checker, value: Any, path: Path) -> Any:
+    """Return a value of such a map, whose lists may hold maps again."""
+    if isinstance(value, Mapping):
+        return _plain_map(check, value, path)
+    if isinstance(value, (list, tuple)):
+        return [_plain_item(check, item, (*path, index)) for index, item in enumerate(value)]
+    return None if _token(check, value, path) else value
 
 
 def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
