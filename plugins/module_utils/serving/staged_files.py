@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+from ..common import paths
 from ..common.files import make_private, sync_directory, write_atomic
 from .instance import ServerSpec, wanted_files
 
@@ -20,6 +21,9 @@ def stage(server: ServerSpec, names: Iterable[str]) -> None:
     """Write the named files of the artefact beside the present ones. Raise OSError, and leave none, if one fails."""
     if server.cache_directory:
         os.makedirs(server.cache_directory, mode=0o755, exist_ok=True)
+        if server.cache_directory == paths.cache_dir(server.name):
+            # A container's root may leave setuid programs there, so users of the host are kept out.
+            make_private(os.path.dirname(server.cache_directory))
     wanted = [(_path(server, name) + SUFFIX, wanted_files(server)[name]) for name in names]
     if not wanted:
         return

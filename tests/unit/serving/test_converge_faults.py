@@ -96,13 +96,17 @@ def test_a_removal_comes_before_what_takes_its_place(docker: FakeDocker, run_mod
     assert statuses(docker) == {"instinct-qwen-0": "running"}
 
 
-def test_the_cache_directory_can_be_read_by_the_container(docker: FakeDocker, run_module: Any) -> None:
+def test_the_cache_directory_can_be_read_by_the_container_and_by_no_user_of_the_host(
+    docker: FakeDocker, run_module: Any
+) -> None:
     before = os.umask(0)
     try:
         server = deployed(docker, run_module)
     finally:
         os.umask(before)
     assert Path(server["cache_directory"]).stat().st_mode & 0o777 == 0o755
+    # A container's root may leave a setuid program in it.
+    assert Path(server["cache_directory"]).parent.stat().st_mode & 0o777 == 0o700
     # One that is there stays as the operator set it.
     Path(server["cache_directory"]).chmod(0o750)
     new_spec(server)
