@@ -176,8 +176,10 @@ def plan_balancers(
     hosts = endpoint.hosts
     if not hosts:
         return (), (), ()
+    unprintable = tuple(unprintable_model_names(gpu_hosts))
+    if unprintable:  # no configuration can be drawn with them
+        return (), unprintable, ()
     problems = [
-        *unprintable_model_names(gpu_hosts),
         *duplicate_model_names(gpu_hosts),
         *address_problems(hosts),
     ]

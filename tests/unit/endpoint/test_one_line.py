@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
@@ -13,8 +15,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends i
     config_data,
     unprintable_model_names,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    EndpointAssets,
+    EndpointInputs,
+    plan_balancers,
+)
 
-from tests.worlds.balancer_world import DRAW
+from tests.worlds.balancer_world import DRAW, host
 from tests.worlds.defaults import balancer_settings
 
 LEAK = "x\nfrontend leak\n    bind *:1"
@@ -48,3 +55,7 @@ def test_a_models_name_is_told_with_its_place() -> None:
     (problem,) = unprintable_model_names([HostBackends("n1", "192.0.2.1", (item,))])
     assert (problem.path, problem.hosts) == (("vllm_deployments", 0, "served_model_name"), ("n1",))
     assert "\n" not in problem.text()
+    # The plan tells it before it draws a configuration, which several models make fail.
+    there = [HostBackends("n1", "192.0.2.1", (item, replace(item, deployment="other", models=("other",))))]
+    inputs = EndpointInputs((host(name="lb"),), frozenset(["n1"]), EndpointAssets(DRAW, "agent\n"))
+    assert plan_balancers(inputs, there)[1] == (problem,)
