@@ -96,12 +96,16 @@ class Operator:
 
 @dataclass
 class Operators:
-    """Two of them on the same control node, and one on another."""
+    """Two of them on the same control node, and one on another.
+
+    partitioned: the GPUs have other modes than in the generation before.
+    """
 
     endpoint: Endpoint
     here: Operator
     beside: Operator
     elsewhere: Operator
+    partitioned: bool = False
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +217,12 @@ def test_one_works_and_nothing_is_lost(operators: Operators, number: int) -> Non
     )
     apart = a.elsewhere or b.elsewhere
     before, mode = whole(lab)
+    if "rollback" in (first, second) and operators.partitioned:
+        # No rollback leads to other modes: a host in which they differ is left out, as its message says.
+        serve(lab, next(FRESH), mode)
+        between = lab.play("upgrade", "-e", "canary=false", "-e", "take_over=true")
+        assert between.rc == 0, between.out[-3000:]
+        operators.partitioned, before = False, whole(lab)[0]
     prepare(a.lab, first, before, mode)
     prepare(b.lab, second, before, mode)
     where = "elsewhere" if b.elsewhere else "from elsewhere" if a.elsewhere else "beside"
@@ -251,6 +261,7 @@ def test_one_works_and_nothing_is_lost(operators: Operators, number: int) -> Non
     plans = {wanted(a.lab)[0], wanted(b.lab)[0]} if "rollback" not in (first, second) else after
     assert after <= plans | {before}
     assert modes(lab) in {wanted(a.lab)[1], wanted(b.lab)[1], mode}
+    operators.partitioned |= modes(lab) != mode
     # What the next pair begins with.
     wait_for("the leases' end", lambda: not any(lab.on(host, AT_WORK).split() for host in lab.hosts))
     for name in (a, b):
