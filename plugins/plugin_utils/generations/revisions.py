@@ -17,6 +17,7 @@ from .sources import (
     HELD,
     INVENTORY,
     ROLLED_BACK,
+    RUNNING,
     DeploymentSource,
     SourceSelection,
     histories_of,
@@ -239,11 +240,12 @@ def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
                 f"deployment {revision.deployment} is held at generation {held.generation} since {held.since} "
                 f"({held.why}); changes in the inventory take effect with upgrade.yml"
             )
-        elif revision.source.kind == INVENTORY and trial:
+        elif revision.source.kind in (INVENTORY, RUNNING) and trial:
+            composed = revision.source.kind == INVENTORY and revision.generation != trial.generation
             other = f", and the inventory defines generation {revision.generation} since then"
             found.append(
                 f"deployment {revision.deployment} has an unfinished upgrade to generation {trial.generation} since "
-                f"{trial.since} ({trial.why}){'' if revision.generation == trial.generation else other}: site.yml, "
+                f"{trial.since} ({trial.why}){other if composed else ''}: site.yml, "
                 f"deploy.yml and upgrade.yml continue it, rollback.yml -e deployment={revision.deployment} undoes it"
             )
     return found

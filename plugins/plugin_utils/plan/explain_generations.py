@@ -15,7 +15,6 @@ from .text import wrapped
 MEANING = {
     "held": "held",
     "rollback": "rollback requested",
-    "trial": "its upgrade was interrupted: each instance stays as it runs",
 }
 
 

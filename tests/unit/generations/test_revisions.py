@@ -362,7 +362,13 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
         ),
         (DeploymentSource(INVENTORY, None, Hold(1, "slower", "s")), []),
         (DeploymentSource(ROLLED_BACK, 1, None, OpenTrial(2, "more", "s")), []),
-        (DeploymentSource(RUNNING, None, None, OpenTrial(2, "more", "s")), []),
+        # A restart, for example: it leaves each instance as it runs.
+        (
+            DeploymentSource(RUNNING, None, None, OpenTrial(2, "more", "s")),
+            [
+                "deployment llama has an unfinished upgrade to generation 2 since s (more): site.yml, deploy.yml"
+            ],
+        ),
         (DeploymentSource(ROLLED_BACK, 1, Hold(1, "slower", "s")), []),
     ],
 )
