@@ -49,6 +49,8 @@ class Engine(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
+        if self.path == "/health":
+            self.server.told = self.headers.get("X-Haproxy-Server-State", "")  # type: ignore[attr-defined]
         self._answer({"path": self.path})
 
     def do_POST(self) -> None:
@@ -119,6 +121,7 @@ class EngineServer(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", port), Engine)
         self.go_on = threading.Event()
+        self.told = ""  # by HAProxy's last check: what it thinks of this instance
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def handle_error(self, *_: object) -> None:

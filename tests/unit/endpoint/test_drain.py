@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_change
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
     Balancer,
@@ -237,6 +238,30 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
     assert list(DrainRecord(f"{balancer.state}/out.json").read()) == [NAME]
 
 
+@pytest.mark.parametrize(
+    ("by", "run", "noted"),
+    [("run", "boot/1/100/7", "boot/1/100/7"), ("operator", "boot/1/100/7", None), ("run", "", None)],
+)
+def test_the_record_names_the_run_that_drained(
+    tmp_path: Path,
+    balancer: Balancer,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+    run: str,
+    noted: str | None,
+) -> None:
+    """Other runs leave such a server out while that run goes on; what the operator drained stays out anyway."""
+    monkeypatch.setattr(
+        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        f"{balancer.state}/lock",
+    )
+    row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
+    path = tmp_path / "var/balancer/admin.sock"
+    with admin(path, show_servers=f"{HEAD}{row}\n", set_server="\n", show_stat=STAT):
+        set_state(balancer, ServerStateRequest((NAME,), "drain", by, 0, run=run), False)
+    assert balancer.drain_record.read()[NAME].get("run") == noted
+
+
 def test_one_that_hangs_up_while_requests_end(
     tmp_path: Path, balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +333,19 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
     ],
 )
 def test_what_an_instance_counts_itself(page: str, count: int) -> None:
+    assert counted(page) == count
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fill the memory of the load balancer's host."""
+    monkeypatch.setattr(drain, "ANSWER_BYTES", 1000)
+    page = "vllm:num_requests_running 2\n"
+    assert (counted(page + "x" * 2000), counted("x" * 1000 + "\n" + page)) == (2, 0)
+
+
+def counted(page: str) -> int:
+    """What an instance with this page of metrics counts."""
+
     class Metrics(BaseHTTPRequestHandler):
         def log_message(self, *_args: object) -> None: ...
 
@@ -318,7 +356,7 @@ def test_what_an_instance_counts_itself(page: str, count: int) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Metrics) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert engine_requests("127.0.0.1", server.server_address[1]) == count
+        return engine_requests("127.0.0.1", server.server_address[1])
 
 
 def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

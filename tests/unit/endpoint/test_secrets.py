@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import ssl
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,12 @@ def test_who_has_its_key_can_sign_for_no_other_name(tmp_path: Path) -> None:
         "x509 -req -in r.csr -CA endpoint.pem -CAkey endpoint.pem -CAcreateserial -out forged.pem",
     ):
         subprocess.run(["openssl", *step.split()], cwd=tmp_path, check=True, capture_output=True)
-    for name, works in (("endpoint.pem", True), ("forged.pem", False)):
-        verify = ["openssl", "verify", "-purpose", "sslserver", "-CAfile", "endpoint.pem", name]
+    for name, purpose, works in (
+        ("endpoint.pem", "sslserver", True),
+        ("endpoint.pem", "sslclient", False),
+        ("forged.pem", "sslserver", False),
+    ):
+        verify = ["openssl", "verify", "-purpose", purpose, "-CAfile", "endpoint.pem", name]
         done = subprocess.run(verify, cwd=tmp_path, check=False, capture_output=True, text=True)
         assert (done.returncode == 0) is works, done.stdout + done.stderr
 
@@ -132,8 +137,8 @@ def test_it_is_for_all_load_balancers_and_one_that_is_not_is_told(tmp_path: Path
     reading = (lambda path: path.read_text(), yaml.safe_load)
     assert load_secrets([here, there], tmp_path, True, *reading)["lb"].warnings == ()
     new = BalancerHost("lb-3", "192.0.2.3", balancer_settings())
-    found = load_secrets([here, there, new], tmp_path, True, *reading)
-    assert found["lb"].warnings == ()
+    found = load_secrets([here, replace(there, absent=""), new], tmp_path, True, *reading)
+    assert (found["lb"].warnings, found["lb-2"].warnings) == ((), ())
     assert ["endpoint.pem does not cover 192.0.2.3, and" in text for text in found["lb-3"].warnings] == [True]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.ports import free_port
@@ -82,6 +83,16 @@ def test_who_keeps_silent_is_gone_within_seconds_and_who_waits_or_works_is_not(w
     assert all(0 < seconds < 20 for seconds in found.values()), found  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("deployments", [("llama",), ("llama", "other")], ids=["one", "several"])
+def test_who_never_begins_with_tls_is_gone_within_seconds(
+    tmp_path: Path, deployments: tuple[str, ...]
+) -> None:
+    """What limits the time of a request does not begin before its handshake."""
+    (tmp_path / "endpoint.pem").write_text(self_signed(["127.0.0.1"]))
+    with balancer(tmp_path, deployments=deployments, tls=True) as world, world.connect() as link:
+        assert seconds_open(link) < 20
+
+
 # ---- hosts that die ---------------------------------------------------------------------------------------
 
 
@@ -89,11 +100,21 @@ def test_a_dead_host_costs_no_further_request(tmp_path: Path) -> None:
     """More dead instances than HAProxy's usual number of attempts, and they have the fewest requests."""
     with balancer(tmp_path, count=8) as world:
         *dying, first, second = world.ports["llama"]
+        held = [threading.Thread(target=world.ask, kwargs={"X_Hold": "1"}) for _ in range(8)]
+        for thread in held:
+            thread.start()
+        eventually(
+            "each works on one", lambda: [load.running for load in world.haproxy.loads().values()] == [1] * 8
+        )
         for port in dying:
             world.engines[port].stop()
         answers = [world.ask() for _ in range(30)]
         assert {(status, found["port"]) for status, found in answers} <= {(200, first), (200, second)}
         eventually("what is dead is out", lambda: world.up() == 2)
+        for port in (first, second):
+            world.engines[port].go_on.set()
+        for thread in held:
+            thread.join()
 
 
 def test_who_comes_back_serves_again(tmp_path: Path) -> None:
@@ -108,6 +129,18 @@ def test_who_comes_back_serves_again(tmp_path: Path) -> None:
         eventually("it is back", lambda: world.up() == 2)
         assert time.monotonic() - begun < 15
         assert {world.ask()[1]["port"] for _ in range(8)} == {gone, stays}
+
+
+def test_an_instance_is_told_who_sends_it_requests(world: World) -> None:
+    """By this its guard knows when all of them have left, before it stops."""
+    told = {port: f"name=llama/n1.llama-{index}:{port}" for index, port in enumerate(world.ports["llama"])}
+    eventually(
+        "each has heard that it is in",
+        lambda: all(
+            engine.told.startswith("UP") and told[port] in engine.told
+            for port, engine in world.engines.items()
+        ),
+    )
 
 
 # ---- keys -------------------------------------------------------------------------------------------------

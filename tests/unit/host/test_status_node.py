@@ -145,6 +145,11 @@ def test_instances_are_asked_at_once(host: Host, port: int, monkeypatch: pytest.
     assert [item["health"] for item in read_node(host.node)["instances"]] == [200] * 3
 
 
+def test_an_answer_without_end_is_not_read_to_its_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_node, "ANSWER_BYTES", 10)
+    assert status_node.get({"host": "127.0.0.1", "port": port}, "/metrics") == (200, BOTH[:10])
+
+
 def test_a_host_without_docker_is_told_when_it_has_instances(host: Host) -> None:
     node = StatusPaths(host.node.state_dir, host.node.data_dir, str(host.tmp / "none.sock"))
     assert read_node(node)["problems"] == []

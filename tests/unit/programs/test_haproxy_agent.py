@@ -97,7 +97,14 @@ def test_tokens_once_and_again_after_it_was_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", ['{"usage": {"completion_tokens": 1e999}}', "[" * 100_000, "null", '{"usage": ' + "x" * 2_000_000]
+    "odd",
+    [
+        '{"usage": {"completion_tokens": 1e999}}',
+        "[" * 100_000,
+        "null",
+        # Longer than is read, though it is right.
+        '{"usage": {"completion_tokens": 1}, "x": "' + "x" * 2_000_000 + '"}',
+    ],
 )
 def test_no_answer_ends_the_watch(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)

@@ -92,13 +92,13 @@ class Ranks:
         assert event, "nothing happened"
         return event.kind, event.value
 
-    def peer(self) -> Peer:
-        """A connection to rank 0."""
+    def peer(self, source: str = "127.0.0.1") -> Peer:
+        """A connection to rank 0, from this address."""
         made: list[socket.socket] = []
 
         def connect() -> bool:
             with suppress(ConnectionRefusedError):
-                made.append(socket.create_connection(self.address, SECONDS))
+                made.append(socket.create_connection(self.address, SECONDS, (source, 0)))
             return bool(made)
 
         wait_for("the port", connect)
@@ -303,6 +303,17 @@ def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.M
     wait_for("the words", lambda: len(ranks.said) == 3)
     assert ranks.said[0].endswith("was cut off: too many others wait to be identified")
     assert ranks.said[1].endswith("was cut off: the run begins")
+
+
+def test_strangers_make_room_for_their_own_address(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one machine that connects fast enough pushes out every rank before it says who it is."""
+    monkeypatch.setattr(supervise_group, "MAX_UNIDENTIFIED", 3)
+    ranks.start()
+    slow = ranks.peer("127.0.0.2")
+    many = [ranks.peer() for _ in range(5)]
+    assert [peer.hear() for peer in many[:3]] == [{}, {}, {}]
+    slow.send(hello(1))
+    assert slow.hear("go") == {"t": "go"}
 
 
 def test_messages_may_come_in_pieces_and_several_at_once(ranks: Ranks) -> None:
