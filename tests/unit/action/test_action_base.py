@@ -118,7 +118,9 @@ def test_an_answer_that_is_too_deep_is_no_answer() -> None:
 
 def test_no_action_prints_what_a_terminal_obeys() -> None:
     """Through show() of their base, or what it does."""
-    for path in (ROOT / "plugins/action").glob("*.py"):
+    base = ROOT / "plugins/plugin_utils/action_base.py"
+    assert "_display.display(" in base.read_text(encoding="utf-8")
+    for path in (base, *(ROOT / "plugins/action").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         assert text.count("_display.display(") == text.count("_display.display(printable("), path
 

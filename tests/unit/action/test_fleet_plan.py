@@ -22,6 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request imp
 from lab.hub import make, server
 from tests import ROOT
 from tests.worlds.fake_registry import IMAGE, digest, running_registry
+from tests.worlds.generations_world import HELD
 from tests.worlds.plan_world import DIGEST, LOCK, SOFTWARE, apply_to_state, deployment, plan, state
 from tests.worlds.plan_world import IMAGE as IMAGE_REF
 
@@ -278,6 +279,37 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
     quiet = fleet.run()
     assert quiet.returncode == 0, quiet.stdout + quiet.stderr
     assert fleet.result()["plan"]["warnings"] == []
+
+
+def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
+    """A plan and a check leave the inventory's directory as it is."""
+    empty = {"installed": True, "running": False, "files": {}, "applied": "", "config": {}, "out": {}}
+    fleet.write({"n1": state(balancer=empty)}, vllm_deployments=[deployment()])
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    (fleet.inventory / "lb.yml").write_text("load_balancer: {hosts: {n1: }}\n", encoding="utf-8")
+    playbook = PLAYBOOK.replace(
+        "        offline:", '        apply: "{{ fleet_apply | default(omit) }}"\n        offline:'
+    )
+    secrets = fleet.inventory / ".secrets"
+    for args in ((), ("-e", "fleet_apply=true", "--check")):
+        run = fleet.run(*args, playbook_text=playbook)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert not secrets.exists()
+    run = fleet.run("-e", "fleet_apply=true", playbook_text=playbook)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert {path.name for path in secrets.iterdir()} == {"api-keys.yml", "endpoint.pem", "instance-key"}
+
+
+def test_a_hold_of_the_future_is_told_and_does_not_count(fleet: Fleet) -> None:
+    """What binds all hosts is compared with the clock of the control node."""
+    wanted = [deployment()]
+    done = apply_to_state(state(), plan({"n1": state()}, wanted).to_json()["hosts"]["n1"])
+    done["generations"][0]["held"] = {**HELD, "since": "2999-01-01T00:00:00Z"}
+    fleet.write({"n1": done}, vllm_deployments=wanted)
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    run = fleet.run()
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "begins in the future, and does not count" in " ".join(run.stdout.split())
 
 
 def test_what_had_to_be_asked_is_planned_for_afterwards(fleet: Fleet) -> None:

@@ -145,6 +145,7 @@ def test_the_second_is_refused_and_what_changes_nothing_is_warned(operators: Ope
     with operators.running("first.yml", "one", LONG) as first:
         code, text = operators.run("change.yml")
         assert code != 0
+        assert "The plan has 1 problem; nothing was changed." in text
         assert " runs first.yml (since 20" in text
         assert "its lease ends in " in text
         assert "-e take_over=true" in text

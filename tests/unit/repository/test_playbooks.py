@@ -85,6 +85,24 @@ def test_every_part_and_every_task_file_is_used() -> None:
     assert {path.relative_to(ROOT) for path in there - used} == set()
 
 
+def test_the_control_nodes_clock_dates_what_hosts_compare() -> None:
+    """By its own clock, a host that is fast would bind all others with what was lifted long ago."""
+    files = (*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml"))
+    given = [task.get(f"{ROLE}serving_generation") or {} for path in files for task in tasks(load(path))]
+    times = [str(item.get("at")) for item in given if "bindings" in item]
+    assert len(times) == 4
+    assert all(time.startswith("{{ now(utc=true") for time in times)
+
+
+def test_whether_modes_can_change_is_known_before_anything_is_drained() -> None:
+    ((change, *_unused),) = (play["tasks"] for play in load(ROOT / "playbooks/parts/partition.yml"))
+    first = change["block"][0]
+    assert first[f"{BUILTIN}include_role"]["tasks_from"] == "preflight"
+    assert first["when"] == "not fleet_host_plan.partition.interrupted"
+    (check,) = load(ROOT / "roles/gpu_partition/tasks/preflight.yml")
+    assert check["check_mode"] is True
+
+
 def test_all_kinds_of_references_count(tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text(
         "- import_playbook: b.yml\n"

@@ -146,7 +146,18 @@ def test_hosts_that_contradict_each_other_are_not_taken_for_the_fleet() -> None:
     assert merge_probed(hosts, BARE) is BARE
 
 
-@pytest.mark.parametrize("software", [None, NOTHING])
+@pytest.mark.parametrize(
+    "software",
+    [
+        None,
+        NOTHING,
+        # No version looks so: a node says what it wants.
+        replace(ANSWER, vllm="0.11.1 x"),
+        replace(ANSWER, rocm="7.0'"),
+        replace(ANSWER, python="3" * 101),
+        replace(ANSWER, gfx=("gfx942", "../x")),
+    ],
+)
 def test_nothing_is_learned_from_no_answer(software: ImageSoftware | None) -> None:
     hosts = fleet({"n1": seen(PULL, software=software)}, [deployment()])
     assert merge_probed(hosts, BARE) is BARE
