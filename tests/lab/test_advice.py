@@ -43,7 +43,7 @@ BY_DOCKER = re.compile(r"docker (unpause|logs) (instinct-\S+) on (\S+)")
 class Trouble:
     """begin: what goes wrong. end: what no advice can mend (a cable, a firewall); most need none.
 
-    states: what the status may call it. named: a part of the advice.
+    states: what the status may call it. named: a part of the advice. serves: it stays in the load balancer.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Trouble:
     named: str
     begin: Callable[[Lab], None]
     end: Callable[[Lab], None] | None = None
+    serves: bool = False
 
 
 def on_sick(command: str) -> Callable[[Lab], None]:
@@ -125,7 +126,7 @@ TROUBLES = (
     Trouble("interrupted upgrade", (s.DRAINED,), "upgrade.yml", interrupted_upgrade),
     Trouble("interrupted rollback", (s.DRAINED,), "rollback.yml", interrupted_rollback),
     Trouble("checks refused", (s.NO_TRAFFIC,), "journalctl", *refuse(CHECKS)),
-    Trouble("no SSH", (s.NOT_REACHED,), f"ssh {SICK}", *refuse(NOT_HOME)),
+    Trouble("no SSH", (s.NOT_REACHED,), f"ssh {SICK}", *refuse(NOT_HOME), serves=True),
     Trouble("no network", (s.NOT_REACHED,), "drain.yml", NETWORK.begin, NETWORK.end),
 )
 
@@ -155,12 +156,13 @@ def status(lab: Lab) -> dict[str, Any]:
 
 
 def in_trouble(lab: Lab, trouble: Trouble) -> list[dict[str, Any]]:
-    """Wait until the status names the trouble, and return the instances that have it."""
+    """Wait until the status names the trouble and the load balancer has noticed; return the instances that have it."""
     found: list[dict[str, Any]] = []
 
     def seen() -> bool:
         found[:] = [row for row in status(lab)["instances"] if row["state"] in trouble.states]
-        return any(trouble.named in row["next_step"] for row in found)
+        settled = trouble.serves or all(row["balancer"] != s.IN for row in found)
+        return settled and any(trouble.named in row["next_step"] for row in found)
 
     wait_for(f"the status to say {trouble.states} and {trouble.named}", seen, 180)
     return found
