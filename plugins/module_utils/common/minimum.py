@@ -117,8 +117,8 @@ def _way(
         ),
         key=natural,
     )
-    more = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
-    which = f": {', '.join([*lost[:SHOWN], *more])}" if lost else ""
+    others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
+    which = f": {', '.join([*lost[:SHOWN], *others])}" if lost else ""
     return f"First return others to service{which} (see status.yml, undrain.yml)."
 
 
