@@ -191,14 +191,14 @@ def whole(lab: Lab) -> tuple[str, str]:
     return requests, modes(lab)
 
 
-def end_it(operator: Operator, operation: str, *args: str) -> None:
-    """Repeat a command that was refused, until what the dead run left at work on a node has ended, and serves again."""
+def end_it(operator: Operator, operation: str, *args: str) -> str:
+    """Repeat a command until what the dead run left at work on a node has ended, and serves again; return its output."""
     end = time.monotonic() + 180
     while True:
         operator.begin(operation, *args)
         code, text = operator.end()
         if code == 0:
-            return
+            return text
         assert AT_ONCE in text or STALE in text or SHORT in text, text[-4000:]
         assert time.monotonic() < end, text[-4000:]
 
