@@ -192,7 +192,7 @@ def whole(lab: Lab) -> tuple[str, str]:
 
 
 def end_it(operator: Operator, operation: str, *args: str) -> str:
-    """Repeat a command until what the dead run left at work on a node has ended, and serves again; return its output."""
+    """Repeat a command until what a dead run left at work on a node has ended, and serves again; return the output."""
     end = time.monotonic() + 180
     while True:
         operator.begin(operation, *args)
@@ -246,7 +246,7 @@ def test_one_works_and_nothing_is_lost(operators: Operators, number: int) -> Non
             assert any(code == 0 for code, _text in results), [text[-2000:] for _code, text in results]
         elif results[0][0]:
             # Beside it, a dead run binds nobody. From another control node, only an operator knows that it is dead.
-            end_it(b, second, *(("-e", "take_over=true") if apart else ()))
+            results = [(0, end_it(b, second, *(("-e", "take_over=true") if apart else ())))]
             assert not apart or journals(lab).count(" took over from ") > lines
         if killed and second in STAYS and len(runs(lab)) > 1:
             # That one says so, and leaves it: whoever began the change continues it by the same command.
