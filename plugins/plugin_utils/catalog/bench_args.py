@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.bench_metrics import KINDS
-from ...module_utils.common.errors import suggest
-from .findings import BAD_VALUE, GONE, NOT_YET, OK, Finding
+from ...module_utils.common.errors import nearest, suggest
+from .bench_clients import BenchClients, ever
+from .findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, OK, UNKNOWN, Finding
 from .flag_values import Value, token
 from .flags import Flag, FlagTable, absent, check, flags_of, option_index
-from .settings import PLACE, fits, flag_argv, put, wanted, wrong_value
+from .settings import PLACE, fits, flag_argv, put, wrong_value
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ def bench_table(serve: FlagTable, data: Mapping[str, Any], command: str) -> Flag
     if entry["engine_args"]:
         flags.update((name, flag) for name, flag in serve.flags.items() if flag.engine)
     flags.update(flags_of(entry["flags"], data["defaults"], serve.line, serve.release.index))
-    return replace(serve, flags=flags, options=option_index(flags.values()), ever=_ever(serve, entry))
-
-
-def _ever(serve: FlagTable, entry: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    return {**serve.ever, **entry["flags"]} if entry["engine_args"] else entry["flags"]
+    return replace(serve, flags=flags, options=option_index(flags.values()), ever=ever(serve, entry))
 
 
 def bench_args(
@@ -65,14 +62,12 @@ def bench_args(
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no kind of benchmark. {suggest(kind, KINDS)}")
-    index, line = serve.release.index, serve.line
-    command = next(
-        item for item in book["commands"][kind] if line.inside(item.get("since"), item.get("until"), index)
-    )
+    clients = BenchClients(serve, data, book, kind)
+    command = clients.command(serve.release.index)
     table = bench_table(serve, data, command["table"])
     if table is None:
         raise ValueError(f"bench.json has no {command['table']} for vLLM {serve.release.name}")
-    client = _Client(table, book, kind)
+    client = _Client(table, clients)
     words: dict[str, list[str]] = {}
     findings = client.put(words, measured)
     words.update(client.carried(serve, served))
@@ -95,11 +90,20 @@ def reserved(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> It
 
 @dataclass(frozen=True)
 class _Client:
-    """The benchmark client of one release."""
+    """The benchmark client of one release, and those of the others."""
 
     table: FlagTable
-    book: Mapping[str, Any]
-    kind: str
+    clients: BenchClients
+
+    @property
+    def book(self) -> Mapping[str, Any]:
+        """Return the neutral arguments."""
+        return self.clients.book
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of benchmark."""
+        return self.clients.kind
 
     def put(self, words: dict[str, list[str]], arguments: Mapping[str, Value]) -> list[Finding]:
         """Add the words of each argument under its flag, and return the findings."""
@@ -133,8 +137,12 @@ class _Client:
         flags: Mapping[str, Value]
         if self.table.get(name):
             found, flags = check(self.table, name, spoken), {name: spoken}
+            if found.status == BAD_CHOICE:
+                found = self._later(name, [{"args": {_option(name): PLACE}}], value) or found
         elif not setting or (wrong and key != name):
             found, flags = absent(self.table, _option(name)), {_option(name): spoken}
+            if found.status == UNKNOWN:
+                found = self._later(name, [{"args": {_option(name): PLACE}}], value) or self._unknown(found)
         elif wrong:
             choices = setting.get("choices")
             fix = f"Valid: {', '.join(choices)}." if choices else ""
@@ -157,7 +165,31 @@ class _Client:
                 }
                 if all(flag in self.table.options for flag in flags):
                     return Finding(name, OK), flags
-        return _inexpressible(self.table, setting, name, value), {}
+        optional = bool(setting.get("optional"))
+        later = self._later(name, setting["forms"], value, optional)
+        if later:
+            return later, {}
+        what, release = self._inexpressible(value), self.table.release
+        return Finding(name, GONE, what, "Leave it out.", "", release.exact, optional), {}
+
+    def _later(
+        self, name: str, forms: Sequence[Mapping[str, Any]], value: Value, optional: bool = False
+    ) -> Finding | None:
+        """Return that a later release's client can express a value, if one can."""
+        setting = self.book["settings"].get(self._setting(name), {})
+        first = self.clients.first_after(forms, _spoken(setting, value), value)
+        if first is None:
+            return None
+        what = f"{self._inexpressible(value)}; it can from {first} on"
+        return Finding(name, NOT_YET, what, "Leave it out.", "", self.table.release.exact, optional)
+
+    def _inexpressible(self, value: Value) -> str:
+        return f"{token(value)} cannot be expressed with vLLM {self.table.release.requested}'s client"
+
+    def _unknown(self, found: Finding) -> Finding:
+        """Return the finding with the nearest name of any release's client."""
+        near = nearest(found.subject.lstrip("-"), self.clients.names())
+        return replace(found, fix=f"Did you mean {near}?") if near else found
 
     def _flag(self, name: str) -> str:
         hit = self.table.get(name)
@@ -190,19 +222,3 @@ def _spoken(setting: Mapping[str, Any], value: Value) -> Value:
     if "join" in setting and isinstance(value, (list, tuple)):
         return setting["join"].join(str(item) for item in value)
     return value
-
-
-def _inexpressible(table: FlagTable, setting: Mapping[str, Any], name: str, value: Value) -> Finding:
-    forms = [form for form in setting["forms"] if wanted(form, value)]
-    flags = [flag for form in forms for flag in form.get("args", {})]
-    starts = [since for flag in flags for since, _unused in table.ever.get(flag, {}).get("present", ())]
-    starts += [form["since"] for form in forms if "since" in form]
-    order, index = table.line.order, table.release.index
-    coming = sorted((order[since], since) for since in starts if order[since] > index)
-    what = f"{token(value)} cannot be expressed with vLLM {table.release.requested}'s client"
-    if coming:
-        what += f"; it can from {coming[0][1]} on"
-    status = NOT_YET if coming else GONE
-    return Finding(
-        name, status, what, "Leave it out.", "", table.release.exact, bool(setting.get("optional"))
-    )
