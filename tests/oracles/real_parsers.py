@@ -5,8 +5,9 @@
     python -m tests.oracles.real_parsers --python PYTHON --from-dir wheel/    an unpacked wheel, with PYTHON's libraries
     python -m tests.oracles.real_parsers --python PYTHON --wheels DIR         eight such wheels, fetched into DIR
 
-What is rendered (tests/rendered.py; every kind of benchmark) must be accepted; and the catalogue's verdict on made-up
-command lines, good and bad ones, must be the parser's. `make parsers` runs it all. Exit code 1 when anything differs.
+What is rendered (tests/rendered.py; every kind of benchmark and suite) must be accepted; and the catalogue's verdict on
+made-up command lines, good and bad ones, must be the parser's. `make parsers` runs it all.
+Exit code 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.oracles.real_parsers_runner import MARKER
 from tests.oracles.vllm_parser import check_argv
 from tests.oracles.vllm_wheels import VERSIONS, fetch, libraries
 from tests.rendered import rendered
+from tests.rendered_suites import suites_for
 from tests.worlds.bench_arguments import LATENCY, OFFLINE, SERVE, SERVED
 from tests.worlds.catalogue import knowledge, matrix
 
@@ -79,6 +81,9 @@ def benchmarks(version: str) -> dict[str, list[list[str]]]:
         if made.argv[0] == "vllm":
             assert bench_table(flags, knowledge().bench, made.table)
             found[made.table] = [list(made.argv[3:])]
+    for command, lines in suites_for(version).items():
+        if command.startswith("vllm bench "):  # wheels have no scripts
+            found.setdefault(command, []).extend(lines)
     return found
 
 

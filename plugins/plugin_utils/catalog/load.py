@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...module_utils.common.errors import FleetError, Problem, suggest
 from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
 from .env_vars import EnvTable, env_table
@@ -160,6 +161,32 @@ class Knowledge:
         """Return the neutral arguments of the benchmark clients."""
         found: Mapping[str, Any] = self._yaml("vllm/bench_settings.yml")
         return found
+
+    @property
+    def suite_names(self) -> tuple[str, ...]:
+        """Return the names of the benchmark suites."""
+        return tuple(sorted(path.stem for path in (self.root / "suites").glob("*.yml")))
+
+    def suite(self, name: str) -> Any:
+        """Return the document of a benchmark suite: one of the catalogue's, or the file of a path.
+
+        Raise FleetError if there is none, with the nearest name or the path where it was looked for.
+        """
+        if "/" not in name and not name.endswith((".yml", ".yaml")):
+            if name not in self.suite_names:
+                raise FleetError(
+                    [Problem((f"suite {name}",), "unknown suite.", suggest(name, self.suite_names))]
+                )
+            return self._yaml(f"suites/{name}.yml")
+        path = Path(name).expanduser().absolute()
+        try:
+            return read_yaml(path)
+        except (OSError, ValueError) as error:
+            why = f"cannot be read: {getattr(error, 'strerror', None) or error}."
+        except Exception as error:  # PyYAML is imported on use, and so is the class of its errors
+            why = f"is not YAML: {' '.join(str(error).split())}."
+        fix = f"Write a path, or a suite of the catalogue: {', '.join(self.suite_names)}."
+        raise FleetError([Problem((f"suite {path}",), why, fix)])
 
     # One object per run holds the catalogue for its whole life. pylint: disable=method-cache-max-size-none
     @functools.cache  # noqa: B019

@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.endpoint import listen_address, local_address
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.mounts import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
-from ..catalog.bench_args import bench_args, reserved
+from ..catalog.bench_args import BenchCommand, bench_args, reserved
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 
@@ -33,17 +33,31 @@ def bench_command(
     `instance` is as in the plan; `arguments` are the client's, as the operator writes them: true gives a flag without
     value; false and null omit it.
     """
+    made = compose_command(knowledge, kind, instance, arguments)
+    wrong = [*reserved(knowledge.bench_book, kind, _given(arguments))]
+    wrong += [item for item in made.findings if item.is_error]
+    if wrong:
+        raise FleetError(Problem(("args", item.subject), f"{item.what}.", item.fix) for item in wrong)
+    return Benchmark(made.argv, tuple(item.text() for item in made.findings))
+
+
+def compose_command(
+    knowledge: Knowledge, kind: str, instance: Mapping[str, Any], arguments: Mapping[str, Value]
+) -> BenchCommand:
+    """Return the same with what the release cannot express among its findings; with an error it must not be run.
+
+    Raise FleetError for an instance that lacks a key, an unknown kind, and a vLLM that is older than the catalogue.
+    """
     where = f"targets[{instance.get('name') or '?'}]"
     missing = [key for key in NEEDED if not instance.get(key)]
     if missing:
         what = f"{', '.join(missing)} is missing."
         raise FleetError([Problem((where,), what, "Pass the instances as listed in the plan.")])
-    client, book = instance.get("client") or {}, knowledge.bench_book
-    asked = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    client, book, asked = instance.get("client") or {}, knowledge.bench_book, _given(arguments)
     results = _results(kind)
     last = {**results, **asked} if kind == "serve" else {**asked, **results}
     try:
-        made = bench_args(
+        return bench_args(
             knowledge.flags(client.get("vllm") or instance["vllm"]),
             knowledge.bench,
             book,
@@ -54,10 +68,10 @@ def bench_command(
         )
     except ValueError as error:
         raise FleetError([Problem((where,), f"{error}.")]) from None
-    wrong = [*reserved(book, kind, asked), *(item for item in made.findings if item.is_error)]
-    if wrong:
-        raise FleetError(Problem(("args", item.subject), f"{item.what}.", item.fix) for item in wrong)
-    return Benchmark(made.argv, tuple(item.text() for item in made.findings))
+
+
+def _given(arguments: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in arguments.items() if value is not None and value is not False}
 
 
 def _measured(kind: str, instance: Mapping[str, Any]) -> dict[str, Value]:

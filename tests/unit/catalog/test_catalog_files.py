@@ -19,11 +19,13 @@ from tests.worlds.catalogue import CATALOG, knowledge
 
 VLLM = sorted((CATALOG / "vllm").iterdir())
 RECIPES = sorted((CATALOG / "recipes").glob("*.yml"))
+SUITES = sorted((CATALOG / "suites").glob("*.yml"))
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
 ONE_SOURCE = ("parser", "bench_settings", "bench_results")  # the file's own source holds for all its entries
 WITH_SOURCES = [
     *(path for path in VLLM if path.suffix == ".yml" and path.stem not in ONE_SOURCE),
     *RECIPES,
+    *(path for path in SUITES if path.stem != "quick"),  # a load of our own
     CATALOG / "images.yml",
     CATALOG / "host_items.yml",
 ]
@@ -56,6 +58,12 @@ def test_recipes_match_their_schema(path: Path) -> None:
     assert read(path)["recipe"] == path.stem
 
 
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.name)
+def test_suites_match_their_schema(path: Path) -> None:
+    assert problems(read(path), schema("suite")) == []
+    assert read(path)["suite"] == path.stem
+
+
 @pytest.mark.parametrize("path", BASELINES, ids=lambda path: path.name)
 def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
@@ -66,7 +74,9 @@ def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
 
-@pytest.mark.parametrize("name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources"])
+@pytest.mark.parametrize(
+    "name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources", "suite"]
+)
 def test_schemas_are_schemas(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
 

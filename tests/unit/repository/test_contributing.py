@@ -54,6 +54,15 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "tests/unit/catalog/test_recipes.py": "def test_what_the_documents_recommend",
         },
     ),
+    "We have a load of our own to measure.": (
+        "add-a-suite",
+        {
+            "catalog/suites/serving.yml": "groups:",
+            "docs/suites.md": "## A suite of your own",
+            "tests/unit/repository/test_rendered_suites.py": "CANNOT",
+            "plugins/plugin_utils/suites/parse.py": "SUITE_KEYS",
+        },
+    ),
     "A crash is told as unknown.": (
         "recognize-a-failure-at-start-up",
         {"docs/runbooks/crash.md": "out_of_memory", "tests/unit/common/test_failures.py": "classify"},

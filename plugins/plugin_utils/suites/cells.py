@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of a suite for one instance, as the module takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .expand import LeftOut
+from .suite import Load, Shape, Slo
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of an instance. num_prompts: None for the latency benchmark; metric: what repeats are judged by.
+
+    percentiles: those that this many requests can show. argv has no seed: each run has its own.
+    """
+
+    name: str
+    kind: str
+    argv: tuple[str, ...]
+    shape: Shape | None
+    load: Load
+    num_prompts: int | None
+    slos: tuple[Slo, ...]
+    percentiles: tuple[float, ...]
+    metric: str
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cell as the module takes it."""
+        return {
+            "cell": self.name,
+            "kind": self.kind,
+            "argv": list(self.argv),
+            "shape": self.shape.to_json() if self.shape else None,
+            "load": self.load.to_json(),
+            "num_prompts": self.num_prompts,
+            "slos": [slo.to_json() for slo in self.slos],
+            "percentiles": list(self.percentiles),
+            "metric": self.metric,
+        }
+
+
+@dataclass(frozen=True)
+class SuiteCells:
+    """An instance's cells, and how often and in which order they run.
+
+    order: the names of the cells for each of `most` blocks, shuffled by the seed. left_out: what is not measured here.
+    """
+
+    suite: str
+    offline: bool
+    cells: tuple[Cell, ...]
+    left_out: tuple[LeftOut, ...]
+    blocks: int
+    most: int
+    half_width: float
+    warmups: int
+    seed: int
+    order: tuple[tuple[str, ...], ...]
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cells and their schedule as the module takes them."""
+        return {
+            "cells": [cell.to_json() for cell in self.cells],
+            "blocks": self.blocks,
+            "most": self.most,
+            "half_width": self.half_width,
+            "warmups": self.warmups,
+            "seed": self.seed,
+            "order": [list(names) for names in self.order],
+        }

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compose the cells of a suite for instances: what is measured, with which command lines, in which order. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.errors import FleetError, Problem
+from ..catalog.flag_values import Value
+from ..catalog.load import Knowledge
+from .cells import Cell, SuiteCells
+from .engine import Engine, Wanted, described, reachable, read_engine, runs, wanted_engine
+from .expand import LeftOut, expand
+from .overrides import parse_overrides
+from .parse import read_suite
+from .render import Renderer
+from .suite import Suite
+
+MANY = 5
+"""Reasons that one message has room for."""
+
+
+@dataclass(frozen=True)
+class SuiteCommands:
+    """A suite for several instances. cells: SuiteCells.to_json() by instance; offline: they must be stopped."""
+
+    suite: str
+    offline: bool
+    cells: Mapping[str, Mapping[str, Any]]
+    warnings: tuple[str, ...]
+
+
+def suite_commands(
+    knowledge: Knowledge,
+    name: str,
+    instances: Iterable[Mapping[str, Any]],
+    overrides: Mapping[str, Value] | None = None,
+) -> SuiteCommands:
+    """Return the cells of each instance in a suite: a name of the catalogue, or a path.
+
+    The warnings say what is left out and why. Raise FleetError with the problems of all instances.
+    """
+    suite = read_suite(knowledge, name)
+    made: dict[str, SuiteCells] = {}
+    problems: list[Problem] = []
+    for instance in instances:
+        try:
+            made[instance["name"]] = suite_cells(knowledge, suite, instance, overrides)
+        except FleetError as error:
+            problems += error.problems
+    if problems:
+        raise FleetError(problems)
+    warnings = [
+        f"{instance}: {text}"
+        for instance, cells in made.items()
+        for text in (*cells.warnings, *(f"{item.name} is left out. {item.reason}" for item in cells.left_out))
+    ]
+    found = {instance: cells.to_json() for instance, cells in made.items()}
+    return SuiteCommands(suite.name, suite.offline, found, tuple(warnings))
+
+
+def suite_cells(
+    knowledge: Knowledge,
+    suite: Suite,
+    instance: Mapping[str, Any],
+    overrides: Mapping[str, Value] | None = None,
+) -> SuiteCells:
+    """Return the cells in which an instance (as in the plan) is measured.
+
+    `overrides` are the operator's: blocks, most, half_width, warmups, seed, kinds, percentiles, and arguments of the
+    client that the suite leaves open. Raise FleetError for wrong ones, for a percentile that the operator asked for and
+    that a cell has too few requests for, for a data set without its file, and if no cell is left.
+    """
+    given = parse_overrides(knowledge, suite, overrides or {})
+    try:
+        engine = read_engine(knowledge, instance)
+    except (KeyError, ValueError) as error:
+        raise FleetError([Problem((f"targets[{instance.get('name') or '?'}]",), f"{error}.")]) from None
+    found = list(_cells(Renderer(knowledge, suite, instance, given), engine))
+    cells = tuple(item for item in found if isinstance(item, Cell))
+    left_out = tuple(item for item in found if isinstance(item, LeftOut))
+    if not cells:
+        raise FleetError([_nothing(suite, str(instance["name"]), left_out)])
+    names = [cell.name for cell in cells]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        what = f"has two cells {', '.join(twice)}."
+        raise FleetError([Problem((f"suite {suite.name}",), what, "Each shape needs a load of its own.")])
+    repeats = given.repeats
+    return SuiteCells(
+        suite=suite.name,
+        offline=suite.offline,
+        cells=cells,
+        left_out=left_out,
+        blocks=repeats.blocks,
+        most=repeats.most,
+        half_width=repeats.half_width,
+        warmups=repeats.warmups,
+        seed=given.seed,
+        order=tuple(block_orders(names, repeats.most, given.seed)),
+        warnings=tuple(dict.fromkeys(text for cell in cells for text in cell.warnings)),
+    )
+
+
+def block_orders(names: Iterable[str], blocks: int, seed: int) -> Iterator[tuple[str, ...]]:
+    """Yield the order of the cells in each block: a drift of the machine then falls on no cell in particular."""
+    dice, cells = random.Random(seed), sorted(names)
+    for _ in range(blocks):
+        yield tuple(dice.sample(cells, len(cells)))
+
+
+def _cells(renderer: Renderer, engine: Engine) -> Iterator[Cell | LeftOut]:
+    suite, datasets = renderer.suite, renderer.knowledge.bench_book["datasets"]
+    for prefix, wanted in _variants(renderer.knowledge, suite, engine):
+        if isinstance(wanted, LeftOut):
+            yield wanted
+            continue
+        for group in suite.groups:
+            if group.kind in renderer.overrides.kinds and group.measures(str(renderer.instance["model"])):
+                for planned in expand(group, engine, datasets, prefix, wanted):
+                    yield planned if isinstance(planned, LeftOut) else renderer.render(planned)
+
+
+def _variants(
+    knowledge: Knowledge, suite: Suite, engine: Engine
+) -> Iterator[tuple[str, Wanted | LeftOut | None]]:
+    """Yield the variants that can be measured, each with the prefix of its cells, and why others cannot.
+
+    A running engine is measured as the variant that it runs. An offline benchmark starts an engine of its own, which
+    can have the flags of any variant.
+    """
+    if not suite.variants:
+        yield "", None
+    for variant in suite.variants:
+        wanted = wanted_engine(knowledge, variant, engine.table)
+        if wanted.why_not:
+            yield "", LeftOut(variant.name, wanted.why_not)
+        elif runs(engine, wanted):
+            yield f"{variant.name}-", Wanted({}, {})
+        elif suite.offline and reachable(engine, wanted):
+            yield f"{variant.name}-", wanted
+        else:
+            yield "", LeftOut(variant.name, f"The engine does not run with {described(variant)}.")
+
+
+def _nothing(suite: Suite, instance: str, left_out: Iterable[LeftOut]) -> Problem:
+    """Return why a suite measures nothing of an instance, and what to do."""
+    reasons = [f"{item.name}: {item.reason}" for item in left_out]
+    more = f" ({len(reasons)} in all)" if len(reasons) > MANY else ""
+    names = {variant.name for variant in suite.variants}
+    if names and {item.name for item in left_out} <= names:
+        fix = (
+            "The suite compares engines, and restarts none. Set one variant in the deployment, roll it out with "
+            "upgrade.yml, run the suite, and do the same with the next one."
+        )
+    else:
+        fix = "Choose another suite, or write one of your own and give its path."
+    what = " ".join(["nothing of it can be measured.", *reasons[:MANY]]) + more
+    return Problem((f"suite {suite.name}", instance), what, fix)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expand a suite into the cells of one engine, with neutral arguments for the client. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..catalog.flag_values import Value
+from .engine import Engine, Wanted, beside
+from .suite import LOAD_ARGUMENTS, SERVE, Group, Load, Shape
+
+_MARKS = {"concurrency": "c", "rate": "r", "batch": "b"}
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell before it is rendered. args: the client's; basis: those without which it would be another cell."""
+
+    name: str
+    group: Group
+    shape: Shape | None
+    load: Load
+    num_prompts: int | None
+    args: Mapping[str, Value]
+    basis: frozenset[str]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A cell or variant that an instance is not measured in, and why."""
+
+    name: str
+    reason: str
+
+
+def expand(
+    group: Group, engine: Engine, datasets: Mapping[str, Any], prefix: str = "", wanted: Wanted | None = None
+) -> Iterator[PlannedCell | LeftOut]:
+    """Yield each shape of a group under each load, and each shape that the engine's context cannot hold.
+
+    `datasets` are those of bench_settings.yml; `wanted` is the variant in which an offline benchmark is run, and
+    `prefix` its name.
+    """
+    for shape in group.shapes or (None,):
+        for load in group.loads:
+            name = prefix + _name(group, shape, load)
+            long = shape.input + shape.output if shape else 0
+            if engine.max_model_len is not None and long > engine.max_model_len:
+                yield LeftOut(name, f"{long} tokens are more than --max-model-len {engine.max_model_len}.")
+                continue
+            prompts = group.prompts.number(load, engine.max_num_seqs) if group.prompts else None
+            basis = _basis(group, shape, load, prompts, datasets)
+            variant = beside(engine, wanted) if wanted and group.kind != SERVE else {}
+            given = {flag.lstrip("-").replace("-", "_"): value for flag, value in variant.items()}
+            yield PlannedCell(
+                name, group, shape, load, prompts, {**group.args, **basis, **given}, frozenset(basis)
+            )
+
+
+def _name(group: Group, shape: Shape | None, load: Load) -> str:
+    dataset = () if group.dataset in ("", "random") else (group.dataset,)
+    lengths = (f"in{shape.input}", f"out{shape.output}") if shape else ()
+    arrival = "all" if load.value is None else f"{_MARKS[load.kind]}{load.value:g}"
+    return "-".join((*dataset, *lengths, arrival))
+
+
+def _basis(
+    group: Group, shape: Shape | None, load: Load, prompts: int | None, datasets: Mapping[str, Any]
+) -> dict[str, Value]:
+    found: dict[str, Value] = {"dataset_name": group.dataset} if group.dataset else {}
+    if shape:
+        names: Mapping[str, str] = datasets[group.dataset or "random"]
+        if "input" in names:
+            found[names["input"]] = shape.input - int(group.args.get(names.get("prefix", ""), 0))
+        found[names["output"]] = shape.output
+    if load.kind in LOAD_ARGUMENTS:
+        found[LOAD_ARGUMENTS[load.kind]] = load.value
+    if prompts is not None:
+        found["num_prompts"] = prompts
+    return found

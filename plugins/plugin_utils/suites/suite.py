@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A benchmark suite: what is measured, under which loads, how often. Its files are catalog/suites/*.yml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..catalog.flag_values import Value
+from ..catalog.recipes import named
+
+SERVE = "serve"
+METRICS: Mapping[str, str] = {
+    "serve": "output_throughput",
+    "latency": "mean_batch_latency_ms",
+    "throughput": "total_token_throughput",
+}
+"""The metric by which runs of a kind of benchmark are repeated and compared."""
+LOADS: Mapping[str, tuple[str, ...]] = {
+    "serve": ("concurrency", "rate", "all"),
+    "latency": ("batch",),
+    "throughput": ("all",),
+}
+"""What the load of each kind of benchmark may be; `all`: every request at once."""
+LOAD_ARGUMENTS: Mapping[str, str] = {
+    "concurrency": "max_concurrency",
+    "rate": "request_rate",
+    "batch": "batch_size",
+}
+"""The client's argument for each load. Without one, the client sends all requests at once."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens of each prompt, and of each answer."""
+
+    input: int
+    output: int
+
+    def to_json(self) -> dict[str, int]:
+        """Return the shape as plain data."""
+        return {"input": self.input, "output": self.output}
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests arrive. kind: one of LOADS; value: requests in flight, requests per second, or the batch's size."""
+
+    kind: str
+    value: float | None = None
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the load as plain data."""
+        return {"kind": self.kind, "value": self.value}
+
+
+@dataclass(frozen=True)
+class PromptRule:
+    """How many requests a run sends: the first rule that is set, and at least `least`."""
+
+    count: int = 0
+    per_concurrency: int = 0
+    per_max_num_seqs: int = 0
+    seconds: int = 0
+    least: int = 1
+
+    def number(self, load: Load, max_num_seqs: int) -> int:
+        """Return the number of requests under a load, for an engine that decodes max_num_seqs sequences at once."""
+        wanted = (
+            self.count
+            or self.per_concurrency * int(load.value or 0)
+            or self.per_max_num_seqs * max_num_seqs
+            or round(self.seconds * float(load.value or 0))
+        )
+        return max(wanted, self.least)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one kind: every shape under every load. No shapes: the data set has its own lengths.
+
+    models, except_models: patterns of the models that it measures and leaves out.
+    """
+
+    title: str
+    kind: str
+    dataset: str
+    shapes: tuple[Shape, ...]
+    loads: tuple[Load, ...]
+    prompts: PromptRule | None
+    args: Mapping[str, Value] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    except_models: tuple[str, ...] = ()
+
+    def measures(self, model: str) -> bool:
+        """Return whether it is meant for a model (a repository, or a path)."""
+        return (not self.models or named(model, self.models)) and not named(model, self.except_models)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that a request has to keep, in milliseconds; None where there is no limit. No models: for all."""
+
+    name: str
+    models: tuple[str, ...] = ()
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the limits as plain data."""
+        return {
+            "name": self.name,
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "e2el_ms": self.e2el_ms,
+        }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration of the engine: neutral settings, flags of `vllm serve`, variables.
+
+    Null or false for a flag: it is not set. True for a flag with a value: it is set, to anything.
+    """
+
+    name: str
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    engine_args: Mapping[str, Value] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Discarded runs, then blocks: at least `blocks`, at most `most`.
+
+    half_width: of the 95 % interval of a cell's median, as a share of the median. Wider ones get further blocks.
+    """
+
+    warmups: int
+    blocks: int
+    most: int
+    half_width: float
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite. accuracy: names of tasks. Its groups measure either running instances or stopped ones."""
+
+    name: str
+    title: str
+    repeats: Repeats
+    groups: tuple[Group, ...]
+    percentiles: tuple[float, ...] = ()
+    slos: tuple[Slo, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    accuracy: tuple[str, ...] = ()
+
+    @property
+    def offline(self) -> bool:
+        """Return whether the client loads the model itself, so that the instances have to be stopped."""
+        return all(group.kind != SERVE for group in self.groups)
+
+    def slos_of(self, model: str) -> tuple[Slo, ...]:
+        """Return the limits that hold for a model."""
+        return tuple(slo for slo in self.slos if not slo.models or named(model, slo.models))
