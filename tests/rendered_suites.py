@@ -83,7 +83,7 @@ def lines_of(name: str, release: str) -> tuple[set[Line], set[str]]:
         except FleetError as error:
             reasons.add(str(error))
             continue
-        reasons.update(item.reason for item in found.left_out)
+        reasons.update(item.reason for item in found.omitted)
         lines.update(client(cell.argv) for cell in found.cells)
     return lines, reasons
 

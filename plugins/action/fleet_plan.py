@@ -30,6 +30,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets imp
     VaultReader,
     load_endpoint,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import (
+    unknown_benchmark_arguments,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
@@ -61,6 +64,7 @@ class ActionModule(ControllerAction):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return plan, todo, changes and text; or fail with every problem of the input."""
         reader, offline, again = InventoryReader(facts), options["offline"], options["again"]
+        knowledge = Knowledge(CATALOG)
         names = reader.hosts(options["hosts"])
         base, groups = reader.beside_inventory(names), reader.groups()
         inputs = {name: reader.host(name, offline) for name in names}
@@ -71,6 +75,7 @@ class ActionModule(ControllerAction):
             raise FleetError(refused_plan(foreign))
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
         slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
+        slips += unknown_benchmark_arguments(knowledge, {name: reader.raw(name) for name in names})
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         wrong = request.check_request(options, canary_rules(options).wrong())
@@ -91,7 +96,7 @@ class ActionModule(ControllerAction):
         )
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
-        factory = InstanceFactory(Knowledge(CATALOG), lock, load_renderer(), models, key)
+        factory = InstanceFactory(knowledge, lock, load_renderer(), models, key)
         plan = news = plan_fleet(checked, factory, endpoint)
         if again is not None:
             news = restrict_to(plan, again)

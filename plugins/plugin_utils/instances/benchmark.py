@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,34 @@ from ...module_utils.common.endpoint import listen_address, local_address
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.mounts import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
 from ..catalog.bench_args import BenchCommand, bench_args, reserved
+from ..catalog.bench_clients import unknown_arguments
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 
+VARIABLES: Mapping[str, str] = {
+    "benchmark_serve_args": "serve",
+    "benchmark_latency_args": "latency",
+    "benchmark_throughput_args": "throughput",
+    "canary_args": "serve",
+}
+"""Variables with arguments of a benchmark, and its kind."""
 NEEDED = ("name", "model", "served_model", "vllm", "port", "argv")
+
+
+def unknown_benchmark_arguments(
+    knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Problem]:
+    """Yield the benchmark arguments in hosts' variables that no release's client has: the plan then fails, not the run.
+
+    Variables that are templates are not evaluated here; the run checks them.
+    """
+    table = knowledge.flags(knowledge.line.releases[-1])
+    for host, given in variables.items():
+        for name, kind in VARIABLES.items():
+            if isinstance(arguments := given.get(name), Mapping):
+                names = [str(key) for key in arguments]
+                for item in unknown_arguments(table, knowledge.bench, knowledge.bench_book, kind, names):
+                    yield Problem((name, item.subject), f"{item.what}.", item.fix, (host,))
 
 
 @dataclass(frozen=True)

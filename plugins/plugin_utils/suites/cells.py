@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .expand import LeftOut
+from .expand import OmittedCell
 from .suite import Load, Shape, Slo
 
 
 @dataclass(frozen=True)
-class Cell:
+class SuiteCell:
     """One measurement of an instance. num_prompts: None for the latency benchmark; metric: what repeats are judged by.
 
     percentiles: those that this many requests can show. argv has no seed: each run has its own.
@@ -47,13 +47,13 @@ class Cell:
 class SuiteCells:
     """An instance's cells, and how often and in which order they run.
 
-    order: the names of the cells for each of `most` blocks, shuffled by the seed. left_out: what is not measured here.
+    order: the names of the cells for each of `most` blocks, shuffled by the seed. omitted: what is not measured here.
     """
 
     suite: str
     offline: bool
-    cells: tuple[Cell, ...]
-    left_out: tuple[LeftOut, ...]
+    cells: tuple[SuiteCell, ...]
+    omitted: tuple[OmittedCell, ...]
     blocks: int
     most: int
     half_width: float

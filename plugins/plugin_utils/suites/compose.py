@@ -11,9 +11,9 @@ from typing import Any
 from ...module_utils.common.errors import FleetError, Problem
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
-from .cells import Cell, SuiteCells
-from .engine import Engine, Wanted, described, reachable, read_engine, runs, wanted_engine
-from .expand import LeftOut, expand
+from .cells import SuiteCell, SuiteCells
+from .engine import EngineVariant, InstanceEngine, described, reachable, read_engine, runs, wanted_engine
+from .expand import OmittedCell, expand
 from .overrides import parse_overrides
 from .parse import read_suite
 from .render import Renderer
@@ -56,7 +56,7 @@ def suite_commands(
     warnings = [
         f"{instance}: {text}"
         for instance, cells in made.items()
-        for text in (*cells.warnings, *(f"{item.name} is left out. {item.reason}" for item in cells.left_out))
+        for text in (*cells.warnings, *(f"{item.name} is left out. {item.reason}" for item in cells.omitted))
     ]
     found = {instance: cells.to_json() for instance, cells in made.items()}
     return SuiteCommands(suite.name, suite.offline, found, tuple(warnings))
@@ -80,10 +80,10 @@ def suite_cells(
     except (KeyError, ValueError) as error:
         raise FleetError([Problem((f"targets[{instance.get('name') or '?'}]",), f"{error}.")]) from None
     found = list(_cells(Renderer(knowledge, suite, instance, given), engine))
-    cells = tuple(item for item in found if isinstance(item, Cell))
-    left_out = tuple(item for item in found if isinstance(item, LeftOut))
+    cells = tuple(item for item in found if isinstance(item, SuiteCell))
+    omitted = tuple(item for item in found if isinstance(item, OmittedCell))
     if not cells:
-        raise FleetError([_nothing(suite, str(instance["name"]), left_out)])
+        raise FleetError([_nothing(suite, str(instance["name"]), omitted)])
     names = [cell.name for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -94,7 +94,7 @@ def suite_cells(
         suite=suite.name,
         offline=suite.offline,
         cells=cells,
-        left_out=left_out,
+        omitted=omitted,
         blocks=repeats.blocks,
         most=repeats.most,
         half_width=repeats.half_width,
@@ -112,21 +112,21 @@ def block_orders(names: Iterable[str], blocks: int, seed: int) -> Iterator[tuple
         yield tuple(dice.sample(cells, len(cells)))
 
 
-def _cells(renderer: Renderer, engine: Engine) -> Iterator[Cell | LeftOut]:
+def _cells(renderer: Renderer, engine: InstanceEngine) -> Iterator[SuiteCell | OmittedCell]:
     suite, datasets = renderer.suite, renderer.knowledge.bench_book["datasets"]
     for prefix, wanted in _variants(renderer.knowledge, suite, engine):
-        if isinstance(wanted, LeftOut):
+        if isinstance(wanted, OmittedCell):
             yield wanted
             continue
         for group in suite.groups:
             if group.kind in renderer.overrides.kinds and group.measures(str(renderer.instance["model"])):
                 for planned in expand(group, engine, datasets, prefix, wanted):
-                    yield planned if isinstance(planned, LeftOut) else renderer.render(planned)
+                    yield planned if isinstance(planned, OmittedCell) else renderer.render(planned)
 
 
 def _variants(
-    knowledge: Knowledge, suite: Suite, engine: Engine
-) -> Iterator[tuple[str, Wanted | LeftOut | None]]:
+    knowledge: Knowledge, suite: Suite, engine: InstanceEngine
+) -> Iterator[tuple[str, EngineVariant | OmittedCell | None]]:
     """Yield the variants that can be measured, each with the prefix of its cells, and why others cannot.
 
     A running engine is measured as the variant that it runs. An offline benchmark starts an engine of its own, which
@@ -137,21 +137,21 @@ def _variants(
     for variant in suite.variants:
         wanted = wanted_engine(knowledge, variant, engine.table)
         if wanted.why_not:
-            yield "", LeftOut(variant.name, wanted.why_not)
+            yield "", OmittedCell(variant.name, wanted.why_not)
         elif runs(engine, wanted):
-            yield f"{variant.name}-", Wanted({}, {})
+            yield f"{variant.name}-", EngineVariant({}, {})
         elif suite.offline and reachable(engine, wanted):
             yield f"{variant.name}-", wanted
         else:
-            yield "", LeftOut(variant.name, f"The engine does not run with {described(variant)}.")
+            yield "", OmittedCell(variant.name, f"The engine does not run with {described(variant)}.")
 
 
-def _nothing(suite: Suite, instance: str, left_out: Iterable[LeftOut]) -> Problem:
+def _nothing(suite: Suite, instance: str, omitted: Iterable[OmittedCell]) -> Problem:
     """Return why a suite measures nothing of an instance, and what to do."""
-    reasons = [f"{item.name}: {item.reason}" for item in left_out]
+    reasons = [f"{item.name}: {item.reason}" for item in omitted]
     more = f" ({len(reasons)} in all)" if len(reasons) > MANY else ""
     names = {variant.name for variant in suite.variants}
-    if names and {item.name for item in left_out} <= names:
+    if names and {item.name for item in omitted} <= names:
         fix = (
             "The suite compares engines, and restarts none. Set one variant in the deployment, roll it out with "
             "upgrade.yml, run the suite, and do the same with the next one."

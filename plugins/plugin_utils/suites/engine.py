@@ -19,7 +19,7 @@ MAX_NUM_SEQS = 256
 
 
 @dataclass(frozen=True)
-class Engine:
+class InstanceEngine:
     """An instance's engine. flags: by their names, with the last value; a negated switch is False.
 
     max_model_len: None if its command line does not say, so that the model's own context holds.
@@ -32,13 +32,13 @@ class Engine:
     max_num_seqs: int
 
 
-def read_engine(knowledge: Knowledge, instance: Mapping[str, Any]) -> Engine:
+def read_engine(knowledge: Knowledge, instance: Mapping[str, Any]) -> InstanceEngine:
     """Return the engine of an instance as in the plan. Raise ValueError for a vLLM older than the catalogue."""
     table = knowledge.flags(instance["vllm"])
     flags = _flags(table, instance["argv"])
     default = knowledge.default("max_num_seqs", table.release) or MAX_NUM_SEQS
     context = flags.get("--max-model-len")
-    return Engine(
+    return InstanceEngine(
         table=table,
         flags=flags,
         env={name: str(value) for name, value in (instance.get("env") or {}).items()},
@@ -77,7 +77,7 @@ def _parsed(flag: Flag, text: str | None) -> Value:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EngineVariant:
     """A variant in the words of one release: flags by name and variables; or why the release cannot have it."""
 
     args: Mapping[str, Value]
@@ -85,7 +85,7 @@ class Wanted:
     why_not: str = ""
 
 
-def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> Wanted:
+def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> EngineVariant:
     """Return what a variant is for the release of a table."""
     book = knowledge.book(table.release.requested)
     args: dict[str, Value] = {}
@@ -93,25 +93,25 @@ def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> W
     for name, value in variant.settings.items():
         made = render_setting(book, name, value)
         if made.findings:
-            return Wanted({}, {}, made.findings[0].text())
+            return EngineVariant({}, {}, made.findings[0].text())
         args.update(made.args)
         env.update(made.env)
     for name, value in variant.engine_args.items():
         hit = table.get(name)
         if hit is None and value:
-            return Wanted({}, {}, absent(table, f"--{name.replace('_', '-')}").text())
+            return EngineVariant({}, {}, absent(table, f"--{name.replace('_', '-')}").text())
         if hit is not None:
             args[hit[0].name] = value
-    return Wanted(args, env)
+    return EngineVariant(args, env)
 
 
-def runs(engine: Engine, wanted: Wanted) -> bool:
+def runs(engine: InstanceEngine, wanted: EngineVariant) -> bool:
     """Return whether an engine already runs as a variant wants it."""
     flags = all(_agrees(engine, name, value) for name, value in wanted.args.items())
     return flags and all(engine.env.get(name) == value for name, value in wanted.env.items())
 
 
-def _agrees(engine: Engine, name: str, value: Value) -> bool:
+def _agrees(engine: InstanceEngine, name: str, value: Value) -> bool:
     have = engine.flags.get(name, False)
     if value is None or value is False:
         return have is False
@@ -122,16 +122,16 @@ def _agrees(engine: Engine, name: str, value: Value) -> bool:
     return bool(have == _parsed(engine.table.flags[name], token(value)))
 
 
-def reachable(engine: Engine, wanted: Wanted) -> bool:
+def reachable(engine: InstanceEngine, wanted: EngineVariant) -> bool:
     """Return whether an offline benchmark can run as a variant wants it, with flags beside the instance's own.
 
     It cannot take a flag away, choose a value, or change a variable.
     """
     fixed = {name: value for name, value in wanted.args.items() if name not in _settable(engine, wanted)}
-    return runs(engine, Wanted(fixed, wanted.env))
+    return runs(engine, EngineVariant(fixed, wanted.env))
 
 
-def beside(engine: Engine, wanted: Wanted) -> dict[str, Value]:
+def beside(engine: InstanceEngine, wanted: EngineVariant) -> dict[str, Value]:
     """Return a variant's flags for an offline benchmark: of a map, the instance's other keys are kept."""
     found = _settable(engine, wanted)
     for name, value in found.items():
@@ -141,7 +141,7 @@ def beside(engine: Engine, wanted: Wanted) -> dict[str, Value]:
     return found
 
 
-def _settable(engine: Engine, wanted: Wanted) -> dict[str, Value]:
+def _settable(engine: InstanceEngine, wanted: EngineVariant) -> dict[str, Value]:
     def definite(name: str, value: Value) -> bool:
         anything = value is True and engine.table.flags[name].takes_value
         return value is not None and value is not False and not anything

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..catalog.flag_values import Value
-from .engine import Engine, Wanted, beside
+from .engine import EngineVariant, InstanceEngine, beside
 from .suite import LOAD_ARGUMENTS, SERVE, Group, Load, Shape
 
 _MARKS = {"concurrency": "c", "rate": "r", "batch": "b"}
@@ -28,7 +28,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedCell:
     """A cell or variant that an instance is not measured in, and why."""
 
     name: str
@@ -36,8 +36,12 @@ class LeftOut:
 
 
 def expand(
-    group: Group, engine: Engine, datasets: Mapping[str, Any], prefix: str = "", wanted: Wanted | None = None
-) -> Iterator[PlannedCell | LeftOut]:
+    group: Group,
+    engine: InstanceEngine,
+    datasets: Mapping[str, Any],
+    prefix: str = "",
+    wanted: EngineVariant | None = None,
+) -> Iterator[PlannedCell | OmittedCell]:
     """Yield each shape of a group under each load, and each shape that the engine's context cannot hold.
 
     `datasets` are those of bench_settings.yml; `wanted` is the variant in which an offline benchmark is run, and
@@ -48,7 +52,9 @@ def expand(
             name = prefix + _name(group, shape, load)
             long = shape.input + shape.output if shape else 0
             if engine.max_model_len is not None and long > engine.max_model_len:
-                yield LeftOut(name, f"{long} tokens are more than --max-model-len {engine.max_model_len}.")
+                yield OmittedCell(
+                    name, f"{long} tokens are more than --max-model-len {engine.max_model_len}."
+                )
                 continue
             prompts = group.prompts.number(load, engine.max_num_seqs) if group.prompts else None
             basis = _basis(group, shape, load, prompts, datasets)

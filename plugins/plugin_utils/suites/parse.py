@@ -15,7 +15,7 @@ from ..catalog.load import Knowledge
 from .suite import LOAD_ARGUMENTS, LOADS, SERVE, Group, Load, PromptRule, Repeats, Shape, Slo, Suite, Variant
 
 SUITE_KEYS = (
-    "schema", "suite", "title", "repeats", "percentiles", "slos", "accuracy", "variants",
+    "schema", "suite", "title", "repeats", "percentiles", "slos", "variants",
     "groups",
 )  # fmt: skip
 GROUP_KEYS = (
@@ -68,7 +68,6 @@ class _Parser:
             percentiles=self.percentiles(keys.get("percentiles", ()), (*where, "percentiles")),
             slos=self.each("slos", keys, self.slo),
             variants=self.each("variants", keys, self.variant),
-            accuracy=check.texts(keys.get("accuracy", ()), (*where, "accuracy")),
         )
         if len({group.kind == SERVE for group in found.groups}) > 1:
             what = "measures both running instances (serve) and stopped ones (latency, throughput)."

@@ -12,8 +12,8 @@ from ..catalog.findings import BAD_CHOICE, GONE, NOT_YET, Finding
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from ..instances.benchmark import compose_command
-from .cells import Cell
-from .expand import LeftOut, PlannedCell
+from .cells import SuiteCell
+from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
 from .percentiles import shortfall, supported
 from .suite import METRICS, SERVE, Suite
@@ -32,7 +32,7 @@ class Renderer:
     instance: Mapping[str, Any]
     overrides: Overrides
 
-    def render(self, planned: PlannedCell) -> Cell | LeftOut:
+    def render(self, planned: PlannedCell) -> SuiteCell | OmittedCell:
         """Return the cell, or why the release cannot measure it.
 
         Raise FleetError for a wrong argument, a data set without its file, and too few requests for a percentile that
@@ -44,7 +44,7 @@ class Renderer:
         made = compose_command(self.knowledge, planned.group.kind, self.instance, arguments)
         lost = [item for item in made.findings if _lost(item, planned.basis)]
         if lost:
-            return LeftOut(planned.name, f"{lost[0].subject}: {lost[0].what}.")
+            return OmittedCell(planned.name, f"{lost[0].subject}: {lost[0].what}.")
         wrong = [item for item in made.findings if item.is_error]
         if wrong:
             where = f"suite {self.suite.name}"
@@ -52,7 +52,7 @@ class Renderer:
                 Problem((where, planned.group.title, item.subject), f"{item.what}.", item.fix)
                 for item in wrong
             )
-        return Cell(
+        return SuiteCell(
             name=planned.name,
             kind=planned.group.kind,
             argv=made.argv,

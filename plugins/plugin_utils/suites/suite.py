@@ -145,7 +145,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite. accuracy: names of tasks. Its groups measure either running instances or stopped ones."""
+    """A suite. Its groups measure either running instances or stopped ones."""
 
     name: str
     title: str
@@ -154,7 +154,6 @@ class Suite:
     percentiles: tuple[float, ...] = ()
     slos: tuple[Slo, ...] = ()
     variants: tuple[Variant, ...] = ()
-    accuracy: tuple[str, ...] = ()
 
     @property
     def offline(self) -> bool:

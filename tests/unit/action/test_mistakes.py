@@ -115,6 +115,10 @@ MISTAKES = {
     "a key twice": Mistake(
         ("deployments.yml:13: instances_per_host is also set in line 11",), key("instances_per_host: 2")
     ),
+    "a misspelled argument of a benchmark": Mistake(
+        ("benchmark_serve_args.num_promts", "is no argument of vLLM's serve benchmark.", "Did you mean num_prompts?"),
+        add(HARDWARE, "benchmark_serve_args: {num_promts: 64, max_concurrency: 8}\n"),
+    ),
     "a misspelled variable of the connection": Mistake(
         ("ansible_hots (host mi300x-01", "hosts.yml:", "Did you mean ansible_host?"),
         edit("hosts.yml", "ansible_host", "ansible_hots"),

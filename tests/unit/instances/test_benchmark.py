@@ -22,7 +22,11 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import (
+    VARIABLES,
+    bench_command,
+    unknown_benchmark_arguments,
+)
 
 from tests import ROOT
 from tests.commands import instances
@@ -103,6 +107,25 @@ def test_only_lines_that_the_client_refused_are_others_than_before(case: str) ->
     for release, entry in entries(case).items():
         if "before" in entry:
             assert refusals(entry["before"], release), release
+
+
+def test_arguments_of_the_inventory_that_no_release_has() -> None:
+    variables = {
+        "n1": {"benchmark_serve_args": {"num_promts": 1}, "benchmark_latency_args": "{{ own }}"},
+        "n2": {
+            "benchmark_throughput_args": {"max_num_sequences": 1, "max_num_seqs": 1},
+            "canary_args": {"seed": 1},
+        },
+    }
+    found = [problem.text() for problem in unknown_benchmark_arguments(knowledge(), variables)]
+    assert found == [
+        "benchmark_serve_args.num_promts (host n1): is no argument of vLLM's serve benchmark. "
+        "Did you mean num_prompts?",
+        "benchmark_throughput_args.max_num_sequences (host n2): is no argument of vLLM's throughput benchmark. "
+        "Did you mean max_num_seqs?",
+    ]
+    roles = {"n1": {name: defaults(name.partition("_")[0])[name] for name in VARIABLES}}
+    assert list(unknown_benchmark_arguments(knowledge(), roles)) == []
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def test_the_order_is_shuffled_in_each_block_and_recorded() -> None:
 def test_what_the_context_cannot_hold_is_left_out() -> None:
     found = cells("serving", "--max-model-len", "4096")
     assert {cell.shape.input for cell in found.cells if cell.shape} == {128, 1024}
-    reasons = {item.name: item.reason for item in found.left_out}
+    reasons = {item.name: item.reason for item in found.omitted}
     assert reasons["in8192-out1024-c64"] == "9216 tokens are more than --max-model-len 4096."
     with pytest.raises(FleetError, match=r"nothing of it can be measured\..*9216 tokens are more than"):
         cells("inferencex", "--max-model-len=1k")
@@ -124,7 +124,7 @@ def test_too_few_requests_for_a_percentile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "measured", "left_out"),
+    ("flags", "measured", "omitted"),
     [
         (("--max-num-batched-tokens", "16384"), "16k", {"8k", "32k", "64k"}),
         (("--max-num-batched-tokens=65536",), "64k", {"8k", "16k", "32k"}),
@@ -132,12 +132,12 @@ def test_too_few_requests_for_a_percentile() -> None:
     ],
 )
 def test_a_running_engine_is_measured_as_what_it_is(
-    flags: tuple[str, ...], measured: str, left_out: set[str]
+    flags: tuple[str, ...], measured: str, omitted: set[str]
 ) -> None:
     found = cells("batched-tokens", *flags)
     assert {cell.name.partition("-")[0] for cell in found.cells} == {measured}
-    assert {item.name for item in found.left_out} == left_out
-    assert all("The engine does not run with" in item.reason for item in found.left_out)
+    assert {item.name for item in found.omitted} == omitted
+    assert all("The engine does not run with" in item.reason for item in found.omitted)
 
 
 def test_no_engine_is_restarted_for_a_variant() -> None:
