@@ -13,8 +13,8 @@ description:
     directory of its name. docs/exports.md describes the formats.
   - A value that was not measured is an empty cell or a missing key, never 0. Headers of requests and values of secret
     options and variables are masked.
-  - A file with other content is not replaced unless O(overwrite=true); then nothing at all is written. The same export
-    again changes nothing.
+  - Nothing at all is written where a file has other content, unless O(overwrite=true). The same export again changes
+    nothing.
   - Runs on the control node only, once for the whole play, and connects to nothing.
 options:
   run:
