@@ -21,7 +21,7 @@ _MAIN = {
     "throughput": "total_token_throughput",
     "latency": "mean_batch_latency_ms",
 }
-"""The metric to which the interval of a cell belongs."""
+"""The metric to which the interval of a cell belongs, where the cell does not say it."""
 
 
 def export(results: RunResults) -> Export:
@@ -53,7 +53,7 @@ def _items(results: RunResults, row: Row, metrics: tuple[tuple[str, str], ...]) 
 
 def _range(row: Row, key: str) -> str | None:
     interval = row.get("interval")
-    if not interval or _MAIN.get(str(row.get("kind"))) != key:
+    if not interval or (row.get("metric") or _MAIN.get(str(row.get("kind")))) != key:
         return None
     return f"{interval[0]:g} to {interval[1]:g} (95 % of the median)"
 

@@ -85,7 +85,7 @@ def throughput(row: Row) -> Line:
     AMD computes the generated tokens from the requested length. Without a known length they are what vLLM printed.
     """
     given, wanted = shape_of(row)
-    requests = row.get("num_prompts")
+    requests = integer(row.get("num_prompts"))
     asked = requests * wanted if requests is not None and wanted is not None else None
     generated = ratio(asked, row.get("duration_s"))
     return {

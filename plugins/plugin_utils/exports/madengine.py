@@ -88,7 +88,7 @@ def _name(row: Row) -> str:
     if row.get("kind") == "serve":
         parts: list[Any] = [model_name(row), setup.tensor_parallel, cell_of(row), dtype(row)]
     else:
-        amount = integer(load.value) if row.get("kind") == "latency" else row.get("num_prompts")
+        amount = integer(load.value if row.get("kind") == "latency" else row.get("num_prompts"))
         parts = [model_name(row), setup.tensor_parallel, amount, given, wanted, dtype(row)]
     return "_".join("" if part is None else str(part) for part in parts)
 

@@ -107,7 +107,14 @@ def test_github_action_has_a_file_for_each_direction() -> None:
 def test_github_action_shows_the_interval_of_repeats() -> None:
     files = made("github-action-benchmark", suite_results())
     ranges = [item.get("range") for item in json.loads(files["bigger_is_better.json"])]
-    assert ranges[:2] == ["3200 to 1 (95 % of the median)", None]
+    assert ranges == [
+        "3200 to 1 (95 % of the median)",
+        None,
+        "400 to 1 (95 % of the median)",
+        None,
+        None,
+        None,
+    ]
 
 
 def test_csv_has_every_cell_and_every_run() -> None:
