@@ -14,19 +14,25 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import (
+    CATALOG,
+    Knowledge,
+    load_gpus,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     InventoryReader,
     to_plain_data,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
     csv_text,
     free_run,
     json_text,
-    raw_names,
+    run_files,
     write_run,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import (
@@ -34,8 +40,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs impor
     inventory_secrets,
     last_plan,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import SoftwareSources
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
-    Measured,
     build_summary,
     collect,
 )
@@ -66,7 +72,8 @@ class ActionModule(ControllerAction):
         own = {host: reader.values(host, VARIABLES, lenient=True) for host in hosts}
         redact = Redactor(inventory_secrets(own.values()))
         try:
-            written = _write(options, own, redact)
+            sources = SoftwareSources(_lock(reader.beside_inventory(hosts)), Knowledge(CATALOG).images)
+            written = _write(options, own, redact, sources)
         except self.expected as error:
             raise ResultsError(redact(str(error))) from None
         if "text" in written:
@@ -74,16 +81,30 @@ class ActionModule(ControllerAction):
         return written
 
 
-def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor) -> dict[str, Any]:
+def _lock(directory: Path) -> Lock:
+    """Return the pins beside the inventory; none if the file is damaged, as a report needs them for versions only."""
+    try:
+        return read_lock(directory / "fleet.lock.json")
+    except FleetError:
+        return Lock()
+
+
+def _write(
+    options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor, sources: SoftwareSources
+) -> dict[str, Any]:
     now = datetime.now(UTC)
     results_dir = Path(options["results_dir"]).expanduser().absolute()
     run = free_run(results_dir, check_run(options["run"] or now.strftime("%Y%m%dT%H%M%SZ")))
     models = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}
-    measured = collect(list(own), own, redact, models)
+    measured = collect(list(own), own, redact, models, sources)
     if not measured.rows and not measured.failures:
         return {"changed": False, "msg": "There was no instance to measure."}
     summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
-    files = _files(summary, measured)
+    files: dict[str, str | bytes] = {
+        "summary.json": json_text(summary),
+        "benchmarks.csv": csv_text(summary),
+        **run_files(measured),
+    }
     plan = options["plan"] or last_plan(own.values())
     if plan:
         files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, str))))
@@ -102,10 +123,3 @@ def _write(options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor)
         "failures": summary["failures"],
         "text": "\n".join([text_summary(summary), *paths]),
     }
-
-
-def _files(summary: Mapping[str, Any], measured: Measured) -> dict[str, str]:
-    files = {"summary.json": json_text(summary), "benchmarks.csv": csv_text(summary)}
-    for name, raw in zip(raw_names(measured.rows), measured.raw, strict=True):
-        files[f"raw/{name}"] = json_text(raw)
-    return files

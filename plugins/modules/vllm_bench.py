@@ -16,13 +16,17 @@ description:
   - Percentiles 50, 90, 95 and 99 of TTFT, TPOT, ITL and E2EL are measured unless O(args) sets others.
   - The API key of an instance reaches the client through the instance's environment file, never as an argument.
   - A benchmark fails if no request completed or some requests failed; the error has the cause in the server's log.
-  - If the controller dies, the next run removes the benchmark's container.
+  - If the controller dies, the next call removes the benchmark's container. A call with the same O(run), instances and
+    arguments keeps the runs that were finished, and performs the others. What is on the node is removed once it was
+    returned.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
 options:
   run:
-    description: Name of the measurement, a label of the containers. Default is the time in UTC.
+    description:
+      - Name of the measurement, a label of the containers. Default is the time in UTC, and then there is nothing to
+        continue from.
     type: str
     default: ""
   kind:
@@ -52,30 +56,37 @@ options:
     default: {}
   repeat:
     description:
-      - Number of consecutive runs, each with its own result. They share one process, so that vLLM is imported once.
-      - With several runs or with O(warmups), each run has another seed, counted up from the C(seed) of O(args) or from
-        the time, so that no prompt is in the prefix cache. Only for V(serve).
+      - Number of runs, each with its own result. Each has another seed, counted up from the C(seed) of O(args) or from
+        the time, so that no prompt is in the prefix cache. Runs of a served instance share one process, so that vLLM is
+        imported once.
     type: int
     default: 1
+  most:
+    description:
+      - Number of runs up to which a measurement is repeated while the 95 % interval of its median is wider than
+        O(half_width). Measurements of fewer than 3 runs are not repeated.
+    type: int
+    default: 10
+  half_width:
+    description: Half the width of that interval at which a measurement is precise enough, relative to the median.
+    type: float
+    default: 0.02
   warmups:
-    description: Number of runs before them, whose results are discarded. Only for V(serve).
+    description: Number of runs before them, whose results are discarded.
     type: int
     default: 0
   timeout:
     description: Seconds that the benchmarks may take, including all runs.
     type: int
     default: 7200
-  commands:
+  jobs:
     description:
-      - The command line of each target, by its name. The module's action plugin composes it from O(args); leave it out.
+      - What is measured of each target, by its name. The module's action plugin composes it from the options above;
+        leave it out.
     type: dict
     default: {}
-  seed:
-    description: The seed of the first of several runs. The module's action plugin takes it from O(args); leave it out.
-    type: int
-    default: 0
   program:
-    description: The program that repeats a run. The module's action plugin sets it; leave it out.
+    description: The program that performs the runs. The module's action plugin sets it; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -107,12 +118,13 @@ EXAMPLES = r"""
       num_prompts: 640
       max_concurrency: 128
       ignore_eos: true
-      seed: 0
+    repeat: 3
+    warmups: 1
 """
 
 RETURN = r"""
 benchmarks:
-  description: One entry for each target.
+  description: One entry for each cell of each target; O(args) make one cell.
   type: list
   elements: dict
   returned: always, unless the parameters are wrong or an instance is not in the state that the kind needs
@@ -126,6 +138,21 @@ benchmarks:
     kind:
       description: The benchmark.
       type: str
+    cell:
+      description: Name of the cell, made of its shape and load.
+      type: str
+    shape:
+      description: C(input) and C(output), tokens of a prompt and an answer; null for a data set of various lengths.
+      type: dict
+    load:
+      description: C(kind), one of C(concurrency), C(rate), C(batch) and C(all), and its C(value).
+      type: dict
+    metric:
+      description: The metric whose interval decides about repeats.
+      type: str
+    slos:
+      description: Limits of latencies by which goodput is computed; null for none.
+      type: dict
     model:
       description: The model.
       type: str
@@ -139,30 +166,55 @@ benchmarks:
       description: Its digest; null for an image built on the node.
       type: str
     command:
-      description: The command line of the benchmark.
+      description: The command line of the benchmark, without the seed.
       type: list
       elements: str
-    started:
-      description: When it started, in seconds since 1970.
-      type: float
-    seconds:
-      description: How long it took, including the client's start.
-      type: float
-    result:
-      description: The JSON that vLLM wrote, with null for NaN; null if it wrote none. For several runs, the last one.
-      type: dict
-    results:
-      description: The JSON of each successful run, without per-request lists.
+    runs:
+      description: The runs in order of their blocks, failed ones too.
       type: list
       elements: dict
+      contains:
+        block:
+          description: Which pass over all cells, from 1 on; 0 for a warm-up that failed.
+          type: int
+        order:
+          description: Position within the block, from 1 on.
+          type: int
+        seed:
+          description: The client's seed.
+          type: int
+        started:
+          description: When it started, in seconds since 1970.
+          type: float
+        seconds:
+          description: How long it took, including the client's start.
+          type: float
+        client_cpu_share:
+          description:
+            - CPU time of the client per second of measurement; null if unknown. Close to 1, the client is the limit.
+          type: float
+        result:
+          description: The JSON that vLLM wrote, with null for NaN, without per-request lists; null if it wrote none.
+          type: dict
+        detail:
+          description:
+            - The per-request lists as JSON, compressed by gzip, in base64; null if there are none or if they are too
+              large. Gaps between tokens (C(itls)) are left out where only they are.
+          type: str
+        log:
+          description: The last lines that it printed, if they are needed.
+          type: str
+        error:
+          description: Why it failed; null if it succeeded.
+          type: str
     log:
-      description: The last lines that it printed.
+      description: The last lines that were printed, if the cell failed.
       type: str
     error:
-      description: Why it failed; null if it succeeded.
+      description: Why the cell failed or lacks runs; null if it succeeded.
       type: str
     instance_plan:
-      description: The target from the parameters.
+      description: The target from the parameters, without C(server).
       type: dict
 actions:
   description: Requests to Docker, in order; in check mode those that would be made.
@@ -174,10 +226,8 @@ actions:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
-    parse_repeat,
-    parse_target,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import parse_target
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import Measurement
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import complete_target, measure
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
@@ -200,10 +250,11 @@ def argument_spec():
         "targets": {"type": "list", "elements": "dict", "default": []},
         "args": {"type": "dict", "default": {}},
         "repeat": {"type": "int", "default": 1},
+        "most": {"type": "int", "default": 10},
+        "half_width": {"type": "float", "default": 0.02},
         "warmups": {"type": "int", "default": 0},
         "timeout": {"type": "int", "default": 7200},
-        "commands": {"type": "dict", "default": {}},
-        "seed": {"type": "int", "default": 0},
+        "jobs": {"type": "dict", "default": {}},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
         **LEASE_OPTION,
@@ -215,26 +266,14 @@ def work(params, check):
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
         raise NodeError(f"run: {run!r} is not a name (it becomes part of a path).")
-    commands = params["commands"]
-    missing = [str(target.get("name")) for target in params["targets"] if target.get("name") not in commands]
-    if missing:
-        raise NodeError(
-            f"commands: none for {', '.join(missing)}. The action plugin vllm_bench composes them."
-        )
-    targets = [parse_target(target, commands[target["name"]]) for target in params["targets"]]
-    repeat = parse_repeat(
-        params["kind"], params["repeat"], params["warmups"], params["seed"], params["program"]
-    )
-    if repeat:
-        require_program(repeat.program)
+    require_program(params["program"])
+    jobs = params["jobs"]
+    targets = [parse_target(target, jobs.get(target.get("name"))) for target in params["targets"]]
     return measure(
         lambda: DockerClient(params["docker_socket"]),
         targets,
-        params["kind"],
-        run,
-        params["timeout"],
+        Measurement(params["kind"], run, params["timeout"], params["program"]),
         check,
-        repeat,
     )
 
 

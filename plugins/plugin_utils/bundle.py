@@ -97,7 +97,7 @@ def module(name: str) -> str:
 GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
     "hf_model": lambda: script("download"),
     "partition_boot": lambda: archive("partition_boot"),
-    "vllm_bench": lambda: script("bench_repeat"),
+    "vllm_bench": lambda: script("bench_job"),
     "vllm_image": lambda: script("inspect_image"),
     "vllm_server": lambda: bundle("supervisor").files,
 }

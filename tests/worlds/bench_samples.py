@@ -93,6 +93,7 @@ def instance_plan(deployment: str, index: int, gpus: list[int], **more: Any) -> 
         "revision": "main",
         "commit": COMMIT,
         "image": IMAGE,
+        "vllm": "0.10.1",
         "port": 8000 + index,
         "gpus": gpus,
         "render_nodes": nodes,
@@ -126,8 +127,10 @@ def instance_plan(deployment: str, index: int, gpus: list[int], **more: Any) -> 
 def entry(
     host: str, deployment: str = "llama", index: int = 0, gpus: tuple[int, ...] = (0,), **more: Any
 ) -> dict[str, Any]:
-    """A benchmark as vllm_bench returns it."""
+    """A benchmark of one run as vllm_bench returns it; `result`, `started`, `seconds` and `log` are the run's."""
     base = f"http://127.0.0.1:{8000 + index}"
+    result = more.pop("result", serve_result(random.Random(f"{host}/{deployment}/{index}")))
+    started = more.pop("started", 1769854502.25)
     return {
         "instance": f"{deployment}-{index}",
         "deployment": deployment,
@@ -138,16 +141,59 @@ def entry(
         "digest": DIGEST,
         "command": f"vllm bench serve --base-url {base} --model {MODEL} --dataset-name random"
         " --random-input-len 1024 --random-output-len 1024 --num-prompts 640 --max-concurrency 128"
-        " --ignore-eos --temperature 0 --seed 0"
+        " --ignore-eos --temperature 0"
         " --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99",
-        "seconds": 191.5,
-        "started": 1769854502.25,
+        "runs": [] if result is None else [run(result, started=started)],
         "log": "",
         "error": None,
-        "result": serve_result(random.Random(f"{host}/{deployment}/{index}")),
         "instance_plan": instance_plan(deployment, index, list(gpus)),
         **more,
     }
+
+
+def run(result: Any, block: int = 1, **more: Any) -> dict[str, Any]:
+    """A run of an entry."""
+    return {
+        "block": block,
+        "order": 1,
+        "seed": 40 + block,
+        "started": 1769854502.25 + 200 * (block - 1),
+        "seconds": 191.5,
+        "client_cpu_share": 0.25,
+        "result": result,
+        "detail": None,
+        "log": "",
+        "error": None,
+        **more,
+    }
+
+
+def with_result(of: dict[str, Any], *results: Any) -> dict[str, Any]:
+    """An entry with these results of its runs."""
+    return {**of, "runs": [run(result, block) for block, result in enumerate(results, 1)]}
+
+
+def suite_entries(
+    host: str, repeats: int = 3, index: int = 0, gpus: tuple[int, ...] = (0,)
+) -> list[dict[str, Any]]:
+    """The entries of an instance that was measured at three concurrencies and one rate, several times."""
+    entries = []
+    for load, speed in (("c16", 0.3), ("c64", 0.7), ("c256", 1.0), ("r4", 0.4)):
+        rng = random.Random(f"{host}/{index}/{load}")
+        results = [serve_result(rng, speed) for _block in range(repeats)]
+        value = int(load[1:])
+        limits = {"max_concurrency": value if load[0] == "c" else None}
+        limits |= {"request_rate": value} if load[0] == "r" else {}
+        results = [{**result, **limits} for result in results]
+        kind, metric = ("concurrency", "output_throughput") if load[0] == "c" else ("rate", "median_tpot_ms")
+        cell = {
+            "cell": f"in1024-out1024-{load}",
+            "shape": {"input": 1024, "output": 1024},
+            "load": {"kind": kind, "value": value},
+            "metric": metric,
+        }
+        entries.append(with_result(entry(host, index=index, gpus=gpus, **cell), *results))
+    return entries
 
 
 def node_state(hostname: str, gpus: int = 8, **more: Any) -> dict[str, Any]:
@@ -204,8 +250,8 @@ def small_fleet(failures: bool = False) -> dict[str, dict[str, Any]]:
     all_gpus = tuple(range(8))
     fleet = {host: variables(host, [entry(host, gpus=all_gpus)]) for host in ("mi300x-01", "mi300x-02")}
     if failures:
-        slow = entry("mi300x-03", gpus=all_gpus)
-        slow["result"] = serve_result(random.Random(3), speed=0.78, failed=7)
+        result = serve_result(random.Random(3), speed=0.78, failed=7)
+        slow = entry("mi300x-03", gpus=all_gpus, result=result)
         fleet["mi300x-03"] = variables(
             "mi300x-03", [slow], node_state("mi300x-03", kernel="5.15.0-91-generic")
         )
@@ -228,10 +274,9 @@ def large_fleet(nodes: int = 64, per_node: int = 8) -> dict[str, dict[str, Any]]
         entries = []
         for index in range(per_node):
             speed = 0.84 if number == 17 else 0.71 if (number, index) == (41, 5) else 1.0
-            one = entry(host, "llama8b", index, (index,))
             failed = 12 if (number, index) == (52, 2) else 0
-            one["result"] = serve_result(random.Random(f"{host}{index}"), speed, failed)
-            entries.append(one)
+            result = serve_result(random.Random(f"{host}{index}"), speed, failed)
+            entries.append(entry(host, "llama8b", index, (index,), result=result))
         driver = {"loaded": True, "version": "6.12.12" if number == 17 else "6.14.14"}
         fleet[host] = variables(host, entries, node_state(host, driver=driver))
     return fleet
@@ -252,10 +297,16 @@ def mixed_fleet() -> dict[str, dict[str, Any]]:
         offline = []
         for kind, result in (("latency", latency_result()), ("throughput", throughput_result())):
             command = f"vllm bench {kind} --model {MODEL}"
+            command += " --input-len 128 --output-len 2048"
             offline.append(entry(host, gpus=(0, 1, 2, 3), kind=kind, result=result, command=command))
         own["__benchmark_offline"] = {"changed": False, "benchmarks": offline}
         fleet[host] = own
     return fleet
+
+
+def suite_fleet() -> dict[str, dict[str, Any]]:
+    """Two nodes, measured with a suite of four cells."""
+    return {host: variables(host, suite_entries(host)) for host in ("n1", "n2")}
 
 
 def summary_of(fleet: dict[str, dict[str, Any]], run: str = "20260131T101500Z") -> dict[str, Any]:
@@ -278,6 +329,7 @@ def main(directory: Path) -> None:
         "wide": large_fleet(64, 1),
         "eight": large_fleet(8, 8),
         "mixed": mixed_fleet(),
+        "suite": suite_fleet(),
     }
     for name, fleet in fleets.items():
         (directory / f"{name}.html").write_text(render_report(summary_of(fleet)), encoding="utf-8")

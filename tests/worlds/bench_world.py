@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.bench_client import ClientRun
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.bench_job import Job
 
 from tests.worlds.fake_docker import FakeContainer, FakeDocker, Program
 
@@ -70,23 +74,69 @@ def result_dir(container: FakeContainer) -> Path:
     return Path(bind.split(":")[0])
 
 
+class Stopped(BaseException):
+    """Docker stopped the container in the middle of a run."""
+
+
 def client(result: Any = RESULT, code: int = 0, log: str = "", seconds: float = 0.0) -> Program:
-    """vllm bench: writes its JSON and ends."""
+    """programs/bench_job.py itself, with a client of vLLM that writes its JSON and ends.
+
+    `result` may be a function of the cell and the client's words. `seconds`: of each run.
+    """
 
     def program(container: FakeContainer) -> int:
-        container.log = log or "  0%|\r100%|done\n============ Serving Benchmark Result ============\n"
-        if container.stopping.wait(seconds):
+        directory = result_dir(container)
+
+        def run(cell: Mapping[str, Any], words: Sequence[str]) -> ClientRun:
+            if container.stopping.wait(seconds):
+                raise Stopped
+            found = result(cell, words) if callable(result) else result
+            if found is not None:
+                text = found if isinstance(found, str) else json.dumps(found)
+                (directory / "result.json").write_text(text)
+            said = log or "  0%|\r100%|done\n============ Serving Benchmark Result ============\n"
+            return ClientRun(code, said, ((0.0, 0.0), (4.0, 1.0)))
+
+        try:
+            data = json.loads((directory / "job.json").read_text())
+            return 0 if Job(data, str(directory), run, container_says(container)).perform() else 1
+        except Stopped:
             return 143
-        if result is not None:
-            text = result if isinstance(result, str) else json.dumps(result)
-            (result_dir(container) / "result.json").write_text(text)
-        return code
 
     return program
 
 
-def args(docker: FakeDocker, *targets: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The module's parameters; the command lines are not what is looked at."""
-    commands = {item["name"]: ["vllm", "bench", more.get("kind", "serve"), "--x"] for item in targets}
-    given = {"run": "r1", "targets": list(targets), "commands": commands, "docker_socket": docker.path}
+def container_says(container: FakeContainer) -> Callable[[str], None]:
+    """Print to the container's log."""
+
+    def say(text: str) -> None:
+        container.log += f"{text}\n"
+
+    return say
+
+
+def job(kind: str = "serve", *cells: str, **more: Any) -> dict[str, Any]:
+    """What the action plugin composes; the command lines are not what is looked at."""
+    names = cells or ("in8-out8-c2",)
+    metric = {
+        "serve": "output_throughput",
+        "latency": "mean_batch_latency_ms",
+        "throughput": "total_token_throughput",
+    }
+    made = [
+        {"cell": name, "kind": kind, "argv": ["vllm", "bench", kind, "--x"], "shape": {"input": 8, "output": 8},
+         "load": {"kind": "concurrency", "value": 2}, "metric": metric.get(kind)}
+        for name in names
+    ]  # fmt: skip
+    numbers = {"blocks": 1, "most": 1, "half_width": 0.02, "warmups": 0, "seed": 7, **more}
+    return {"cells": made, "order": [list(names)] * numbers["most"], **numbers}
+
+
+def args(
+    docker: FakeDocker, *targets: dict[str, Any], work: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """The module's parameters; `work` is the job of each target."""
+    each = work or job(more.get("kind", "serve"))
+    jobs = {item["name"]: each for item in targets}
+    given = {"run": "r1", "targets": list(targets), "jobs": jobs, "docker_socket": docker.path}
     return {**given, "program": "p", **more}

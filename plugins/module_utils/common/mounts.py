@@ -8,9 +8,11 @@ HF_MOUNT = "/hf"
 CACHE_MOUNT = "/cache"
 LIB_MOUNT = "/instinct-lib"
 KEYS_MOUNT = "/instinct-keys"
-# A benchmark's container writes its results there.
+# A benchmark's container finds its job there, and writes its results.
 BENCH_MOUNT = "/bench"
-BENCH_RESULT = "result.json"
+BENCH_JOB = "job.json"
+BENCH_OUTPUT = "output.log"  # what the present run printed
+BENCH_RESULT = "result.json"  # of the present run, by the client
 
 
 def snapshot_dir(repo: str, commit: str) -> str:

@@ -134,11 +134,15 @@ def measured(bench: Result, name: str, reference: str) -> tuple[Measurements | N
         return None, str(bench.get("msg") or "no benchmark was run")
     if own["error"]:
         return None, str(own["error"])
-    reference_name = entries.get(reference) if reference else None
+    beside = entries.get(reference) if reference else None
     return Measurements(
-        runs_of(own["results"]),
-        runs_of(reference_name["results"]) if reference_name and not reference_name["error"] else None,
+        runs_of(_results(own)), runs_of(_results(beside)) if beside and not beside["error"] else None
     ), ""
+
+
+def _results(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what vLLM wrote in each run of an entry of vllm_bench."""
+    return [run["result"] for run in entry["runs"] if not run["error"]]
 
 
 def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:

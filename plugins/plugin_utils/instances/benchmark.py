@@ -78,6 +78,8 @@ def compose_command(
         what = f"{', '.join(missing)} is missing."
         raise FleetError([Problem((where,), what, "Pass the instances as listed in the plan.")])
     client, book, asked = instance.get("client") or {}, knowledge.bench_book, _given(arguments)
+    omitted = arguments.keys() - asked.keys()
+    always = {name: value for name, value in book["always"].get(kind, {}).items() if name not in omitted}
     results = _results(kind)
     last = {**results, **asked} if kind == "serve" else {**asked, **results}
     try:
@@ -87,7 +89,7 @@ def compose_command(
             book,
             kind,
             _measured(kind, instance),
-            {**book["always"].get(kind, {}), **last},
+            {**always, **last},
             instance["argv"],
         )
     except ValueError as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.bench_metrics import METRICS
+from .summary import Measured
 
 Row = Mapping[str, Any]
 
@@ -22,6 +24,12 @@ _IDENTITY = (
     "instance",
     "deployment",
     "kind",
+    "suite",
+    "cell",
+    "runs",
+    "cv",
+    "interval",
+    "metric",
     "started",
     "seconds",
     "model",
@@ -29,7 +37,7 @@ _IDENTITY = (
     "image",
     "digest",
 )
-_REPRODUCTION = ("gpus", "render_nodes", "port", "spec_hash", "serve_command", "env", "command")
+_REPRODUCTION = ("gpus", "render_nodes", "port", "spec_hash", "serve_command", "env", "command", "versions")
 _HOST = (
     "compute_partition",
     "memory_partition",
@@ -66,11 +74,30 @@ def free_run(results_dir: Path, run: str) -> str:
     return name
 
 
+def run_files(measured: Measured) -> dict[str, str | bytes]:
+    """Return the files of single runs: runs.jsonl, and for each its JSON, whole and compressed where it has lists.
+
+    raw/<host>__<instance>__<kind>__<cell>__<block>.json is what vLLM wrote without per-request lists; beside it,
+    .json.gz is the same with these lists.
+    """
+    files: dict[str, str | bytes] = {
+        "runs.jsonl": "".join(
+            f"{json.dumps(row, ensure_ascii=False, allow_nan=False)}\n" for row in measured.rows
+        )
+    }
+    for name, run in zip(raw_names(measured.rows), measured.runs, strict=True):
+        files[f"raw/{name}"] = json_text(run.raw)
+        if run.detail is not None:
+            whole = json.dumps({**run.raw, **run.detail}, separators=(",", ":"), allow_nan=False)
+            files[f"raw/{name}.gz"] = gzip.compress(whole.encode(), mtime=0)
+    return files
+
+
 def raw_names(rows: Sequence[Row]) -> list[str]:
-    """Return unique file names <host>__<instance>__<kind>.json, with unsafe characters replaced."""
+    """Return unique names <host>__<instance>__<kind>__<cell>__<block>.json, with unsafe characters replaced."""
     names: list[str] = []
     for row in rows:
-        stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind"))
+        stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind", "cell", "block"))
         name, number = f"{stem}.json", 1
         while name in names:
             number += 1
@@ -80,7 +107,7 @@ def raw_names(rows: Sequence[Row]) -> list[str]:
 
 
 def csv_text(summary: Mapping[str, Any]) -> str:
-    """Return one line per benchmark: what was measured, every scalar metric, and how to repeat the measurement.
+    """Return one line per cell of an instance: what was measured, every scalar metric, and how to measure it again.
 
     Unknown values are empty. Further scalars of vLLM follow the known ones under their own names.
     """
@@ -109,8 +136,8 @@ def csv_text(summary: Mapping[str, Any]) -> str:
     return stream.getvalue()
 
 
-def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: bool = True) -> Path:
-    """Write `files` (relative path → text) as results_dir/run; with `newest`, link results_dir/latest to it.
+def write_run(results_dir: Path, run: str, files: Mapping[str, str | bytes], newest: bool = True) -> Path:
+    """Write `files` (relative path → content) as results_dir/run; with `newest`, link results_dir/latest to it.
 
     The directory appears complete or not at all. Raise ResultsError, or OSError with the path for other errors.
     """
@@ -121,10 +148,10 @@ def write_run(results_dir: Path, run: str, files: Mapping[str, str], newest: boo
         )
     final, draft = results_dir / run, results_dir / f".{run}.{os.getpid()}.tmp"
     try:
-        for name, text in files.items():
+        for name, content in files.items():
             path = draft / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
         draft.rename(final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -15,6 +15,7 @@ from .tables import EN_DASH, TIMES
 Row = Mapping[str, Any]
 
 GIB = 1 << 30
+_SOFTWARE = (("vLLM", "vllm"), ("PyTorch", "torch"), ("ROCm in the image", "rocm"))
 # Words of the kernel command line that name a node's own disks, which do not affect its speed.
 _OWN_WORDS = ("BOOT_IMAGE=", "root=", "resume=", "initrd=")
 
@@ -26,6 +27,7 @@ def reproduction(name: str, shared: Mapping[str, Any], rows: Sequence[Row]) -> d
     facts = [
         ("Image", first["image"]),
         ("Image digest", _joined(row["digest"] for row in rows)),
+        *((label, _joined(row["versions"][key] for row in rows)) for label, key in _SOFTWARE),
         ("Model", _joined(row["model"] for row in rows)),
         ("Model commit", _joined(row["commit"] for row in rows)),
         ("Revision asked for", shared.get("revision")),
@@ -33,11 +35,17 @@ def reproduction(name: str, shared: Mapping[str, Any], rows: Sequence[Row]) -> d
         ("Ports", _numbers(row["port"] for row in served)),
         ("GPUs of each instance", _gpus(served)),
     ]
-    commands = [
-        {"kind": kind, "title": f"Measured with ({kind})", "lines": command_lines(found)}
-        for kind in ("serve", "throughput", "latency")
-        if (found := next((row["command"] for row in rows if row["kind"] == kind and row["command"]), None))
-    ]
+    commands = []
+    for kind in ("serve", "throughput", "latency"):
+        cells = {row["cell"]: row["command"] for row in rows if row["kind"] == kind and row["command"]}
+        commands += [
+            {
+                "kind": kind,
+                "title": f"Measured with ({kind}{', ' + cell if len(cells) > 1 else ''})",
+                "lines": command_lines(command),
+            }
+            for cell, command in sorted(cells.items(), key=lambda item: natural(item[0]))
+        ]
     return {
         "name": name,
         "facts": [(label, str(value)) for label, value in facts if value],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import natural
-from .summary import ended
+from .rows import ended
 
 SLOW = 0.10
 """Ten percent worse than the median is slow. Equal nodes differ by a few percent between runs."""
@@ -47,7 +47,7 @@ class NodeSpeed:
 def comparison_key(row: Row) -> tuple[Any, ...]:
     """Return the key that is equal for rows with the same work on the same number of GPUs."""
     load = (row["num_prompts"], row["max_concurrency"], row["request_rate"])
-    return (row["deployment"], row["kind"], len(row["gpus"]), *load)
+    return (row["deployment"], row["kind"], row["cell"], len(row["gpus"]), *load)
 
 
 def speeds(rows: Sequence[Row]) -> list[RelativeSpeed]:
@@ -74,32 +74,36 @@ def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
         ]
         expected = sum(median for _unused, median in known)
         value = sum(rate for rate, _unused in known) / expected if expected else None
+        cells = len({row["cell"] for row, _unused in own})
         slow = [
-            (f"{row['instance']}: " if len(own) > 1 else "") + ", ".join(speed.slow)
+            (f"{row['instance']}{', ' + row['cell'] if cells > 1 else ''}: " if len(own) > 1 else "")
+            + ", ".join(speed.slow)
             for row, speed in own
             if speed.slow
         ]
         if value is not None and value < 1 - SLOW and len(own) > 1:
             slow.insert(0, f"output tok/s of the node {_percent(1 - value)} below the median")
-        nodes.append(NodeSpeed(host, len(own), sum(done) if done else None, value, tuple(slow)))
+        instances = len({row["instance"] for row, _unused in own})
+        nodes.append(NodeSpeed(host, instances, sum(done) if done else None, value, tuple(slow)))
     return nodes
 
 
 def sequential_hosts(rows: Sequence[Row]) -> list[str]:
     """Return hosts whose serving benchmarks did not run at the same time, so that their sum is not a real load.
 
-    Only benchmarks of one host are compared, as clocks of several hosts may differ.
+    Only benchmarks of one host and one cell are compared, as clocks of several hosts may differ.
     """
-    windows: dict[str, list[tuple[str, str]]] = {}
+    windows: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row in rows:
         end = ended(row)
         if row["kind"] == "serve" and end is not None:
-            windows.setdefault(row["host"], []).append((row["started"], end))
-    return [
+            windows.setdefault((row["host"], row["cell"]), []).append((row["started"], end))
+    apart = {
         host
-        for host, own in sorted(windows.items(), key=lambda item: natural(item[0]))
+        for (host, _cell), own in windows.items()
         if max(start for start, _unused in own) > min(end for _unused, end in own)
-    ]
+    }
+    return sorted(apart, key=natural)
 
 
 def reference(values: Sequence[float], higher_is_better: bool) -> float:

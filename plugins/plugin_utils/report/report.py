@@ -14,10 +14,11 @@ from typing import Any
 
 from ...module_utils.common.errors import natural
 from ..text import plural
-from .hosts import host_names, hosts_view, reproduction
-from .outliers import SLOW, NodeSpeed, node_speeds, sequential_hosts, speeds
+from .hosts import hosts_view, reproduction
+from .outliers import SLOW, NodeSpeed, node_speeds, speeds
 from .sections import Pairs, deployment_section, nodes_section, offline_sections
 from .tables import count, ms, rate, signed, total_of
+from .titles import headline_rows, notes
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 Row = Mapping[str, Any]
@@ -32,7 +33,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
     from markupsafe import Markup
 
     view = report_view(summary)
-    for section in (view["nodes"], *view["deployments"], *view["offline"]):
+    cells = [cell for part in view["deployments"] for cell in part["cells"]]
+    for section in (view["nodes"], *cells):
         for plot in section["plots"] if section else []:
             plot["svg"] = Markup(plot["draw"]())  # escaped by matplotlib's XML writer
     environment = Environment(
@@ -50,7 +52,8 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
     rows: list[Row] = summary["benchmarks"]
     served = [row for row in rows if row["kind"] == "serve"]
     pairs = list(zip(rows, speeds(rows)))
-    nodes = node_speeds(rows)
+    best = headline_rows(served)
+    nodes = node_speeds(best)
     hosts = sorted({row["host"] for row in rows}, key=natural)
     expected = {*hosts, *(failure["host"] for failure in summary["failures"])}
     names = sorted({row["deployment"] for row in served}, key=natural)
@@ -60,10 +63,10 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
         "finished": _moment(summary["finished"]),
         "subject": _subject(rows),
         "failures": summary["failures"],
-        "slow": _slow(nodes, pairs),
+        "slow": _slow(node_speeds(rows), pairs),
         "slow_limit": f"{SLOW * 100:.0f}%",
-        "notes": _notes(served),
-        "cards": _cards(served, nodes, len(hosts), len(expected)),
+        "notes": notes(rows),
+        "cards": _cards(best, nodes, len(hosts), len(expected)),
         "nodes": nodes_section(nodes),
         "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
         "offline": offline_sections(pairs),
@@ -81,24 +84,18 @@ def _moment(text: str | None) -> str:
 
 def _subject(rows: Sequence[Row]) -> str:
     models = sorted({str(row["model"]) for row in rows if row["model"]})
-    return ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
-
-
-def _notes(served: Sequence[Row]) -> list[str]:
-    hosts = sequential_hosts(served)
-    if not hosts:
-        return []
-    return [
-        f"On {host_names(hosts)} the instances were measured one after another, so the totals are not those "
-        "of a fleet under load at one time."
-    ]
+    releases = sorted({str(row["versions"]["vllm"]) for row in rows if row["versions"]["vllm"]}, key=natural)
+    text = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+    return text + (f" with vLLM {', '.join(releases)}" if text and releases else "")
 
 
 def _cards(
     served: Sequence[Row], nodes: Sequence[NodeSpeed], hosts: int, expected: int
 ) -> list[dict[str, str]]:
-    """Return the headline: every number with its unit and what it counts."""
+    """Return the headline: every number with its unit and what it counts. `served`: one cell of each deployment."""
     total = f"sum of {plural(len(served), 'instance')}"
+    cells = {row["cell"] for row in served}
+    total += f", {', '.join(sorted(cells, key=natural)[:2])}" if cells else ""
     failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
     cards = [
         _card("Output tok/s", rate(total_of(served, "output_throughput")), total),
@@ -131,7 +128,7 @@ def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
     for row, speed in pairs:
         if row["kind"] != "serve" and speed.slow:
             found.setdefault(row["host"], []).extend(
-                f"{row['instance']}, {row['kind']} benchmark: {why}" for why in speed.slow
+                f"{row['instance']}, {row['kind']} benchmark {row['cell']}: {why}" for why in speed.slow
             )
     shown = []
     for host, reasons in sorted(found.items(), key=lambda item: natural(item[0])):

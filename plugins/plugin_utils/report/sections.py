@@ -14,14 +14,17 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..text import plural
 from . import plots
+from .cell_summary import relative_half_width
 from .outliers import SLOW, NodeSpeed, RelativeSpeed
 from .tables import rate, signed, table
+from .titles import by_cell, title
 
 MANY = 24
 """If there are more rows than this, plots show distributions, and tables start folded."""
 
 LATENCY_PANELS = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("itl", "ITL, ms"), ("e2el", "E2EL, ms"))
 SHOWN = ("p50", "p90", "p99")
+_PRECISION: tuple[Any, ...] = (("95% ±", "spread"), ("CV", "spread"), "Runs")
 
 Row = Mapping[str, Any]
 Pairs = Sequence[tuple[Row, RelativeSpeed]]
@@ -76,28 +79,43 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
 
 
 def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
-    """Return a deployment's plots and tables.
+    """Return a deployment's plots and tables, for each of its cells.
 
     `number` distinguishes the ids of its plots from those of other deployments.
     """
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
     rows = [row for row, _unused in own]
-    hosts = sorted({row["host"] for row in rows}, key=natural)
-    many = len(rows) > MANY
+    speed_of = {id(row): speed for row, speed in own}
+    cells = by_cell(rows)
     return {
         "name": name,
         "model": rows[0]["model"],
-        "scale": _scale(rows, hosts),
+        "scale": _scale(rows, sorted({row["host"] for row in rows}, key=natural)),
+        "cells": [
+            {
+                "title": f"{cell[0]['cell']}: {title(cell[0])}" if len(cells) > 1 else "",
+                **_cell_section(name, f"{number}-{position}", [(row, speed_of[id(row)]) for row in cell]),
+            }
+            for position, cell in enumerate(cells)
+        ],
+    }
+
+
+def _cell_section(name: str, identity: str, own: Pairs) -> dict[str, Any]:
+    rows = [row for row, _unused in own]
+    hosts = sorted({row["host"] for row in rows}, key=natural)
+    many = len(rows) > MANY
+    return {
         "load": _load(rows),
-        "plots": [_throughput_plot(name, number, own, hosts), *_latency_plots(name, number, own)],
-        "many": many,
+        "plots": [_throughput_plot(name, identity, own, hosts), *_latency_plots(name, identity, own)],
         "tables": [_throughput_table(own, many), _latency_table(own, many)],
     }
 
 
 def _scale(rows: Sequence[Row], hosts: Sequence[str]) -> str:
     gpus = sorted({len(row["gpus"]) for row in rows if row["gpus"]})
-    text = f"{plural(len(rows), 'instance')} on "
+    instances = {(row["host"], row["instance"]) for row in rows}
+    text = f"{plural(len(instances), 'instance')} on "
     text += hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes"
     if gpus:
         text += f", {' or '.join(map(str, gpus))} {'GPU' if gpus == [1] else 'GPUs'} each"
@@ -129,7 +147,7 @@ def _label(row: Row, rows: Sequence[Row]) -> str:
     return str(row["host"]) if alone else f"{row['host']}  {row['instance']}"
 
 
-def _throughput_plot(name: str, number: int, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
+def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
     rows = [row for row, _unused in own]
     identity = f"throughput-{number}"
     if len(own) > MANY and len(own) > len(hosts):
@@ -178,7 +196,7 @@ def _throughput_plot(name: str, number: int, own: Pairs, hosts: Sequence[str]) -
     }
 
 
-def _latency_plots(name: str, number: int, own: Pairs) -> list[dict[str, Any]]:
+def _latency_plots(name: str, number: str, own: Pairs) -> list[dict[str, Any]]:
     rows = [row for row, _unused in own]
     panels = [
         (metric, label)
@@ -218,6 +236,7 @@ def _throughput_table(own: Pairs, many: bool) -> dict[str, Any]:
         "Node",
         "Instance",
         ("Output tok/s", "rate"),
+        *_PRECISION,
         ("vs median", "percent"),
         ("tok/s per GPU", "rate"),
         ("Total tok/s", "rate"),
@@ -237,6 +256,7 @@ def _throughput_table(own: Pairs, many: bool) -> dict[str, Any]:
                     row["host"],
                     row["instance"],
                     output,
+                    *_precision(row),
                     None if speed.value is None else (speed.value - 1) * 100,
                     per_gpu,
                     row["total_token_throughput"],
@@ -248,6 +268,10 @@ def _throughput_table(own: Pairs, many: bool) -> dict[str, Any]:
             }
         )
     return table("Throughput", columns, rows, many)
+
+
+def _precision(row: Row) -> list[float | None]:
+    return [relative_half_width(row), row["cv"], row["runs"]]
 
 
 def _latency_table(own: Pairs, many: bool) -> dict[str, Any]:
@@ -295,35 +319,39 @@ def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
             ],
         ),
     )
-    sections = []
-    for kind, title, text, measures in shapes:
-        own = [(row, speed) for row, speed in pairs if row["kind"] == kind]
-        if not own:
-            continue
-        columns = [
-            "Node",
-            "Instance",
-            *((label, form) for label, form, _unused in measures),
-            ("vs median", "percent"),
-        ]
+    return [
+        _offline_section(
+            caption, text, measures, [(row, speed_of) for row, speed_of in pairs if row["kind"] == kind]
+        )
+        for kind, caption, text, measures in shapes
+        if any(row["kind"] == kind for row, _unused in pairs)
+    ]
+
+
+def _offline_section(caption: str, text: str, measures: Sequence[Any], own: Pairs) -> dict[str, Any]:
+    """Return a table for each cell of a kind of offline benchmark."""
+    speed_of = {id(row): speed for row, speed in own}
+    columns = [
+        "Node",
+        "Instance",
+        *((label, form) for label, form, _unused in measures),
+        *_PRECISION,
+        ("vs median", "percent"),
+    ]
+    tables = []
+    for cell in by_cell([row for row, _unused in own]):
         rows = [
             {
-                "slow": bool(speed.slow),
+                "slow": bool(speed_of[id(row)].slow),
                 "cells": [
                     row["host"],
                     row["instance"],
                     *(row[key] for _unused, _unused, key in measures),
-                    None if speed.value is None else (speed.value - 1) * 100,
+                    *_precision(row),
+                    None if (value := speed_of[id(row)].value) is None else (value - 1) * 100,
                 ],
             }
-            for row, speed in own
+            for row in cell
         ]
-        sections.append(
-            {
-                "title": title,
-                "text": text,
-                "plots": [],
-                "table": table("Per instance", columns, rows, len(rows) > MANY),
-            }
-        )
-    return sections
+        tables.append(table(f"{cell[0]['cell']}: {title(cell[0])}", columns, rows, len(rows) > MANY))
+    return {"title": caption, "text": text, "tables": tables}

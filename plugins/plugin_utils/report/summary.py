@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ...module_utils.common.bench_metrics import (
-    KINDS,
-    ResultError,
-    Scalar,
-    finite,
-    normalise,
-    number,
-    other_scalars,
-)
+from ...module_utils.common.bench_metrics import KINDS, ResultError
 from ...module_utils.common.errors import natural
 from ...module_utils.common.redact import MASK, Redactor, is_secret_name
 from ..hints import cause
-from ..instances.redact import redact_command, redact_variables
+from .cell_summary import cell_summaries
+from .node_facts import SoftwareSources, host_facts, versions
+from .rows import MeasuredRun, Row, entry_cell, instance_plan, run_rows
 
 SCHEMA = 1
 REGISTERED = (
@@ -33,11 +26,6 @@ REGISTERED = (
 
 STATES = ("__benchmark_state", "node_state_result")
 """Variables of a host with its node_state: of the measurement, else of the plan."""
-
-Row = dict[str, Any]
-
-_GPU_FACTS = ("index", "bdf", "gfx", "unique_id", "vram_total", "numa_node", "link_speed", "link_width")
-_GPU_MODES = ("compute_partition", "memory_partition")
 
 
 @dataclass(frozen=True)
@@ -55,13 +43,17 @@ class MeasurementFailure:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of a run. `raw` has vLLM's own JSON, one for each row."""
+    """The results of the playbook: the runs of all instances, in order of hosts, instances, cells and blocks."""
 
-    rows: tuple[Row, ...] = ()
-    raw: tuple[Any, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failures: tuple[MeasurementFailure, ...] = ()
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the row of each run."""
+        return [run.row for run in self.runs]
 
 
 def collect(
@@ -69,13 +61,14 @@ def collect(
     variables: Mapping[str, Mapping[str, Any]],
     redact: Redactor,
     gpu_models: Mapping[str, str] | None = None,
+    sources: SoftwareSources | None = None,
 ) -> Measured:
     """Gather the results of `hosts` from their variables (REGISTERED and STATES).
 
     A host without the expected result is a failure, with its error message if that is known. `gpu_models` names PCI ids
     ("1002:74a1": "MI300X"). The input is not changed.
     """
-    rows: list[tuple[Row, Any]] = []
+    runs: list[MeasuredRun] = []
     facts: dict[str, Mapping[str, Any]] = {}
     failures: list[MeasurementFailure] = []
     deployments: dict[str, Mapping[str, Any]] = {}
@@ -89,30 +82,32 @@ def collect(
         failed = [failure for name, task in tasks if (failure := _task_failure(host, name, task))]
         if not tasks:
             failed.append(_missing(host, states))
-        for entry in entries:
-            outcome = _row(host, entry, redact)
-            if isinstance(outcome, MeasurementFailure):
-                failed.append(outcome)
-                continue
-            rows.append((outcome, finite(redact.data(entry["result"]))))
-            if outcome["deployment"] not in deployments:
-                deployments[outcome["deployment"]] = _deployment(entry, outcome, redact)
-            failed += _partial_failure(outcome, _entry_error(entry))
+        for entry, what in zip(entries, _names(entries), strict=True):
+            try:
+                found = _runs(host, entry, seen, redact, sources or SoftwareSources())
+            except ResultError as error:
+                found = []
+                failed.append(
+                    MeasurementFailure(host, what, _entry_error(entry) or f"{error}. Its JSON is not used.")
+                )
+            else:
+                failed += _entry_failures(host, what, entry, found)
+            runs += found
+            if found and found[0].row["deployment"] not in deployments:
+                deployments[found[0].row["deployment"]] = _deployment(entry, found[0].row, redact)
         failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
-    rows.sort(key=lambda pair: (natural(pair[0]["host"]), natural(pair[0]["instance"]), pair[0]["kind"]))
-    return Measured(
-        tuple(row for row, _unused in rows),
-        tuple(raw for _unused, raw in rows),
-        facts,
-        tuple(failures),
-        deployments,
-    )
+    return Measured(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments)
+
+
+def _place(run: MeasuredRun) -> tuple[Any, ...]:
+    names = (natural(run.row[key]) for key in ("host", "instance", "kind", "cell"))
+    return (*names, run.row["block"] or 0)
 
 
 def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]:
     """Return the content of summary.json.
 
-    `finished` is UTC, ISO 8601; `started` is the start of the first benchmark.
+    `finished` is UTC, ISO 8601; `started` is the start of the first run.
     """
     starts = [row["started"] for row in measured.rows if row["started"]]
     return {
@@ -120,62 +115,11 @@ def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]
         "run": run,
         "started": min(starts) if starts else None,
         "finished": finished,
-        "benchmarks": [dict(row) for row in measured.rows],
+        "benchmarks": cell_summaries(measured.rows),
         "deployments": {name: dict(item) for name, item in measured.deployments.items()},
         "hosts": {name: dict(item) for name, item in measured.hosts.items()},
         "failures": [failure.to_json() for failure in measured.failures],
     }
-
-
-def host_facts(state: Mapping[str, Any], gpu_models: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of a node_state that must be equal on another node for comparable numbers."""
-
-    def get(*path: str) -> Any:
-        value: Any = state
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-    gpus = [_gpu(gpu, gpu_models) for gpu in get("gpus") or []]
-    return {
-        "os": get("os", "pretty_name"),
-        "kernel": get("kernel"),
-        "cmdline": get("cmdline"),
-        "rocm": get("rocm", "version"),
-        "driver": get("driver", "version"),
-        "docker": get("docker", "version"),
-        "cpu": get("cpu"),
-        "memory_bytes": get("memory_bytes"),
-        "numa_nodes": len(get("numa_nodes")) if get("numa_nodes") is not None else None,
-        "numa_balancing": get("numa_balancing", "runtime"),
-        "virtual_machine": get("virtual_machine"),
-        "compute_partition": _joined(gpu["compute_partition"] for gpu in gpus),
-        "memory_partition": _joined(gpu["memory_partition"] for gpu in gpus),
-        "gpus": gpus,
-    }
-
-
-def iso(value: object) -> str | None:
-    """Return a time as UTC in ISO 8601, from seconds since 1970 or ISO text (without a zone: UTC); else None."""
-    seconds = number(value)
-    try:
-        if seconds is not None:
-            moment = datetime.fromtimestamp(seconds, timezone.utc)
-        else:
-            moment = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-    except (ValueError, OverflowError, OSError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def ended(row: Mapping[str, Any]) -> str | None:
-    """Return when a benchmark ended, from its start and duration, including the start-up of the client."""
-    if row["started"] is None or row["seconds"] is None:
-        return None
-    start = datetime.strptime(row["started"], "%Y-%m-%dT%H:%M:%SZ")
-    return (start + timedelta(seconds=row["seconds"])).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, Any]]], list[Any]]:
@@ -220,78 +164,64 @@ def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> MeasurementFailu
     return MeasurementFailure(host, "benchmark", message)
 
 
+def _names(entries: Sequence[Any]) -> list[str]:
+    """Return what failures call each entry; the cell is named where an instance has several."""
+    keys = [
+        (str(entry.get("kind") or "unknown"), str(entry.get("instance") or "no named instance"))
+        if isinstance(entry, Mapping)
+        else None
+        for entry in entries
+    ]
+    count = Counter(keys)
+    return [
+        "benchmark"
+        if key is None
+        else f"{key[0]} benchmark of {key[1]}" + (f", {entry_cell(entry)}" if count[key] > 1 else "")
+        for key, entry in zip(keys, entries, strict=True)
+    ]
+
+
 def _entry_error(entry: object) -> str | None:
     if not isinstance(entry, Mapping):
         return f"vllm_bench returned {type(entry).__name__} in place of a benchmark"
     error = entry.get("error") or (entry.get("msg") if entry.get("failed") else None)
-    if error or entry.get("result") is None:
+    if error or not any(run.get("result") for run in entry.get("runs") or ()):
         return str(error or "the benchmark wrote no result")
     return None
 
 
-def _row(host: str, entry: Any, redact: Redactor) -> Row | MeasurementFailure:
-    """Return the row of an entry of vllm_bench, or why there is none."""
-    error = _entry_error(entry)
-    what = "benchmark"
-    if isinstance(entry, Mapping):
-        what = f"{entry.get('kind') or 'unknown'} benchmark of {entry.get('instance') or 'no named instance'}"
-    if error is None or (isinstance(entry, Mapping) and entry.get("result") is not None):
-        try:
-            metrics = normalise(str(entry.get("kind")), entry["result"], str(entry.get("log") or ""))
-        except ResultError as exc:
-            return MeasurementFailure(host, what, error or f"{exc}. Its JSON is not used.")
-    else:
-        return MeasurementFailure(host, what, error)
-    plan = _instance(entry)
-    argv = plan.get("argv")
-    env = redact_variables(plan.get("env") or {})
-    identity: dict[str, Any] = {
-        "host": host,
-        "instance": str(entry.get("instance") or plan.get("name") or ""),
-        "deployment": str(entry.get("deployment") or plan.get("deployment") or ""),
-        "kind": entry["kind"],
-        "started": iso(entry.get("started")),
-        "seconds": number(entry.get("seconds")),
-        "model": entry.get("model") or plan.get("model"),
-        "commit": entry.get("commit") or plan.get("commit"),
-        "image": entry.get("image") or plan.get("image"),
-        "digest": entry.get("digest"),
-    }
-    reproduction: dict[str, Any] = {
-        "gpus": list(plan.get("gpus") or []),
-        "render_nodes": list(plan.get("render_nodes") or []),
-        "port": plan.get("port"),
-        "serve_command": redact_command(argv),
-        "env": env,
-        "command": redact_command(entry.get("command")),
-        "spec_hash": plan.get("spec_hash"),
-    }
-    other: dict[str, Scalar] = other_scalars(entry["result"])
-    row: Row = redact.data({**identity, **metrics, **reproduction, "other": other})
-    return row
+def _runs(
+    host: str, entry: Any, states: Sequence[Mapping[str, Any]], redact: Redactor, sources: SoftwareSources
+) -> list[MeasuredRun]:
+    """Return the runs of an entry of vllm_bench that have a result. Raise ResultError if they cannot be read."""
+    if not isinstance(entry, Mapping) or not entry.get("runs"):
+        return []
+    plan = instance_plan(entry)
+    image = str(entry.get("image") or plan.get("image") or "")
+    return list(run_rows(host, entry, versions(plan, image, states, sources), redact))
 
 
-def _partial_failure(row: Row, error: str | None) -> list[MeasurementFailure]:
-    """Return the failure of a result that covers only some requests, with vllm_bench's reason (`error`) if known."""
-    what = f"{row['kind']} benchmark of {row['instance']}"
-    if error is not None:
-        return [MeasurementFailure(row["host"], what, error)]
+def _entry_failures(
+    host: str, what: str, entry: Any, found: Sequence[MeasuredRun]
+) -> list[MeasurementFailure]:
+    """Return the failure of an entry: of its runs, or that some of a run's requests failed."""
+    error = _entry_error(entry) or next((why for run in found if (why := _partial(run.row))), None)
+    return [MeasurementFailure(host, what, error)] if error else []
+
+
+def _partial(row: Row) -> str | None:
+    """Return why a result covers only some requests; None if it covers all."""
     if row["kind"] == "serve" and row["completed"] == 0:
-        return [
-            MeasurementFailure(
-                row["host"], what, "no request completed: the numbers of this instance mean nothing"
-            )
-        ]
+        return "no request completed: the numbers of this instance mean nothing"
     if row["failed"]:
         total = row["num_prompts"] if row["num_prompts"] is not None else row["completed"] + row["failed"]
-        message = f"{row['failed']} of {total} requests failed: the numbers are those of the others"
-        return [MeasurementFailure(row["host"], what, message)]
-    return []
+        return f"{row['failed']} of {total} requests failed: the numbers are those of the others"
+    return None
 
 
 def _deployment(entry: Mapping[str, Any], row: Row, redact: Redactor) -> dict[str, Any]:
     """Return what the instances of a deployment have in common, with the reasons of the first one's values."""
-    plan = _instance(entry)
+    plan = instance_plan(entry)
     shared: dict[str, Any] = {
         "model": row["model"],
         "revision": plan.get("revision"),
@@ -310,25 +240,3 @@ def _reason(item: Mapping[str, Any]) -> dict[str, Any]:
     setting = str(item.get("setting") or "")
     value = MASK if is_secret_name(setting.lstrip("-")) else item.get("value")
     return {"setting": setting, "value": value, "reason": item.get("reason"), "source": item.get("source")}
-
-
-def _instance(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    plan = entry.get("instance_plan")
-    return plan if isinstance(plan, Mapping) else {}
-
-
-def _gpu(gpu: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
-    vendor, device = gpu.get("vendor_id"), gpu.get("device_id")
-    pci_id = f"{vendor:04x}:{device:04x}" if isinstance(vendor, int) and isinstance(device, int) else None
-    return {
-        "model": models.get(pci_id or ""),
-        "pci_id": pci_id,
-        **{key: gpu.get(key) for key in (*_GPU_FACTS, *_GPU_MODES)},
-        "partitions": len(gpu.get("partitions") or []),
-    }
-
-
-def _joined(values: Iterable[str | None]) -> str | None:
-    """Return the partition mode of a node: "SPX", or "CPX, SPX" if its GPUs differ; None if there is none."""
-    found = sorted({re.sub(r"\s+", " ", str(value)) for value in values if value})
-    return ", ".join(found) or None

@@ -41,14 +41,19 @@ def signed(speed: float | None) -> str:
     return "±0%" if percent == 0 else f"{MINUS if percent < 0 else '+'}{abs(percent)}%"
 
 
+def spread(share: float | None, sign: str = "±") -> str:
+    """Return a half width or a coefficient of variation (0.012) as a percentage: ±1.2%; a dash if it is unknown."""
+    return UNKNOWN if share is None else f"{sign}{share * 100:.1f}%"
+
+
 def table(
     caption: str, columns: Sequence[Any], rows: Sequence[Mapping[str, Any]], closed: bool = False
 ) -> dict[str, Any]:
     """Return a table for the template.
 
-    A column is its label, or (label, format) or (label, format, group); the format is "rate", "ms", "percent" or
-    "count". Cells are text or numbers; the numbers of a column, and of a group, have the same decimals. `closed` tables
-    start folded.
+    A column is its label, or (label, format) or (label, format, group); the format is "rate", "ms", "percent" (signed),
+    "spread" (a share, shown as a percentage) or "count". Cells are text or numbers; the numbers of a column, and of a
+    group, have the same decimals. `closed` tables start folded.
     """
     heads = [_head(column) for column in columns]
     formatted = []
@@ -108,6 +113,8 @@ def _cell(value: Any, form: str, decimals: int) -> str:
         rounded = round(value, 1)
         sign = MINUS if rounded < 0 else "+" if rounded > 0 else "±"
         return f"{sign}{abs(rounded):.1f}%"
+    if form == "spread":
+        return spread(value, sign="")
     if form == "count":
         return f"{value:,.0f}"
     return f"{value:,.{decimals}f}"

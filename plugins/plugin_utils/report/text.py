@@ -1,41 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format a summary for the terminal: one line for the fleet, a short table, then failures and slow nodes."""
+"""Format a summary for the terminal: one line for the fleet, short tables, then failures and slow nodes."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..text import plural
-from .outliers import RelativeSpeed, node_speeds, sequential_hosts, speeds
-from .tables import count, ms, rate, signed, total_of
+from .cell_summary import relative_half_width
+from .outliers import RelativeSpeed, node_speeds, speeds
+from .tables import count, ms, rate, signed, spread, total_of
+from .titles import by_cell, headline_rows, notes, title
 
 LINES = 24
-"""Maximum number of rows; if there are more, the slowest are shown."""
+"""Maximum number of rows; if there are more, the slowest are shown, or a row for each cell."""
 
 Row = Mapping[str, Any]
-_SERVE = ("host", "instance", "tok/s", "vs median", "TTFT p50", "p99 ms", "TPOT p50 ms", "failed")
-_OFFLINE = ("host", "instance", "benchmark", "result")
+Pairs = Sequence[tuple[Row, RelativeSpeed]]
+_FIGURES = ("tok/s", "95%", "CV", "runs")
+_LATENCIES = ("TTFT p50", "p99 ms", "TPOT p50 ms", "failed")
+_SERVE = ("host", "instance", *_FIGURES, "vs median", *_LATENCIES)
+_CELLS = ("cell", "instances", *_FIGURES, *_LATENCIES)
+_OFFLINE = ("host", "instance", "benchmark", "cell", "runs", "95%", "result")
 
 
 def text_summary(summary: Mapping[str, Any]) -> str:
     """Return several lines without colours. Unknown numbers are dashes."""
     rows: Sequence[Row] = summary["benchmarks"]
-    per_row = speeds(rows)
-    served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
+    served = [(row, speed) for row, speed in zip(rows, speeds(rows)) if row["kind"] == "serve"]
     offline = [row for row in rows if row["kind"] != "serve"]
-    lines = [_headline(summary["run"], [row for row, _unused in served], rows)]
-    if served:
-        lines += _aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
-        if len(served) > LINES:
-            lines.append(f"the {LINES} slowest of {len(served)}; all of them in benchmarks.csv")
+    lines = [_headline(summary["run"], [row for row, _unused in served], rows), *_served(served)]
     if offline:
         lines += _aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
         if len(offline) > LINES:
             lines.append(f"{len(offline) - LINES} more in benchmarks.csv")
-    sequential = sequential_hosts(rows)
-    if sequential:
-        lines.append(f"note: on {', '.join(sequential)} the instances were not measured at the same time")
+    lines += [f"NOTE    {text}" for text in notes(rows)]
     lines += [f"SLOW    {node.host}: {'; '.join(node.slow[:3])}" for node in node_speeds(rows) if node.slow]
     lines += [f"FAILED  {item['host']}: {item['what']}: {item['message']}" for item in summary["failures"]]
     return "\n".join(lines)
@@ -45,18 +45,51 @@ def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
     nodes = len({row["host"] for row in rows})
     parts = [f"Run {run}: {plural(len(rows), 'benchmark')}"]
     parts[0] += f" on {plural(nodes, 'node')}"
+    releases = sorted({str(row["versions"]["vllm"]) for row in rows if row["versions"]["vllm"]})
+    parts += [f"vLLM {', '.join(releases)}"] if releases else []
     if served:
-        parts.append(f"{rate(total_of(served, 'output_throughput'))} output tok/s")
-        parts.append(f"{rate(total_of(served, 'request_throughput'))} requests/s")
-        parts.append(
-            f"{count(total_of(served, 'failed'))} of {count(total_of(served, 'num_prompts'))} requests failed"
-        )
+        best = headline_rows(served)
+        parts.append(f"{rate(total_of(best, 'output_throughput'))} output tok/s")
+        parts.append(f"{rate(total_of(best, 'request_throughput'))} requests/s")
+        cells = {row["cell"] for row in best}
+        if len({row["cell"] for row in served}) > len(cells):
+            parts[-1] += f" with {', '.join(sorted(cells))}"
+        failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
+        parts.append(f"{count(failed)} of {count(asked)} requests failed")
     return ", ".join(parts)
 
 
-def _shown(served: Sequence[tuple[Row, RelativeSpeed]]) -> list[tuple[Row, RelativeSpeed]]:
+def _served(served: Pairs) -> list[str]:
+    """Return a table for each cell; with too many rows one line for each cell, rates apart from the others."""
+    speed_of = {id(row): speed for row, speed in served}
+    cells = by_cell([row for row, _unused in served])
+    if len(cells) < 2:
+        return _instances(served) if served else []
     if len(served) <= LINES:
-        return list(served)
+        lines = []
+        for own in cells:
+            lines += [
+                f"{own[0]['cell']}: {title(own[0])}",
+                *_instances([(row, speed_of[id(row)]) for row in own]),
+            ]
+        return lines
+    lines = []
+    for name, is_rate in (("At a concurrency", False), ("At a request rate", True)):
+        shown = [_cell_cells(rows) for rows in cells if (rows[0]["load"]["kind"] == "rate") is is_rate]
+        lines += [f"{name}:", *_aligned(_CELLS, shown, left=1)] if shown else []
+    return [*lines, "tok/s are sums over the instances, the others medians; all of them in benchmarks.csv"]
+
+
+def _instances(served: Pairs) -> list[str]:
+    lines = _aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
+    if len(served) > LINES:
+        lines.append(f"the {LINES} slowest of {len(served)}; all of them in benchmarks.csv")
+    return lines
+
+
+def _shown(served: Pairs) -> Pairs:
+    if len(served) <= LINES:
+        return served
     return sorted(served, key=lambda pair: 9.0 if pair[1].value is None else pair[1].value)[:LINES]
 
 
@@ -65,6 +98,9 @@ def _serve_cells(row: Row, speed: RelativeSpeed) -> list[str]:
         row["host"],
         row["instance"],
         rate(row["output_throughput"]),
+        spread(relative_half_width(row)),
+        spread(row["cv"], sign=""),
+        str(row["runs"]),
         signed(speed.value) + (" slow" if speed.slow else ""),
         ms(row["p50_ttft_ms"]),
         ms(row["p99_ttft_ms"]),
@@ -73,14 +109,33 @@ def _serve_cells(row: Row, speed: RelativeSpeed) -> list[str]:
     ]
 
 
+def _cell_cells(rows: Sequence[Row]) -> list[str]:
+    return [
+        rows[0]["cell"],
+        str(len(rows)),
+        rate(total_of(rows, "output_throughput")),
+        spread(_middle([relative_half_width(row) for row in rows])),
+        spread(_middle([row["cv"] for row in rows]), sign=""),
+        str(min(row["runs"] for row in rows)),
+        *(ms(_middle([row[key] for row in rows])) for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")),
+        count(total_of(rows, "failed")),
+    ]
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def _offline_cells(row: Row) -> list[str]:
     if row["kind"] == "throughput":
         output = rate(row["output_throughput"])
         result = f"{rate(row['total_token_throughput'])} total tok/s, {output} output tok/s"
     else:
-        p50, p99 = ms(row["p50_batch_latency_ms"]), ms(row["p99_batch_latency_ms"])
-        result = f"{p50} ms p50, {p99} ms p99 per batch"
-    return [row["host"], row["instance"], row["kind"], result]
+        mean, p50 = ms(row["mean_batch_latency_ms"]), ms(row["p50_batch_latency_ms"])
+        result = f"{mean} ms mean, {p50} ms p50 per batch"
+    precision = spread(relative_half_width(row))
+    return [row["host"], row["instance"], row["kind"], row["cell"], str(row["runs"]), precision, result]
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -55,18 +55,19 @@ def test_writes_every_file_and_says_where(report: Run, tmp_path: Path) -> None:
     assert (result["changed"], result["run"], result["directory"]) == (True, "r1", str(directory))
     assert sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()) == [
         "benchmarks.csv",
-        "raw/mi300x-01__llama-0__serve.json",
-        "raw/mi300x-02__llama-0__serve.json",
-        "raw/mi300x-03__llama-0__serve.json",
+        "raw/mi300x-01__llama-0__serve__in1024-out1024-c128__1.json",
+        "raw/mi300x-02__llama-0__serve__in1024-out1024-c128__1.json",
+        "raw/mi300x-03__llama-0__serve__in1024-out1024-c128__1.json",
         "report.html",
+        "runs.jsonl",
         "summary.json",
     ]
     summary = json.loads((tmp_path / "results/latest/summary.json").read_text())
     assert summary["run"] == "r1"
     assert [item["host"] for item in summary["failures"]] == ["mi300x-03", "mi300x-04", "mi300x-05"]
     assert summary["failures"] == result["failures"]
-    raw = json.loads((directory / "raw/mi300x-01__llama-0__serve.json").read_text())
-    assert raw == small_fleet()["mi300x-01"]["__benchmark_serve"]["benchmarks"][0]["result"]
+    raw = json.loads((directory / "raw/mi300x-01__llama-0__serve__in1024-out1024-c128__1.json").read_text())
+    assert raw == small_fleet()["mi300x-01"]["__benchmark_serve"]["benchmarks"][0]["runs"][0]["result"]
     assert summary["hosts"]["mi300x-01"]["gpus"][0]["model"] == "MI300X"  # named by the catalogue
     assert result["printed"] == [f"\n{result['text']}"]
     assert result["text"].splitlines()[-3:] == [
@@ -159,7 +160,7 @@ def test_secrets_of_the_inventory_are_nowhere(report: Run, tmp_path: Path) -> No
         "fleet_plan_result": {"plan": {"hosts": {"n": {"note": TOKEN, "env": {"MY_TOKEN": "mine-only"}}}}},
     }
     bad = fleet["mi300x-02"]["__benchmark_serve"]["benchmarks"][0]
-    bad["result"]["label"] = f"{TOKEN} {password}"
+    bad["runs"][0]["result"]["label"] = f"{TOKEN} {password}"
     bad["command"] += f" --header X={from_file}"
     fleet["mi300x-04"]["__benchmark_serve"]["benchmarks"][0]["error"] = f"denied: {password}"
     result = report(fleet, run="r1")
@@ -173,7 +174,9 @@ def test_secrets_of_the_inventory_are_nowhere(report: Run, tmp_path: Path) -> No
 def test_in_a_real_play(tmp_path: Path) -> None:
     """Lazy, tagged variables of ansible-core; a host that failed; a variable that cannot be rendered."""
     fleet = small_fleet()
-    fleet["mi300x-01"]["__benchmark_serve"]["benchmarks"][0]["result"]["request_goodput"] = float("nan")
+    fleet["mi300x-01"]["__benchmark_serve"]["benchmarks"][0]["runs"][0]["result"]["request_goodput"] = float(
+        "nan"
+    )
     hosts = {host: {"payload": own} for host, own in fleet.items()} | {"mi300x-03": {}}
     inventory = {
         "instinct": {

@@ -55,10 +55,15 @@ def bench(speed: float = 1.0, error: str = "", reference: bool = True) -> dict[s
         {"completed": 9, **{key: values[number] for key, values in own.items()}} for number in range(5)
     ]
     plain = [{**result, "output_throughput": 1000.0 + number} for number, result in enumerate(results)]
-    entries = [{"instance": "llama-0", "results": [] if error else results, "error": error or None}]
+    entries = [{"instance": "llama-0", "runs": [] if error else kept(results), "error": error or None}]
     if reference:
-        entries.append({"instance": "llama-1", "results": plain, "error": None})
+        entries.append({"instance": "llama-1", "runs": kept(plain), "error": None})
     return {"benchmarks": entries, **({"msg": "1 of 2 failed"} if error else {})}
+
+
+def kept(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs of an entry of vllm_bench."""
+    return [{"result": result, "error": None} for result in results]
 
 
 def without_docker() -> dict[str, Any]:

@@ -20,16 +20,12 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.action.vllm_bench import ActionModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
-    REPEATER,
-    RepeatedRuns,
+    START,
     container_body,
-    parse_repeat,
     parse_target,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import outcome
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
@@ -39,9 +35,19 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.module_docs import documented_by
-from tests.worlds.bench_world import CANARY, COMMIT, IMAGE, RESULT, args, client, instance, result_dir
+from tests.worlds.bench_world import (
+    CANARY,
+    COMMIT,
+    IMAGE,
+    RESULT,
+    args,
+    client,
+    instance,
+    job,
+    result_dir,
+)
 from tests.worlds.catalogue import knowledge
-from tests.worlds.fake_docker import FakeContainer, FakeDocker, Program
+from tests.worlds.fake_docker import FakeContainer, FakeDocker
 
 
 def command(kind: str, arguments: dict[str, Any], **more: Any) -> list[str]:
@@ -74,6 +80,7 @@ def test_the_serve_client_asks_the_instance_with_the_snapshots_tokenizer() -> No
         "--trust-remote-code",
         "--percentile-metrics", "ttft,tpot,itl,e2el",
         "--metric-percentiles", "50,90,95,99",
+        "--save-detailed",
         "--save-result", "--result-dir", "/bench", "--result-filename", "result.json",
         "--num-prompts", "8", "--ignore-eos",
     ]  # fmt: skip
@@ -88,6 +95,7 @@ def test_arguments_go_over_the_defaults() -> None:
 @pytest.mark.parametrize("value", [False, None])
 def test_false_and_null_leave_a_flag_out(value: Any) -> None:
     assert command("serve", {"ignore_eos": value}) == command("serve", {})
+    assert "--save-detailed" not in command("serve", {"save_detailed": value})
 
 
 @pytest.mark.parametrize(
@@ -125,8 +133,8 @@ def test_offline_benchmarks_get_the_engine_arguments_without_the_front_ends(kind
 
 def test_another_images_client_measures() -> None:
     other = {"image": "registry.example/vllm:old", "vllm": "0.7.3"}
-    target = parse_target(instance(client=other), ["x"])
-    assert container_body(target, "r", "/d")["Image"] == "registry.example/vllm:old"
+    target = parse_target(instance(client=other), job())
+    assert container_body(target, "r", "/d", "p")["Image"] == "registry.example/vllm:old"
     assert command("serve", {}, client=other)[:2] == ["python3", "/app/vllm/benchmarks/benchmark_serving.py"]
 
 
@@ -168,19 +176,37 @@ def test_what_cannot_be_measured_so_is_refused_before_anything(
     assert words in result["msg"]
 
 
-def test_the_module_is_sent_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_is_sent_a_job_for_each_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[dict[str, Any]] = []
     targets = [instance(), instance("llama-1", vllm="0.9.0")]
-    wanted = {"targets": targets, "args": {"seed": 7, "temperature": 0}, "timeout": 5}
+    load = {"random_input_len": 8, "random_output_len": 4, "max_concurrency": 2}
+    wanted = {"targets": targets, "args": {**load, "seed": 7, "temperature": 0}, "timeout": 5}
     action(sent, monkeypatch, **wanted)
-    action(sent, monkeypatch, **wanted, repeat="3")
-    action(sent, monkeypatch, targets=targets, repeat=1, warmups=1)
+    action(sent, monkeypatch, **wanted, repeat="3", warmups=1, half_width=0.01)
+    action(sent, monkeypatch, targets=targets, repeat=1, most=4)
     once, thrice, unseeded = sent
-    assert set(once) == {"targets", "timeout", "commands", "program", "lease"}
-    assert once["commands"]["llama-0"][-4:] == ["--seed", "7", "--temperature", "0"]
-    assert once["commands"]["llama-1"][-2:] == ["--seed", "7"]  # 0.9.0 sends 0 without being told
-    assert (thrice["seed"], thrice["commands"]["llama-0"][-2:]) == (7, ["--temperature", "0"])
-    assert abs(unseeded["seed"] - time.time()) < 60
+    assert set(once) == {"targets", "timeout", "jobs", "program", "lease"}
+    first, second = (once["jobs"][name]["cells"][0]["argv"] for name in ("llama-0", "llama-1"))
+    assert first[-2:] == ["--temperature", "0"]
+    assert second[-2:] == ["--max-concurrency", "2"]  # 0.9.0 sends 0 without being told
+    numbers = {
+        "blocks": 1,
+        "most": 1,
+        "half_width": 0.02,
+        "warmups": 0,
+        "seed": 7,
+        "order": [["in8-out4-c2"]],
+    }
+    (cell,) = once["jobs"]["llama-0"].pop("cells")
+    assert once["jobs"]["llama-0"] == numbers
+    assert (cell["cell"], cell["metric"]) == ("in8-out4-c2", "output_throughput")
+    assert "--seed" not in cell["argv"]
+    assert {**thrice["jobs"]["llama-1"], "cells": []} == {
+        **numbers, "cells": [], "blocks": 3, "most": 10, "half_width": 0.01, "warmups": 1,
+        "order": [["in8-out4-c2"]] * 10,
+    }  # fmt: skip
+    assert abs(unseeded["jobs"]["llama-0"]["seed"] - time.time()) < 60
+    assert unseeded["jobs"]["llama-0"]["most"] == 1  # one run has no interval that could be narrowed
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -191,14 +217,17 @@ def test_measures_and_returns_what_vllm_wrote(docker: FakeDocker, run_module: An
     assert not failed, result["msg"]
     assert result["changed"] is False
     entry = result["benchmarks"][0]
-    assert entry["result"] == RESULT
+    (run,) = entry["runs"]
+    assert run["result"] == RESULT
+    assert (run["block"], run["order"], run["seed"], run["error"], run["detail"]) == (1, 1, 7, None, None)
+    assert run["client_cpu_share"] == 0.25
+    assert abs(run["started"] - time.time()) < 60
     assert (entry["instance"], entry["deployment"], entry["kind"]) == ("llama-0", "llama", "serve")
     assert entry["digest"] == "sha256:" + "a" * 64
     assert entry["error"] is None
-    assert entry["log"].splitlines() == ["100%|done", "============ Serving Benchmark Result ============"]
     assert entry["command"] == ["vllm", "bench", "serve", "--x"]
-    assert abs(entry["started"] - time.time()) < 60
     assert entry["instance_plan"]["name"] == "llama-0"
+    assert "server" not in entry["instance_plan"]
     assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
     assert not list((tmp_path / "var/bench").iterdir())  # of the measurement nothing is left
 
@@ -232,7 +261,8 @@ def test_the_container_is_the_instances_own_with_another_command(docker: FakeDoc
     assert body["Labels"] == {"instinct-fleet.bench": "r1", "instinct-fleet.bench.instance": "llama-0"}
     assert body["Entrypoint"][:2] == ["/bin/bash", "-c"]
     assert ". /instinct/env" in body["Entrypoint"][2]
-    assert body["Cmd"] == ["vllm", "bench", "serve", "--x"]
+    assert body["Entrypoint"][-1] == "p"
+    assert body["Cmd"] == ["/bench"]
     assert body["HostConfig"]["Devices"] == [{"PathOnHost": "/dev/kfd"}]
     assert "RestartPolicy" not in body["HostConfig"]
     assert "/var/hf:/hf:ro" in body["HostConfig"]["Binds"]
@@ -287,7 +317,7 @@ def test_offline_needs_a_stopped_instance_and_serve_a_running_one(
     )
     result, failed = run_module(vllm_bench.main, args(docker, instance(), kind="latency"))
     assert not failed, result["msg"]
-    assert result["benchmarks"][0]["result"]["avg_latency"] == 1.5
+    assert result["benchmarks"][0]["runs"][0]["result"]["avg_latency"] == 1.5
     result, failed = run_module(vllm_bench.main, args(docker, instance()))
     assert failed
     assert "does not run" in result["msg"]
@@ -299,58 +329,107 @@ def test_no_targets_is_nothing(docker: FakeDocker, run_module: Any) -> None:
     assert result["benchmarks"] == []
 
 
-# ---- several runs ---------------------------------------------------------------------------------
-
-
-def repeating(results: list[Any], code: int = 0) -> Program:
-    """programs/bench_repeat.py: each run's JSON has its number."""
-
-    def program(container: FakeContainer) -> int:
-        for number, result in enumerate(results):
-            (result_dir(container) / f"result.json.{number}").write_text(json.dumps(result))
-        return code
-
-    return program
+# ---- several runs and cells ------------------------------------------------------------------------
 
 
 def test_several_runs_share_a_container(docker: FakeDocker, run_module: Any) -> None:
-    results = [{**RESULT, "output_throughput": float(number)} for number in range(3)]
-    seen: list[FakeContainer] = []
-
-    def program(container: FakeContainer) -> int:
-        seen.append(container)
-        return repeating([*results, RESULT])(container)
-
-    docker.programs["instinct-bench-"] = program
-    wanted = args(docker, instance(), repeat=3, warmups=2, seed=7, program="p")
+    docker.programs["instinct-bench-"] = client(
+        lambda _cell, words: {**RESULT, "output_throughput": float(words[-1])}
+    )
+    wanted = args(docker, instance(), work=job(blocks=3, most=3, warmups=2))
     result, failed = run_module(vllm_bench.main, wanted)
     assert not failed, result["msg"]
-    entry = result["benchmarks"][0]
-    assert entry["results"] == results
-    assert entry["result"] == results[-1]
-    body = seen[0].body
-    assert body["Entrypoint"][-6:] == ["p", "/bench", "result.json", "7", "2", "3"]
-    assert result["actions"][0].endswith("--x, 5 times)")
+    runs = result["benchmarks"][0]["runs"]
+    assert [(run["block"], run["seed"], run["result"]["output_throughput"]) for run in runs] == [
+        (1, 9, 9.0), (2, 10, 10.0), (3, 11, 11.0),
+    ]  # fmt: skip
+    assert result["actions"][0].endswith("--x, 5 runs)")
+    assert "warnings" not in result
 
 
-def test_runs_before_a_failure_are_kept(docker: FakeDocker, run_module: Any) -> None:
-    docker.programs["instinct-bench-"] = repeating([RESULT, {**RESULT, "completed": 7, "failed": 3}, RESULT])
-    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3))
+def test_a_failing_cell_does_not_stop_the_others(docker: FakeDocker, run_module: Any) -> None:
+    def run(cell: Any, _words: Any) -> dict[str, Any] | None:
+        return {"b": None, "c": {**RESULT, "completed": 7, "failed": 3}}.get(cell["cell"], RESULT)
+
+    docker.programs["instinct-bench-"] = client(run)
+    result, failed = run_module(
+        vllm_bench.main, args(docker, instance(), work=job("serve", "a", "b", "c", blocks=2, most=2))
+    )
     assert failed
-    assert result["benchmarks"][0]["results"] == [RESULT]
-    assert "3 of 10 requests failed." in result["msg"]
-    docker.programs["instinct-bench-"] = repeating([RESULT], code=2)
-    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3))
+    entries = {entry["cell"]: entry for entry in result["benchmarks"]}
+    assert [len(entries[name]["runs"]) for name in "abc"] == [2, 1, 2]
+    assert entries["a"]["error"] is None
+    assert "wrote no result" in entries["b"]["error"]
+    assert entries["c"]["error"].startswith("3 of 10 requests failed.")
+    assert entries["c"]["runs"][0]["result"]["completed"] == 7
+    assert result["msg"].startswith("2 of 3 serve benchmarks failed. llama-0, b: the client ended well")
+
+
+def test_a_stopped_benchmark_goes_on_where_it_was(
+    docker: FakeDocker, run_module: Any, tmp_path: Path
+) -> None:
+    """The next call of the same name has the same runs; none is measured twice, and no seed is used again."""
+    seen: list[tuple[str, str]] = []
+
+    def run(cell: Any, words: Any) -> dict[str, Any]:
+        seen.append((cell["cell"], words[-1]))
+        if len(seen) == 5:
+            docker.containers[
+                "instinct-bench-llama-0"
+            ].stopping.set()  # as by a call that removes what was left
+        return RESULT
+
+    docker.programs["instinct-bench-"] = client(run)
+    wanted = args(docker, instance(), work=job("serve", "a", "b", blocks=3, most=3, warmups=1))
+    result, failed = run_module(vllm_bench.main, wanted)
     assert failed
-    assert result["benchmarks"][0]["results"] == [RESULT]
+    first = [run["seed"] for entry in result["benchmarks"] for run in entry["runs"]]
+    assert len(first) == 3  # two warm-ups before them
+    result, failed = run_module(vllm_bench.main, wanted)
+    assert not failed, result["msg"]
+    assert [[run["block"] for run in entry["runs"]] for entry in result["benchmarks"]] == [[1, 2, 3]] * 2
+    last = [run["seed"] for entry in result["benchmarks"] for run in entry["runs"]]
+    assert set(first) < set(last)
+    assert len(seen) == 5 + 2 + 3  # warmed up again, and the three runs that were missing
+    assert len({seed for _cell, seed in seen}) == len(seen)
+    assert not (tmp_path / "var/bench/r1").exists()
 
 
-def test_only_the_serve_benchmark_is_repeated() -> None:
-    assert parse_repeat("serve", 1, 0, 7, "") is None
-    assert parse_repeat("serve", 2, 1, 7, "program") == RepeatedRuns(1, 2, 7, "program")
-    for kind, runs, warmups in (("latency", 2, 0), ("serve", 0, 0), ("serve", 1, -1)):
-        with pytest.raises(NodeError):
-            parse_repeat(kind, runs, warmups, 7, "")
+@pytest.mark.parametrize("change", ["cells", "instance", "name", "none"])
+def test_only_the_same_measurement_goes_on(change: str, docker: FakeDocker, run_module: Any) -> None:
+    stopped = args(docker, instance(), work=job(blocks=3, most=3))
+    again = {
+        "cells": args(docker, instance(), work=job("serve", "other", blocks=3, most=3)),
+        "instance": args(docker, instance(spec_hash="other"), work=job(blocks=3, most=3)),
+        "name": args(docker, instance(), work=job(blocks=3, most=3), run="r2"),
+        "none": args(docker, instance(), work=job(blocks=3, most=3, seed=99)),
+    }[change]
+    runs: list[int] = []
+
+    def run(_cell: Any, _words: Any) -> dict[str, Any]:
+        runs.append(1)
+        if len(runs) == 2:
+            docker.containers["instinct-bench-llama-0"].stopping.set()
+        return RESULT
+
+    docker.programs["instinct-bench-"] = client(run)
+    run_module(vllm_bench.main, stopped)
+    assert not run_module(vllm_bench.main, again)[1]
+    assert len(runs) == 2 + (1 if change == "none" else 3)
+
+
+def test_kept_runs_are_said(docker: FakeDocker, run_module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = args(docker, instance(), work=job(blocks=2, most=2))
+    docker.programs["instinct-bench-"] = client(
+        lambda _cell, _words: docker.containers["instinct-bench-llama-0"].stopping.set() or RESULT
+    )
+    run_module(vllm_bench.main, wanted)
+    docker.programs["instinct-bench-"] = client()
+    result, _ = run_module(vllm_bench.main, wanted)
+    assert (
+        "llama-0: 1 finished run of r1 kept from an interrupted call"
+        in json.dumps(result) + capsys.readouterr().err
+    )
 
 
 def test_a_stored_instance_is_read_from_the_node(
@@ -364,10 +443,10 @@ def test_a_stored_instance_is_read_from_the_node(
     store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
     stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
     for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
-        assert parse_target(benches.complete_target(given, store), ["x"]).model == "lab/tiny-llama"
+        assert parse_target(benches.complete_target(given, store), job()).model == "lab/tiny-llama"
         result, failed = run_module(vllm_bench.main, args(docker, given))
         assert not failed, result["msg"]
-        assert result["benchmarks"][0]["result"] == RESULT
+        assert result["benchmarks"][0]["runs"][0]["result"] == RESULT
         assert CANARY not in json.dumps(result)
     assert benches.complete_target(instance(), store) == instance()
     result, failed = run_module(vllm_bench.main, args(docker, {**stands_for, "generation": 4}))
@@ -375,12 +454,11 @@ def test_a_stored_instance_is_read_from_the_node(
     assert "Generation 4 of llama is not kept" in result["msg"]
 
 
-def test_several_runs_need_the_action_plugin(docker: FakeDocker, run_module: Any) -> None:
-    result, failed = run_module(vllm_bench.main, args(docker, instance(), repeat=3, program=""))
+def test_the_action_plugin_is_needed(docker: FakeDocker, run_module: Any) -> None:
+    result, failed = run_module(vllm_bench.main, args(docker, instance(), program=""))
     assert failed
     assert "called without its action plugin" in result["msg"]
     assert docker.changes() == []
-    assert not run_module(vllm_bench.main, args(docker, instance(), program=""))[1]  # one run needs none
 
 
 CLIENT = """\
@@ -393,15 +471,13 @@ words = sys.argv[1:]
 if words[-1] == "103":
     sys.exit(3)
 with open(words[words.index("--result-dir") + 1] + "/result.json", "w") as stream:
-    json.dump(words, stream)
+    json.dump({"completed": 1, "words": words}, stream)
 """
 
 
 @pytest.mark.parametrize("release", ["with a command", "with scripts"])
-@pytest.mark.parametrize(("first", "code", "kept"), [(10, 0, ["11", "12", "13"]), (101, 3, ["102"])])
-def test_several_runs_in_a_container(
-    tmp_path: Path, release: str, first: int, code: int, kept: list[str]
-) -> None:
+@pytest.mark.parametrize(("first", "code", "seeds"), [(10, 0, ["11", "12", "13"]), (101, 1, ["102", "103"])])
+def test_a_job_in_a_container(tmp_path: Path, release: str, first: int, code: int, seeds: list[str]) -> None:
     """A release's script imports what stands beside it, and nothing is imported from where the container begins."""
     for name in ("bin", "out", "scripts", "start"):
         (tmp_path / name).mkdir()
@@ -413,17 +489,22 @@ def test_several_runs_in_a_container(
     (tmp_path / "start/json.py").write_text("raise AssertionError('imported from the working directory')")
     (tmp_path / "env").write_text("")
     words = ["vllm", "bench", "serve"] if release == "with a command" else ["python3", str(benchmark)]
-    options = [script("bench_repeat"), f"{tmp_path}/out", "result.json", str(first), "1", "3"]
-    repeater = REPEATER.replace("/instinct/env", f"{tmp_path}/env")
+    work = job(blocks=3, most=3, warmups=1, seed=first)
+    work["cells"][0]["argv"] = [*words, "--result-dir", f"{tmp_path}/out"]
+    (tmp_path / "out/job.json").write_text(json.dumps({**work, "seconds": 60}))
+    start = START.replace("/instinct/env", f"{tmp_path}/env")
     done = subprocess.run(
-        ["bash", "-c", repeater, "vllm-bench", *options, *words, "--result-dir", f"{tmp_path}/out"],
+        ["bash", "-c", start, "vllm-bench", script("bench_job"), f"{tmp_path}/out"],
         env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}, cwd=tmp_path / "start",
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert done.stdout.split()[:2] == ["imported", "known"]
-    found = [json.loads((tmp_path / f"out/result.json.{n}").read_text())[-1] for n in range(len(kept))]
-    assert found == kept
+    assert done.stdout.splitlines()[0] == f"in8-out8-c2, warm-up, seed {first}"
+    found = [json.loads((tmp_path / f"out/0.{block + 1}.json").read_text()) for block in range(len(seeds))]
+    assert [str(record["seed"]) for record in found] == seeds
+    assert [record["code"] for record in found if record["result"] is None] == ([3] if code else [])
+    assert all(record["result"]["words"][-1] == str(record["seed"]) for record in found if record["result"])
+    assert found[0]["log"] == "known\n"  # the warm-up imported vLLM
 
 
 # ---- results and failures ------------------------------------------------------------------------
@@ -443,53 +524,8 @@ def test_the_throughput_benchmarks_log_is_kept_for_its_output_tokens(
     result, failed = run_module(vllm_bench.main, args(docker, instance(), kind="throughput"))
     assert not failed, result["msg"]
     entry = result["benchmarks"][0]
-    assert normalise("throughput", entry["result"], entry["log"])["output_throughput"] == 200.0
-
-
-OOM = "torch.OutOfMemoryError: HIP out of memory.\n"
-OUTCOMES = [
-    (RESULT, 0, None),
-    ({**RESULT, "completed": 0, "failed": 10}, 0, "no request of 10 completed."),
-    ({**RESULT, "completed": 7, "failed": 3}, 0, "3 of 10 requests failed."),
-    (
-        {key: RESULT[key] for key in RESULT if key != "failed"} | {"completed": 9},
-        0,
-        "1 of 10 requests failed.",
-    ),
-    (RESULT, None, "not done after 5 s"),
-    (None, 0, "ended well, but wrote no result"),
-    ("{broken", 0, "wrote no usable result"),
-    ({"x": 1}, 0, "has no number 'completed'"),
-    (None, 1, "out_of_memory: torch.OutOfMemoryError"),
-]
-
-
-@pytest.mark.parametrize(("result", "code", "error"), OUTCOMES)
-def test_outcomes(result: Any, code: int | None, error: str | None) -> None:
-    text = "" if result is None else result if isinstance(result, str) else json.dumps(result)
-    found, why = outcome("serve", code, OOM, text, 5)
-    if error is None:
-        assert (found, why) == (RESULT, None)
-    else:
-        assert why is not None
-        assert error in why
-
-
-def test_nan_becomes_null() -> None:
-    found, why = outcome("serve", 0, "", json.dumps({**RESULT, "std_ttft_ms": float("nan")}), 5)
-    assert (found["std_ttft_ms"], why) == (None, None)
-
-
-def test_old_goodput_key_and_missing_counts_are_understood() -> None:
-    old = {key: RESULT[key] for key in RESULT if key != "failed"} | {"request_goodput:": 3.5}
-    found, why = outcome("serve", 0, "", json.dumps(old), 5)
-    assert why is None
-    metrics = normalise("serve", found)
-    assert (metrics["request_goodput"], metrics["failed"], metrics["total_token_throughput"]) == (
-        3.5,
-        0,
-        150.0,
-    )
+    (run,) = entry["runs"]
+    assert normalise("throughput", run["result"], run["log"])["output_throughput"] == 200.0
 
 
 def test_failed_requests_come_with_the_servers_words_and_the_numbers(
@@ -506,7 +542,7 @@ def test_failed_requests_come_with_the_servers_words_and_the_numbers(
         "1 of 2 serve benchmarks failed. llama-0: 3 of 10 requests failed. The server's log shows"
     )
     assert "Memory access fault" in result["msg"]
-    assert result["benchmarks"][0]["result"]["completed"] == 7
+    assert result["benchmarks"][0]["runs"][0]["result"]["completed"] == 7
     assert result["benchmarks"][1]["error"] is None
 
 
@@ -547,7 +583,13 @@ BAD_INPUT = [
     ({"run": "../x"}, {}, "is not a name"),
     ({"run": "a/b"}, {}, "is not a name"),
     ({"kind": "sevre"}, {}, "value of kind must be one of"),
-    ({"commands": {}}, {}, "commands: none for llama-0"),
+    ({"jobs": {}}, {}, "jobs[llama-0]: there is none"),
+    ({"work": job(blocks=0)}, {}, "jobs[llama-0]: blocks 0, most 1"),
+    ({"work": job(blocks=4)}, {}, "blocks 4, most 1"),
+    ({"work": job(order=[["other"]])}, {}, "order needs all cells once in each of 1 blocks"),
+    ({"work": job("serve", "a", "a")}, {}, "each with a name of its own; got a, a"),
+    ({"work": {**job(), "seed": None}}, {}, "jobs[llama-0]: seed is missing"),
+    ({"work": {**job(), "cells": [{"cell": "a", "kind": "serve"}]}}, {}, "a cell needs cell, kind, argv"),
     ({}, {"model": None}, "targets[llama-0]: model is missing"),
     ({}, {"server": {}}, "server is missing"),
     ({}, {"server": {"container": {}}}, "server.container is missing"),
@@ -600,7 +642,7 @@ def test_the_api_key_is_in_no_message(
     break_it(docker)
     result, _failed = run_module(vllm_bench.main, args(docker, instance()))
     assert "exception" not in result
-    measured = [(item["error"], item["result"], item["log"]) for item in result.get("benchmarks", [])]
+    measured = [(item["error"], item["runs"], item["log"]) for item in result.get("benchmarks", [])]
     text = json.dumps([result.get("msg"), measured])
     assert (MASK in text) is (break_it not in (nothing, unreadable))  # it was in what was told
     assert CANARY not in json.dumps(result)
@@ -623,5 +665,6 @@ def test_documentation_is_the_argument_spec() -> None:
 def test_documented_entries_are_the_returned_ones(docker: FakeDocker, run_module: Any) -> None:
     result, _ = run_module(vllm_bench.main, args(docker, instance()))
     contains = yaml.safe_load(vllm_bench.RETURN)["benchmarks"]["contains"]
-    assert set(result["benchmarks"][0]) == set(contains)
-    assert benches.LOG_LINES >= 40
+    (entry,) = result["benchmarks"]
+    assert set(entry) == set(contains)
+    assert set(entry["runs"][0]) == set(contains["runs"]["contains"])

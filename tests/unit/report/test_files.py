@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
 import io
 import json
+import random
 from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -17,11 +21,23 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     free_run,
     json_text,
     raw_names,
+    run_files,
     write_run,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
-from tests.worlds.bench_samples import entry, large_fleet, mixed_fleet, small_fleet, summary_of, variables
+from tests.worlds.bench_samples import (
+    entry,
+    large_fleet,
+    mixed_fleet,
+    serve_result,
+    small_fleet,
+    suite_entries,
+    suite_fleet,
+    summary_of,
+    variables,
+)
 
 
 def test_csv_has_all_metrics_and_what_it_takes_to_measure_again() -> None:
@@ -30,6 +46,8 @@ def test_csv_has_all_metrics_and_what_it_takes_to_measure_again() -> None:
     assert len(rows) == len(summary["benchmarks"]) == 15
     assert set(METRICS) <= set(rows[0])
     first = rows[0]
+    assert (first["cell"], first["runs"], first["cv"], first["interval"]) == ("in128-out2048-b8", "1", "", "")
+    assert first["versions"].startswith("aiter=None driver=6.14.14")
     assert (first["run"], first["host"], first["instance"]) == ("20260131T101500Z", "n1", "llama-0")
     assert first["gpus"] == "0 1 2 3"
     assert (first["rocm"], first["compute_partition"], first["numa_balancing"]) == ("7.0.0", "SPX", "0")
@@ -43,8 +61,8 @@ def test_csv_has_all_metrics_and_what_it_takes_to_measure_again() -> None:
 
 
 def test_csv_keeps_odd_text_and_percentiles_and_renames_what_clashes() -> None:
-    odd = entry("n1", model='a,"b"\nc')
-    odd["result"] |= {"p99.9_ttft_ms": 1.5, "host": "from --metadata", "speculative": True}
+    odd = entry("n1", model='a,"b"\nc', result=serve_result(random.Random(1), prompts=5000))
+    odd["runs"][0]["result"] |= {"p99.9_ttft_ms": 1.5, "host": "from --metadata", "speculative": True}
     rows = list(csv.DictReader(io.StringIO(csv_text(summary_of({"n1": variables("n1", [odd])})))))
     assert rows[0]["model"] == 'a,"b"\nc'
     assert rows[0]["p99.9_ttft_ms"] == "1.5"
@@ -54,12 +72,12 @@ def test_csv_keeps_odd_text_and_percentiles_and_renames_what_clashes() -> None:
 
 
 def test_raw_names_are_safe_and_each_once() -> None:
-    rows = [
-        {"host": "n1", "instance": "a-0", "kind": "serve"},
-        {"host": "n1", "instance": "a-0", "kind": "serve"},
-        {"host": "../n:1", "instance": "", "kind": "latency"},
-    ]
-    assert raw_names(rows) == ["n1__a-0__serve.json", "n1__a-0__serve-2.json", "_n_1_____latency.json"]
+    one = {"host": "n1", "instance": "a-0", "kind": "serve", "cell": "in8-out8-c2", "block": 1}
+    rows = [one, one, {**one, "block": 2}, {**one, "host": "../n:1", "instance": "", "cell": "a/b"}]
+    assert raw_names(rows) == [
+        "n1__a-0__serve__in8-out8-c2__1.json", "n1__a-0__serve__in8-out8-c2__1-2.json",
+        "n1__a-0__serve__in8-out8-c2__2.json", "_n_1_____serve__a_b__1.json",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("run", ["latest", "", ".x", "a/b", "..", "x" * 65, "a b"])
@@ -105,7 +123,7 @@ def test_json_text_refuses_nan() -> None:
 def test_text_of_a_small_fleet_with_failures() -> None:
     lines = text_summary(summary_of(small_fleet(failures=True))).splitlines()
     assert lines[0] == (
-        "Run 20260131T101500Z: 3 benchmarks on 3 nodes, 10,736 output tok/s, 10.48 requests/s, "
+        "Run 20260131T101500Z: 3 benchmarks on 3 nodes, vLLM 0.10.1, 10,736 output tok/s, 10.48 requests/s, "
         "7 of 1,920 requests failed"
     )
     assert lines[1].split()[:3] == ["host", "instance", "tok/s"]
@@ -126,12 +144,71 @@ def test_text_of_a_large_fleet_is_short() -> None:
 
 def test_text_of_offline_benchmarks_and_unknown_numbers() -> None:
     fleet = mixed_fleet()
-    fleet["n1"]["__benchmark_serve"]["benchmarks"][0]["result"] = {"completed": 3}
+    fleet["n1"]["__benchmark_serve"]["benchmarks"][0]["runs"][0]["result"] = {"completed": 3}
     text = text_summary(summary_of(fleet))
-    assert "n10   llama-0   throughput  10,880 total tok/s, – output tok/s" in text  # noqa: RUF001
-    assert "17,300 ms p50, 17,348 ms p99 per batch" in text
+    offline = [line.split(maxsplit=6) for line in text.splitlines() if " throughput " in line]
+    assert offline[-1][:4] == ["n10", "llama-0", "throughput", "in128-out2048-all"]
+    assert offline[-1][6] == "10,880 total tok/s, – output tok/s"  # noqa: RUF001
+    assert "17,306 ms mean, 17,300 ms p50 per batch" in text
     unknown = next(line for line in text.splitlines() if line.split()[:2] == ["n1", "llama-0"])
-    assert unknown.split()[2:] == ["–"] * 6  # noqa: RUF001
+    assert unknown.split()[2:] == ["–"] * 3 + ["1"] + ["–"] * 5  # noqa: RUF001
+
+
+def test_text_of_a_suite_has_a_table_for_each_cell() -> None:
+    lines = text_summary(summary_of(suite_fleet())).splitlines()
+    assert lines[0].startswith("Run 20260131T101500Z: 8 benchmarks on 2 nodes, vLLM 0.10.1, 7,790")
+    assert "requests/s with in1024-out1024-c256, 0 of 5,120 requests failed" in lines[0]
+    titles = [line for line in lines if line.startswith("in1024")]
+    assert titles == [
+        "in1024-out1024-c16: 1,024 tokens in, 1,024 out, at most 16 requests at once",
+        "in1024-out1024-c64: 1,024 tokens in, 1,024 out, at most 64 requests at once",
+        "in1024-out1024-c256: 1,024 tokens in, 1,024 out, at most 256 requests at once",
+        "in1024-out1024-r4: 1,024 tokens in, 1,024 out, 4 requests/s offered",
+    ]
+    row = lines[lines.index(titles[0]) + 2].split()
+    assert (row[0], row[1], row[5]) == ("n1", "llama-0", "3")
+    assert row[3].startswith("±")
+    assert row[4].endswith("%")
+
+
+def test_text_of_a_large_suite_has_a_line_for_each_cell_and_rates_apart() -> None:
+    fleet = {f"n{number}": variables(f"n{number}", suite_entries(f"n{number}")) for number in range(1, 9)}
+    lines = text_summary(summary_of(fleet)).splitlines()
+    assert len(lines) == 10
+    assert [lines[1], lines[6]] == ["At a concurrency:", "At a request rate:"]
+    assert [line.split()[:2] for line in lines[3:6]] == [[f"in1024-out1024-c{n}", "8"] for n in (16, 64, 256)]
+    assert lines[8].split()[:2] == ["in1024-out1024-r4", "8"]
+
+
+def test_text_says_which_percentiles_are_missing_and_whether_the_client_was_the_limit() -> None:
+    few = entry("n1", result=serve_result(random.Random(1), prompts=80))
+    few["runs"][0]["client_cpu_share"] = 0.95
+    lines = text_summary(summary_of({"n1": variables("n1", [few])})).splitlines()
+    assert lines[3:] == [
+        "NOTE    The client, not the server, was the limit of in1024-out1024-c128.",
+        "NOTE    Too few requests (at most 80) for percentiles of in1024-out1024-c128: p95 needs 90, p99 needs 459.",
+    ]
+
+
+def test_every_run_has_a_row_and_its_own_json() -> None:
+    detail = {"ttfts": [0.1], "itls": [[0.02]]}
+    entries = suite_entries("n1", repeats=2)
+    coded = base64.b64encode(gzip.compress(json.dumps(detail).encode())).decode()
+    entries[0]["runs"][1]["detail"] = coded
+    fleet = {"n1": variables("n1", entries)}
+    files = run_files(collect(["n1"], fleet, Redactor()))
+    rows = [json.loads(line) for line in str(files["runs.jsonl"]).splitlines()]
+    assert [(row["cell"], row["block"], row["seed"]) for row in rows[:2]] == [
+        ("in1024-out1024-c16", 1, 41), ("in1024-out1024-c16", 2, 42),
+    ]  # fmt: skip
+    assert len(rows) == 8
+    compressed = [name for name in files if name.endswith(".gz")]
+    assert compressed == ["raw/n1__llama-0__serve__in1024-out1024-c16__2.json.gz"]
+    whole = files[compressed[0]]
+    assert isinstance(whole, bytes)
+    plain = json.loads(str(files[compressed[0].removesuffix(".gz")]))
+    assert json.loads(gzip.decompress(whole)) == {**plain, **detail}
+    assert len([name for name in files if name.startswith("raw/")]) == 9
 
 
 def test_text_with_nothing_measured() -> None:

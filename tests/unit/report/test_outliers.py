@@ -22,6 +22,7 @@ def row(host: str, output: float | None = 100.0, **more: Any) -> dict[str, Any]:
         "instance": "llama-0",
         "deployment": "llama",
         "kind": "serve",
+        "cell": "in8-out8-c4",
         "gpus": [0],
         "num_prompts": 10,
         "max_concurrency": 4,
@@ -79,6 +80,7 @@ def test_at_a_fixed_rate_the_time_per_token_tells_the_slow_node() -> None:
         {"max_concurrency": 8},
         {"num_prompts": 99},
         {"request_rate": 1.0},
+        {"cell": "in8-out64-c4"},
     ],
 )
 def test_only_like_is_compared_with_like(other: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from tests.worlds.bench_samples import (
     node_state,
     serve_result,
     small_fleet,
+    suite_fleet,
     summary_of,
     variables,
 )
@@ -82,6 +83,7 @@ def pages() -> dict[str, tuple[str, Page]]:
         "large": large_fleet(40, 2),
         "wide": large_fleet(30, 1),
         "mixed": mixed_fleet(),
+        "suite": suite_fleet(),
         "one": {"n1": variables("n1", [entry("n1")])},
         "nothing": {"n1": {}},
     }
@@ -89,7 +91,7 @@ def pages() -> dict[str, tuple[str, Page]]:
     return {name: (text, Page(text)) for name, text in texts.items()}
 
 
-NAMES = ("small", "failures", "large", "wide", "mixed", "one", "nothing")
+NAMES = ("small", "failures", "large", "wide", "mixed", "suite", "one", "nothing")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,6 +206,29 @@ def test_offline_benchmarks_have_their_own_tables(pages: dict[str, tuple[str, Pa
     assert "Measured with (throughput)" in text
 
 
+def test_cells_have_titles_and_tables_of_their_own(pages: dict[str, tuple[str, Page]]) -> None:
+    _, page = pages["suite"]
+    titles = [
+        "in1024-out1024-c16: 1,024 tokens in, 1,024 out, at most 16 requests at once",
+        "in1024-out1024-c64: 1,024 tokens in, 1,024 out, at most 64 requests at once",
+        "in1024-out1024-c256: 1,024 tokens in, 1,024 out, at most 256 requests at once",
+        "in1024-out1024-r4: 1,024 tokens in, 1,024 out, 4 requests/s offered",
+    ]
+    places = [page.text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert page.tags["h3"] == len(titles) + 1  # and the deployment's commands
+    assert page.tags["svg"] == 2 * len(titles)
+    assert "Output tok/s 7,790 sum of 2 instances, in1024-out1024-c256" in page.text
+    assert "Measured with (serve, in1024-out1024-c16)" in page.text
+    assert "95% ± CV Runs" in page.text
+
+
+def test_the_release_that_was_measured_is_named(pages: dict[str, tuple[str, Page]]) -> None:
+    text = pages["small"][1].text
+    assert "meta-llama/Llama-3.1-70B-Instruct with vLLM 0.10.1" in text
+    assert "vLLM 0.10.1 Model" in text
+
+
 def test_nothing_measured_is_still_a_page(pages: dict[str, tuple[str, Page]]) -> None:
     text = pages["nothing"][1].text
     assert "1 failure" in text
@@ -215,7 +240,7 @@ def test_everything_given_by_users_is_escaped() -> None:
         EVIL, deployment=EVIL, model=EVIL, image=EVIL, digest=EVIL, commit=EVIL, command=f"x '{EVIL}"
     )
     evil["instance"] = EVIL
-    evil["result"] |= {"label": EVIL}
+    evil["runs"][0]["result"] |= {"label": EVIL}
     evil["instance_plan"] |= {
         "argv": ["vllm", EVIL],
         "env": {EVIL: EVIL},
@@ -264,7 +289,7 @@ def test_differing_command_lines_are_shown() -> None:
 
 def test_log_scale_for_very_different_latencies() -> None:
     entries = [entry("n1", index=index) for index in range(30)]
-    entries[7]["result"] = serve_result(random.Random(1), speed=0.01)
+    entries[7] = entry("n1", index=7, result=serve_result(random.Random(1), speed=0.01))
     text = render_report(summary_of({"n1": variables("n1", entries)}))
     assert "TTFT, ms (log scale)" in text
 

@@ -16,12 +16,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact im
     redact_command,
     redact_data,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
-    collect,
-    ended,
-    host_facts,
-    iso,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import host_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import ended, iso
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
 
 from tests import ROOT
 from tests.worlds.bench_samples import (
@@ -31,6 +28,7 @@ from tests.worlds.bench_samples import (
     mixed_fleet,
     node_state,
     small_fleet,
+    suite_fleet,
     summary_of,
     variables,
 )
@@ -47,8 +45,8 @@ def validator() -> Any:
 
 @pytest.mark.parametrize(
     "fleet",
-    [small_fleet(), small_fleet(True), mixed_fleet(), large_fleet(4, 8), {"n1": {}}],
-    ids=["small", "failures", "mixed", "large", "nothing"],
+    [small_fleet(), small_fleet(True), mixed_fleet(), large_fleet(4, 8), suite_fleet(), {"n1": {}}],
+    ids=["small", "failures", "mixed", "large", "suite", "nothing"],
 )
 def test_summary_has_the_shape_of_its_schema(fleet: dict[str, Any], validator: Any) -> None:
     summary = json.loads(json.dumps(summary_of(fleet), allow_nan=False))
@@ -100,7 +98,7 @@ def test_hosts_and_instances_are_in_natural_order() -> None:
 
 
 def one(change: dict[str, Any]) -> dict[str, Any]:
-    return variables("n1", [{**entry("n1"), **change}])
+    return variables("n1", [entry("n1", **change)])
 
 
 @pytest.mark.parametrize(
@@ -201,12 +199,17 @@ def test_secrets_are_masked_by_name_by_value_and_by_look() -> None:
     bad["instance_plan"]["reasons"].append(
         {"setting": "--api-key", "value": named, "reason": "", "source": ""}
     )
-    bad["result"]["label"] = known
-    bad["result"]["errors"] = [f"401 for {looks}"]
+    bad["runs"][0]["result"]["label"] = known
+    bad["runs"][0]["result"]["errors"] = [f"401 for {looks}"]
     broken = entry("n1", index=1, result=None, error=f"pull with {known} failed")
     measured = collect(["n1"], {"n1": variables("n1", [bad, broken])}, Redactor([known]), GPU_MODELS)
     text = json.dumps(
-        [measured.rows, measured.raw, [str(f) for f in measured.failures], measured.deployments]
+        [
+            measured.rows,
+            [run.raw for run in measured.runs],
+            [str(f) for f in measured.failures],
+            measured.deployments,
+        ]
     )
     for secret in (known, named, looks, "second-key-x"):
         assert secret not in text

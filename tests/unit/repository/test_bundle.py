@@ -23,11 +23,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archi
 from tests.worlds.plan_world import deployment, plan, state
 
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
-SCRIPTS = ("bench_repeat", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
+SCRIPTS = ("bench_job", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
 GIVEN = {
     "hf_model": script("download"),
     "partition_boot": archive("partition_boot"),
-    "vllm_bench": script("bench_repeat"),
+    "vllm_bench": script("bench_job"),
     "vllm_image": script("inspect_image"),
     "vllm_server": bundle("supervisor").files,
 }
@@ -70,7 +70,7 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
         args={"timeout": 5}, async_val=0, delegate_to=None, action=f"instinct.fleet.{name}"
     )
     assert plugin.run(None, {}) == {"changed": True}
-    composed = {"commands": {}} if name == "vllm_bench" else {}
+    composed = {"jobs": {}} if name == "vllm_bench" else {}
     (given,) = sent
     assert given.pop("lease")["run"]
     assert sent == [{"timeout": 5, **composed, "program": GIVEN[name]}]

@@ -53,7 +53,7 @@ HIDDEN = (
     ("plugins/module_utils/programs/supervisor/ray.py", "from datetime import UTC", "datetime.UTC"),
     ("plugins/module_utils/programs/haproxy_agent.py", "import tomllib", "tomllib"),
     (
-        "plugins/module_utils/programs/bench_repeat.py",
+        "plugins/module_utils/programs/bench_job.py",
         "def f(x):\n    match x:\n        case 1: pass",
         "pattern matching",
     ),

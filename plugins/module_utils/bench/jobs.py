@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs of benchmarks, and their directories on the node, from which a job that was killed continues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.bench_record import record_name, succeeded
+from ..common.files import make_private, read_text, write_atomic
+from ..common.hashing import spec_hash
+from ..common.module_main import NodeError
+from ..common.mounts import BENCH_JOB
+
+Record = Mapping[str, Any]
+_NEEDED = ("cells", "blocks", "most", "half_width", "warmups", "seed", "order")
+_NEEDED_OF_CELLS = ("cell", "kind", "argv")
+_RECORD = re.compile(r"([0-9]+)\.([0-9]+)\.json")
+
+
+@dataclass(frozen=True)
+class BenchmarkJob:
+    """What is measured of one instance: `data` as programs/bench_job.py reads it, less `seconds`."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def cells(self) -> list[Mapping[str, Any]]:
+        return list(self.data["cells"])
+
+    @property
+    def blocks(self) -> int:
+        return int(self.data["blocks"])
+
+    @property
+    def least_runs(self) -> int:
+        """Return the number of runs without repeats of imprecise cells, with warm-ups."""
+        return len(self.cells) * (int(self.data["warmups"]) + self.blocks)
+
+    @property
+    def most_runs(self) -> int:
+        """Return the number of runs that may leave a result."""
+        return len(self.cells) * int(self.data["most"])
+
+    @property
+    def seeds(self) -> int:
+        """Return how many seeds the job may use."""
+        return len(self.cells) * (int(self.data["warmups"]) + int(self.data["most"]))
+
+    def same_work(self, other: Mapping[str, Any]) -> bool:
+        """Return whether another job, read from a file, measures the same, whatever its seeds."""
+        own = {key: value for key, value in self.data.items() if key not in ("seed", "order")}
+        return all(other.get(key) == value for key, value in own.items())
+
+
+def parse_job(name: str, data: object) -> BenchmarkJob:
+    """Return the job of an instance. Raise NodeError for one that cannot be performed."""
+    where = f"jobs[{name or '?'}]"
+    if not isinstance(data, Mapping):
+        raise NodeError(f"{where}: there is none. The action plugin vllm_bench composes it.")
+    missing = [key for key in _NEEDED if data.get(key) is None]
+    if missing:
+        raise NodeError(f"{where}: {', '.join(missing)} is missing.")
+    cells = data["cells"]
+    for cell in cells:
+        if any(not cell.get(key) for key in _NEEDED_OF_CELLS):
+            raise NodeError(f"{where}: a cell needs {', '.join(_NEEDED_OF_CELLS)}; got {dict(cell)}.")
+    names = [cell["cell"] for cell in cells]
+    if not cells or len(names) != len(set(names)):
+        raise NodeError(
+            f"{where}: it needs cells, each with a name of its own; got {', '.join(names) or 'none'}."
+        )
+    if data["blocks"] < 1 or data["warmups"] < 0 or data["most"] < data["blocks"]:
+        numbers = ", ".join(f"{key} {data[key]}" for key in ("blocks", "most", "warmups"))
+        raise NodeError(f"{where}: {numbers}: 1 <= blocks <= most and 0 <= warmups must hold.")
+    if len(data["order"]) != data["most"] or any(sorted(block) != sorted(names) for block in data["order"]):
+        raise NodeError(f"{where}: order needs all cells once in each of {data['most']} blocks.")
+    return BenchmarkJob(data)
+
+
+def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], seconds: int) -> int:
+    """Write the job into its directory. Return the number of finished runs that are kept of an earlier call.
+
+    Runs are kept if that call had the same cells and numbers and measured the same (`served`). Runs of this call then
+    have other seeds: the prompts of a run that was cut off may be in the prefix cache.
+    """
+    wanted = {**job.data, "served": spec_hash(dict(served)), "seconds": seconds}
+    stored = _stored(directory)
+    if stored and job.same_work(stored) and stored.get("served") == wanted["served"]:
+        wanted |= {"order": stored["order"], "seed": stored["seed"] + job.seeds}
+        for name in _other_files(directory):
+            os.unlink(os.path.join(directory, name))
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+        make_private(directory)
+    write_atomic(os.path.join(directory, BENCH_JOB), json.dumps(wanted), 0o600)
+    return len(list(records(directory)))
+
+
+def records(directory: str) -> Iterator[tuple[int, Record]]:
+    """Yield (position of the cell, what the program recorded) for each run, in order of cells and blocks."""
+    found = [match for name in _names(directory) if (match := _RECORD.fullmatch(name))]
+    for match in sorted(found, key=lambda match: (int(match.group(1)), int(match.group(2)))):
+        text = read_text(os.path.join(directory, match.group()))
+        if text:
+            yield int(match.group(1)), json.loads(text)
+
+
+def _other_files(directory: str) -> list[str]:
+    """Return what does not stay for the next call: all but the runs that have a result."""
+    kept = {
+        record_name(position, record["block"]) for position, record in records(directory) if succeeded(record)
+    }
+    return [name for name in _names(directory) if name not in kept]
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _stored(directory: str) -> Mapping[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        found = json.loads(read_text(os.path.join(directory, BENCH_JOB)) or "null")
+        return found if isinstance(found, Mapping) else None
+    return None

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Summarise the runs of a cell: medians, and how well the runs agree. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...module_utils.common.bench_metrics import METRICS
+from ...module_utils.common.errors import natural
+from ...module_utils.common.intervals import median_interval, variation
+from .rows import UNMEASURED, Row, client_bound
+
+_OF_ONE_RUN = ("block", "order", "seed")
+_SUMMED_UP = (*METRICS, *UNMEASURED, "seconds", "client_cpu_share")
+
+
+def cell_summaries(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for each (host, instance, kind, cell), in that order, with medians over its runs.
+
+    runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
+    cell's `metric`. `failed` is that of the run with the most failed requests: a median would hide them. `started` is
+    that of the first run.
+    """
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["host"], row["instance"], row["kind"], row["cell"]), []).append(row)
+    return [_summary(groups[key]) for key in sorted(groups, key=lambda key: [natural(part) for part in key])]
+
+
+def relative_half_width(row: Mapping[str, Any]) -> float | None:
+    """Return half the width of a cell's interval relative to its middle (0.02: ±2 %); None if there is none."""
+    if not row.get("interval"):
+        return None
+    low, high = row["interval"]
+    return (high - low) / (high + low) if high + low else None
+
+
+def _summary(runs: Sequence[Row]) -> Row:
+    first = min(runs, key=lambda row: (row["started"] or "", row["block"] or 0))
+    keys = {key for row in runs for key in row}
+    made = {**first, **dict.fromkeys(_OF_ONE_RUN)}
+    for key in keys:
+        if key in _SUMMED_UP or key.endswith("_ms"):
+            made[key] = median([row.get(key) for row in runs])
+    failed = [row["failed"] for row in runs if row["failed"] is not None]
+    rates = [row["output_throughput"] for row in runs if row["output_throughput"] is not None]
+    main = [row[first["metric"]] for row in runs if row.get(first["metric"]) is not None]
+    other = {key: median([row["other"].get(key) for row in runs]) for row in runs for key in row["other"]}
+    made |= {
+        "failed": max(failed) if failed else None,
+        "other": {key: value for key, value in other.items() if value is not None},
+        "goodput": {
+            name: median([row["goodput"].get(name) for row in runs])
+            for row in runs
+            for name in row["goodput"]
+        },
+        "runs": len(runs),
+        "cv": variation(rates),
+        "interval": list(interval) if (interval := median_interval(main)) else None,
+    }
+    made["client_bound"] = client_bound(made)
+    return made
+
+
+def median(values: Sequence[Any]) -> Any:
+    """Return the median of the known values: a whole number for whole numbers. Of anything else, the first value."""
+    known = [value for value in values if value is not None]
+    numbers = [value for value in known if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if len(numbers) < len(known) or not known:
+        return known[0] if known else None
+    whole = all(isinstance(value, int) for value in numbers)
+    return statistics.median_low(numbers) if whole else statistics.median(numbers)

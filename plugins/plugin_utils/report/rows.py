@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build rows: what was measured in each run, from the entries of vllm_bench."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from ...module_utils.common.bench_metrics import ResultError, finite, normalise, number, other_scalars
+from ...module_utils.common.redact import Redactor
+from ..instances.cells import MAIN_METRIC, describe_cell
+from ..instances.redact import redact_command, redact_variables
+from .percentiles import supported
+
+Row = dict[str, Any]
+
+UNMEASURED = (
+    "steady_output_throughput",
+    "steady_share",
+    "send_lag_ms",
+    "kv_usage_max",
+    "preemptions",
+    "prefix_hit_rate",
+    "acceptance_length",
+    "power_w",
+    "joules_per_output_token",
+    "power_valid",
+    "throttled",
+    "ecc",
+)
+"""Keys of a row that need more than the client's result."""
+
+CLIENT_CPU, SEND_LAG_MS = 0.8, 5.0
+"""Above these the client is taken to be the limit: CPU time per second of its one process, median lag of a request."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run: its row; vLLM's own JSON without per-request lists; these lists, None if they are not known.
+
+    error: why its numbers are not those of all requests; None if they are.
+    """
+
+    row: Row
+    raw: Any
+    detail: Mapping[str, Any] | None
+    error: str | None
+
+
+def run_rows(
+    host: str, entry: Mapping[str, Any], versions: Mapping[str, Any], redact: Redactor
+) -> Iterator[MeasuredRun]:
+    """Yield the runs of an entry that have a result. Raise ResultError for one that is no result of its kind."""
+    shared = _identity(host, entry)
+    reproduction = _reproduction(entry)
+    for run in entry["runs"]:
+        result = run.get("result")
+        if result is None:
+            continue
+        metrics = normalise(str(entry.get("kind")), result, str(run.get("log") or ""))
+        row: Row = {
+            **shared,
+            **{key: run.get(key) for key in ("block", "order", "seed")},
+            "started": iso(run.get("started")),
+            "seconds": number(run.get("seconds")),
+            **supported(metrics),
+            **dict.fromkeys(UNMEASURED),
+            "client_cpu_share": number(run.get("client_cpu_share")),
+            "goodput": {},
+            **reproduction,
+            "versions": dict(versions),
+            "other": other_scalars(result),
+        }
+        row["client_bound"] = client_bound(row)
+        yield MeasuredRun(
+            redact.data(row), finite(redact.data(result)), _unpacked(run.get("detail")), run.get("error")
+        )
+
+
+def client_bound(row: Mapping[str, Any]) -> bool | None:
+    """Return whether the client was the limit of a run; None if nothing is known about that."""
+    known = [
+        row[key] > limit
+        for key, limit in (("client_cpu_share", CLIENT_CPU), ("send_lag_ms", SEND_LAG_MS))
+        if row[key] is not None
+    ]
+    return any(known) if known else None
+
+
+def entry_cell(entry: Mapping[str, Any]) -> str:
+    """Return the name of an entry's cell; for one without, what its command line says."""
+    return str(entry.get("cell") or _described(entry)["cell"])
+
+
+def iso(value: object) -> str | None:
+    """Return a time as UTC in ISO 8601, from seconds since 1970 or ISO text (without a zone: UTC); else None."""
+    seconds = number(value)
+    try:
+        if seconds is not None:
+            moment = datetime.fromtimestamp(seconds, timezone.utc)
+        else:
+            moment = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except (ValueError, OverflowError, OSError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ended(row: Mapping[str, Any]) -> str | None:
+    """Return when a run ended, from its start and duration, including the start-up of the client."""
+    if row["started"] is None or row["seconds"] is None:
+        return None
+    start = datetime.strptime(row["started"], "%Y-%m-%dT%H:%M:%SZ")
+    return (start + timedelta(seconds=row["seconds"])).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def instance_plan(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the INSTANCE of an entry, {} if it has none."""
+    plan = entry.get("instance_plan")
+    return plan if isinstance(plan, Mapping) else {}
+
+
+def _identity(host: str, entry: Mapping[str, Any]) -> Row:
+    plan = instance_plan(entry)
+    described = _described(entry)
+    cell = {key: entry.get(key) or described[key] for key in ("cell", "shape", "load", "metric")}
+    return {
+        "host": host,
+        "instance": str(entry.get("instance") or plan.get("name") or ""),
+        "deployment": str(entry.get("deployment") or plan.get("deployment") or ""),
+        "kind": entry["kind"],
+        "suite": entry.get("suite"),
+        **cell,
+        "live": bool(entry.get("live")),
+        "model": entry.get("model") or plan.get("model"),
+        "commit": entry.get("commit") or plan.get("commit"),
+        "image": entry.get("image") or plan.get("image"),
+        "digest": entry.get("digest"),
+    }
+
+
+def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
+    command = entry.get("command") or ()
+    words = command.split() if isinstance(command, str) else list(command)
+    kind = str(entry.get("kind"))
+    if kind not in MAIN_METRIC:
+        raise ResultError(f"unknown kind of benchmark {kind!r}; known: {', '.join(MAIN_METRIC)}")
+    return describe_cell(kind, words)
+
+
+def _reproduction(entry: Mapping[str, Any]) -> Row:
+    plan = instance_plan(entry)
+    return {
+        "gpus": list(plan.get("gpus") or []),
+        "render_nodes": list(plan.get("render_nodes") or []),
+        "port": plan.get("port"),
+        "serve_command": redact_command(plan.get("argv")),
+        "env": redact_variables(plan.get("env") or {}),
+        "command": redact_command(entry.get("command")),
+        "spec_hash": plan.get("spec_hash"),
+    }
+
+
+def _unpacked(detail: object) -> Mapping[str, Any] | None:
+    """Return the per-request lists that vllm_bench packed; None if there are none."""
+    if not isinstance(detail, str) or not detail:
+        return None
+    try:
+        found = json.loads(gzip.decompress(base64.b64decode(detail)))
+    except (ValueError, OSError, EOFError):
+        return None
+    return found if isinstance(found, Mapping) else None

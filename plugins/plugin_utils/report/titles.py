@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group the rows of a summary by cell, with a title that says what load it was. Pure.
+
+Rates and concurrencies are never under one title: at a rate, latency contains the queue in front of the server, at a
+concurrency the client waits instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...module_utils.common.errors import natural
+from .outliers import sequential_hosts
+from .percentiles import lacking, needed
+from .tables import total_of
+
+Row = Mapping[str, Any]
+_KINDS = ("concurrency", "all", "rate", "batch")
+
+
+def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each cell: concurrencies first, then rates; by shape and value."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["cell"], []).append(row)
+    return sorted(
+        groups.values(), key=lambda own: (_KINDS.index(own[0]["load"]["kind"]), natural(own[0]["cell"]))
+    )
+
+
+def title(row: Row) -> str:
+    """Return what a cell measures: "1,024 tokens in, 1,024 out, at most 128 requests at once"."""
+    shape, load = row["shape"], row["load"]
+    parts = [f"{shape['input']:,} tokens in, {shape['output']:,} out"] if shape else []
+    value = load["value"]
+    parts.append(
+        {
+            "concurrency": f"at most {value:,} requests at once" if value else "",
+            "rate": f"{value:g} requests/s offered" if value else "",
+            "batch": f"batches of {value:,}" if value else "",
+            "all": "all requests at once",
+        }[load["kind"]]
+    )
+    return ", ".join(parts)
+
+
+def headline_rows(served: Sequence[Row]) -> list[Row]:
+    """Return the rows whose sum is the fleet's figure: of each deployment the cell of highest output throughput."""
+    chosen: list[Row] = []
+    for name in sorted({row["deployment"] for row in served}, key=natural):
+        cells = by_cell([row for row in served if row["deployment"] == name])
+        totals = [total_of(own, "output_throughput") or 0.0 for own in cells]
+        chosen += cells[totals.index(max(totals))]
+    return chosen
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return what a reader of the figures must know: each is one sentence."""
+    found = []
+    apart = sequential_hosts(rows)
+    if apart:
+        found.append(
+            f"On {', '.join(apart)} the instances were measured one after another, so the totals are not those of a "
+            "fleet under load at one time."
+        )
+    bound = [row for row in rows if row["client_bound"]]
+    if bound:
+        found.append(f"The client, not the server, was the limit of {_named(bound)}.")
+    short: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if few := lacking(row):
+            short.setdefault(tuple(few), []).append(row)
+    for missing, own in short.items():
+        least = ", ".join(f"{name} needs {needed(float(name[1:]))}" for name in missing)
+        most = max(row["completed"] for row in own)
+        found.append(f"Too few requests (at most {most:,}) for percentiles of {_named(own)}: {least}.")
+    return found
+
+
+def _named(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(row["cell"] for row in rows))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more cells" if len(names) > 4 else "")

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cells: medians over their runs, and how well these agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.cell_summary import (
+    cell_summaries,
+    median,
+    relative_half_width,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import (
+    SoftwareSources,
+    versions,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import client_bound
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
+
+from tests.worlds.bench_samples import GPU_MODELS, entry, suite_entries, variables, with_result
+
+BASE = {"completed": 100, "num_prompts": 100, "failed": 0, "duration": 10.0}
+
+
+def summaries(*entries: dict[str, Any]) -> list[dict[str, Any]]:
+    measured = collect(["n1"], {"n1": variables("n1", list(entries))}, Redactor(), GPU_MODELS)
+    return cell_summaries(measured.rows)
+
+
+def test_medians_of_three_runs_with_their_interval() -> None:
+    results = [
+        {**BASE, "output_throughput": value, "p90_ttft_ms": value / 10} for value in (99.0, 100.0, 101.0)
+    ]
+    (row,) = summaries(with_result(entry("n1"), *results))
+    assert (row["runs"], row["output_throughput"], row["p90_ttft_ms"], row["p95_ttft_ms"]) == (
+        3,
+        100.0,
+        10.0,
+        None,
+    )
+    assert row["cv"] == pytest.approx(0.01)
+    low, high = row["interval"]
+    assert (low + high) / 2 == pytest.approx(100.0)
+    assert relative_half_width(row) == pytest.approx(4.303 * 0.01 / 3**0.5)
+    assert (row["block"], row["order"], row["seed"], row["started"]) == (
+        None,
+        None,
+        None,
+        "2026-01-31T10:15:02Z",
+    )
+
+
+def test_one_run_has_no_interval_and_two_have_a_variation() -> None:
+    results = [{**BASE, "output_throughput": value} for value in (99.0, 101.0)]
+    (one,) = summaries(with_result(entry("n1"), *results[:1]))
+    assert (one["runs"], one["cv"], one["interval"], relative_half_width(one)) == (1, None, None, None)
+    (two,) = summaries(with_result(entry("n1"), *results))
+    assert two["cv"] == pytest.approx(0.01414, abs=1e-5)
+    assert two["interval"] is None
+
+
+def test_failed_requests_of_one_run_are_not_hidden_by_a_median() -> None:
+    results = [{**BASE, "output_throughput": 1.0}, {**BASE, "completed": 60, "failed": 40}, BASE]
+    measured = collect(["n1"], {"n1": variables("n1", [with_result(entry("n1"), *results)])}, Redactor())
+    (row,) = cell_summaries(measured.rows)
+    assert (row["failed"], row["completed"]) == (40, 100)
+    assert [item.message for item in measured.failures] == [
+        "40 of 100 requests failed: the numbers are those of the others"
+    ]
+
+
+def test_cells_are_apart_and_the_interval_is_that_of_the_cells_metric() -> None:
+    rows = summaries(*suite_entries("n1"))
+    assert [row["cell"] for row in rows] == [
+        f"in1024-out1024-{load}" for load in ("c16", "c64", "c256", "r4")
+    ]
+    for row in rows:
+        low, high = row["interval"]
+        assert low < row[row["metric"]] < high
+    assert rows[-1]["metric"] == "median_tpot_ms"
+
+
+def test_a_failed_cell_is_named() -> None:
+    entries = suite_entries("n1")
+    entries[1] |= {"runs": [], "error": "the engine died"}
+    measured = collect(["n1"], {"n1": variables("n1", entries)}, Redactor())
+    assert [(item.what, item.message) for item in measured.failures] == [
+        ("serve benchmark of llama-0, in1024-out1024-c64", "the engine died")
+    ]
+    assert len(cell_summaries(measured.rows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], None),
+        ([None], None),
+        ([1, 2], 1),
+        ([1, 3, None], 1),
+        ([1.0, 2.0], 1.5),
+        (["inf", "inf"], "inf"),
+        ([True], True),
+    ],
+)
+def test_median(values: list[Any], expected: Any) -> None:
+    assert median(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "lag", "bound"),
+    [
+        (None, None, None),
+        (0.8, None, False),
+        (0.81, None, True),
+        (None, 5.1, True),
+        (0.2, 5.1, True),
+        (0.2, 1.0, False),
+    ],
+)
+def test_client_bound(share: float | None, lag: float | None, bound: bool | None) -> None:
+    assert client_bound({"client_cpu_share": share, "send_lag_ms": lag}) is bound
+
+
+# ---- versions ----------------------------------------------------------------------------------------
+
+DIGEST = "sha256:" + "a" * 64
+SOFTWARE = ImageSoftware("0.11.0", "rocm", "7.0.0", "2.9.0", "3.12", None)
+UNKNOWN = dict.fromkeys(("vllm", "torch", "rocm", "aiter", "rccl", "driver", "vbios"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "states", "lock", "expected"),
+    [
+        ({}, [], Lock(), {}),
+        ({"vllm": "0.11.0"}, [{"driver": {"version": "6.14"}}], Lock(), {"vllm": "0.11.0", "driver": "6.14"}),
+        (
+            {"vllm": "0.11.0+rocm"},
+            [{}, {"images": [{"digests": [f"r/vllm@{DIGEST}"], "tags": [], "software": SOFTWARE.to_json()}]}],
+            Lock(),
+            {"vllm": "0.11.0+rocm", "torch": "2.9.0", "rocm": "7.0.0"},
+        ),
+        (
+            {},
+            [{"images": [{"digests": [f"r/vllm@{DIGEST}"], "tags": [], "software": {"vllm": "damaged"}}]}],
+            Lock({"r/vllm:x": ImagePin(DIGEST, None, SOFTWARE)}),
+            {"vllm": "0.11.0", "torch": "2.9.0", "rocm": "7.0.0"},
+        ),
+        ({}, [{"gpus": [{"vbios": "113-M3000100-103"}, {}]}], Lock(), {"vbios": "113-M3000100-103"}),
+    ],
+)
+def test_versions(plan: Any, states: Any, lock: Lock, expected: dict[str, str]) -> None:
+    found = versions(plan, f"r/vllm@{DIGEST}", states, SoftwareSources(lock))
+    assert found == {**UNKNOWN, **expected}
+
+
+def test_versions_of_a_documented_tag() -> None:
+    from tests.worlds.catalogue import knowledge
+
+    sources = SoftwareSources(Lock(), knowledge().images)
+    found = versions({}, "rocm/vllm:rocm6.4.1_vllm_0.10.0_20250812", [], sources)
+    assert (found["vllm"], found["rocm"], found["torch"]) == ("0.10.0", "6.4.1", "2.7.0")
