@@ -49,6 +49,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     this_run,
     warned,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
@@ -75,7 +76,8 @@ class ActionModule(ControllerAction):
             raise FleetError(refused_plan(foreign))
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
         slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
-        slips += unknown_benchmark_arguments(knowledge, {name: reader.raw(name) for name in names})
+        raw = {name: reader.raw(name) for name in names}
+        slips += [*unknown_benchmark_arguments(knowledge, raw), *wrong_suites(knowledge, raw)]
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         wrong = request.check_request(options, canary_rules(options).wrong())

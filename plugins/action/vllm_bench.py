@@ -10,16 +10,21 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import (
+    FleetError,
+    Problem,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
-_OF_JOBS = {"repeat": 1, "most": 10, "warmups": 0, "half_width": 0.02}
-"""The module's options that are part of a job, and their defaults."""
+_OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width")
+"""The module's options that become jobs here."""
+_TIMEOUT = 7200
 
 
 class ActionModule(ProgramAction):
@@ -40,30 +45,51 @@ class ActionModule(ProgramAction):
         jobs, warnings = _jobs(given)
         for text in warnings:
             self._display.warning(printable(text))
-        return {
-            **{name: value for name, value in given.items() if name not in (*_OF_JOBS, "args")},
-            "jobs": jobs,
-        }
+        kept = {name: value for name, value in given.items() if name not in _OF_JOBS}
+        most = max((len(job["cells"]) for job in jobs.values()), default=1)
+        return {**kept, "jobs": jobs, "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
 
 
 def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the job of each target, and warnings. All have the same seeds and the same order."""
-    knowledge, kind, args = Knowledge(CATALOG), given.get("kind") or "serve", dict(given.get("args") or {})
+    """Return the job of each target, and warnings. All have the same seeds, and the same order of the same cells."""
+    knowledge, kind, targets = Knowledge(CATALOG), given.get("kind") or "serve", given.get("targets") or ()
+    if given.get("suite") and targets:
+        overrides = {"seed": int(time.time()), **(given.get("overrides") or {}), "kinds": [kind]}
+        found = suite_commands(knowledge, str(given["suite"]), targets, overrides)
+        return {name: {**job, "suite": found.suite} for name, job in found.cells.items()}, list(
+            found.warnings
+        )
+    args = dict(given.get("args") or {})
     # Each run has another seed, so that no prompt is in the prefix cache.
     seed = args.pop("seed", None)
-    numbers = {name: given.get(name, default) for name, default in _OF_JOBS.items()}
-    repeat = int(numbers["repeat"])
-    shared = {
+    repeat = int(_number(given, "repeat", 1))
+    numbers = {
+        "suite": None,
         "blocks": repeat,
-        "most": max(repeat, int(numbers["most"])) if repeat > 2 else repeat,  # fewer runs have no interval
-        "half_width": float(numbers["half_width"]),
-        "warmups": int(numbers["warmups"]),
-        "seed": int(time.time()) if seed is None else int(seed),
+        "most": max(repeat, int(_number(given, "most", 10)))
+        if repeat > 2
+        else repeat,  # fewer have no interval
+        "half_width": _number(given, "half_width", 0.02),
+        "warmups": int(_number(given, "warmups", 0)),
+        "seed": int(time.time()) if seed is None else int(_number({"args.seed": seed}, "args.seed", 0)),
     }
     jobs, warnings = {}, []
-    for target in given.get("targets") or ():
+    for target in targets:
         made = bench_command(knowledge, kind, target, args)
         warnings += [f"{target['name']}: {text}" for text in made.warnings]
         cell = describe_cell(kind, made.argv)
-        jobs[target["name"]] = {"cells": [cell], **shared, "order": [[cell["cell"]]] * shared["most"]}
+        jobs[target["name"]] = {
+            "cells": [cell],
+            **numbers,
+            "order": [[cell["cell"]]] * int(numbers["most"] or 1),
+        }
     return jobs, warnings
+
+
+def _number(given: Mapping[str, Any], name: str, default: float) -> float:
+    """Return an option as a number. Raise FleetError for anything else."""
+    value = given.get(name, default)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise FleetError([Problem((name,), f"{value!r} is not a number.")]) from None

@@ -54,6 +54,19 @@ options:
       - Evaluated on the control node, by the module's action plugin.
     type: dict
     default: {}
+  suite:
+    description:
+      - What to measure in place of O(args) and O(repeat), a name in C(catalog/suites) or a path. Its cells of this
+        O(kind) are measured.
+      - Evaluated on the control node, by the module's action plugin.
+    type: str
+    default: ""
+  overrides:
+    description:
+      - What a suite leaves to the operator, such as C(blocks), C(most), C(half_width), C(warmups), C(seed),
+        C(percentiles) and C(dataset_path).
+    type: dict
+    default: {}
   repeat:
     description:
       - Number of runs, each with its own result. Each has another seed, counted up from the C(seed) of O(args) or from
@@ -76,7 +89,7 @@ options:
     type: int
     default: 0
   timeout:
-    description: Seconds that the benchmarks may take, including all runs.
+    description: Seconds that a cell may take, including all its runs; O(args) make one cell.
     type: int
     default: 7200
   jobs:
@@ -107,6 +120,11 @@ attributes:
 """
 
 EXAMPLES = r"""
+- name: Measure all instances of the node with a suite
+  instinct.fleet.vllm_bench:
+    suite: serving
+    targets: "{{ fleet_plan_result.plan.hosts[inventory_hostname].instances }}"
+
 - name: Measure all instances of the node at once
   instinct.fleet.vllm_bench:
     run: 2026-01-31-evening
@@ -138,6 +156,9 @@ benchmarks:
     kind:
       description: The benchmark.
       type: str
+    suite:
+      description: The suite; null for O(args).
+      type: str
     cell:
       description: Name of the cell, made of its shape and load.
       type: str
@@ -151,8 +172,9 @@ benchmarks:
       description: The metric whose interval decides about repeats.
       type: str
     slos:
-      description: Limits of latencies by which goodput is computed; null for none.
-      type: dict
+      description: Limits of latencies by which goodput is computed.
+      type: list
+      elements: dict
     model:
       description: The model.
       type: str
@@ -249,6 +271,8 @@ def argument_spec():
         "kind": {"type": "str", "choices": ["serve", "latency", "throughput"], "default": "serve"},
         "targets": {"type": "list", "elements": "dict", "default": []},
         "args": {"type": "dict", "default": {}},
+        "suite": {"type": "str", "default": ""},
+        "overrides": {"type": "dict", "default": {}},
         "repeat": {"type": "int", "default": 1},
         "most": {"type": "int", "default": 10},
         "half_width": {"type": "float", "default": 0.02},

@@ -102,10 +102,11 @@ def container_body(target: BenchmarkTarget, run: str, directory: str, program: s
         key: value for key, value in (target.body.get("HostConfig") or {}).items() if key != "RestartPolicy"
     }
     host["Binds"] = [*(host.get("Binds") or []), f"{directory}:{BENCH_MOUNT}:rw"]
+    entrypoint = ["/bin/bash", "-c", START, "vllm-bench", program]
     return {
         **target.body,
         "Image": target.client or target.body["Image"],
-        "Entrypoint": ["/bin/bash", "-c", START, "vllm-bench", program],
+        "Entrypoint": entrypoint,
         "Cmd": [BENCH_MOUNT],
         "Labels": {LABEL: run, f"{LABEL}.instance": target.name},
         "HostConfig": host,

@@ -19,6 +19,7 @@ from .parse import read_suite
 from .render import Renderer
 from .suite import Suite
 
+SUITE_VARIABLE = "benchmark_suite"
 MANY = 5
 """Reasons that one message has room for."""
 
@@ -60,6 +61,24 @@ def suite_commands(
     ]
     found = {instance: cells.to_json() for instance, cells in made.items()}
     return SuiteCommands(suite.name, suite.offline, found, tuple(warnings))
+
+
+def wrong_suites(knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """Yield what is wrong with the suite that hosts are to be measured with: the plan then fails, not the run.
+
+    A template is not evaluated here; the run checks it.
+    """
+    chosen: dict[str, list[str]] = {}
+    for host, given in variables.items():
+        name = given.get(SUITE_VARIABLE)
+        if isinstance(name, str) and name and "{{" not in name:
+            chosen.setdefault(name, []).append(host)
+    for name, hosts in chosen.items():
+        try:
+            read_suite(knowledge, name)
+        except FleetError as error:
+            for item in error.problems:
+                yield Problem((SUITE_VARIABLE, *item.path), item.what, item.fix, tuple(hosts))
 
 
 def suite_cells(

@@ -119,6 +119,10 @@ MISTAKES = {
         ("benchmark_serve_args.num_promts", "is no argument of vLLM's serve benchmark.", "Did you mean num_prompts?"),
         add(HARDWARE, "benchmark_serve_args: {num_promts: 64, max_concurrency: 8}\n"),
     ),
+    "a misspelled suite": Mistake(
+        ("benchmark_suite.suite servin (hosts", "unknown suite. Did you mean serving?"),
+        add(HARDWARE, "benchmark_suite: servin\n"),
+    ),
     "a misspelled variable of the connection": Mistake(
         ("ansible_hots (host mi300x-01", "hosts.yml:", "Did you mean ansible_host?"),
         edit("hosts.yml", "ansible_host", "ansible_hots"),

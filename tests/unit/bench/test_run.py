@@ -144,6 +144,11 @@ REFUSED = [
     ({"args": {"result_file": "x"}}, {}, "args.result_file: is set by the toolkit"),
     ({"args": {"num_promts": 3}}, {}, "Did you mean num_prompts?"),
     ({"kind": "sevre"}, {}, "Did you mean serve?"),
+    ({"suite": "servin"}, {}, "unknown suite. Did you mean serving?"),
+    ({"suite": "seed-latency"}, {}, "seed-latency has no serve."),
+    ({"suite": "serving", "overrides": {"block": 1}}, {}, "Did you mean blocks?"),
+    ({"repeat": "many"}, {}, "repeat: 'many' is not a number."),
+    ({"args": {"seed": "x"}}, {}, "args.seed: 'x' is not a number."),
     ({}, {"argv": None, "port": 0}, "targets[llama-0]: port, argv is missing"),
     ({}, {"vllm": "0.5.0"}, "targets[llama-0]: "),
 ]
@@ -159,6 +164,7 @@ def action(sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **given:
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp, task_vars: {})
     monkeypatch.setattr(ActionBase, "_execute_module", execute)
     plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
+    plugin._display = SimpleNamespace(warning=lambda text: None)
     plugin._task = SimpleNamespace(
         action="instinct.fleet.vllm_bench", args=given, async_val=0, delegate_to=None
     )
@@ -196,7 +202,9 @@ def test_the_module_is_sent_a_job_for_each_instance(monkeypatch: pytest.MonkeyPa
         "warmups": 0,
         "seed": 7,
         "order": [["in8-out4-c2"]],
+        "suite": None,
     }
+    assert once["timeout"] == 5
     (cell,) = once["jobs"]["llama-0"].pop("cells")
     assert once["jobs"]["llama-0"] == numbers
     assert (cell["cell"], cell["metric"]) == ("in8-out4-c2", "output_throughput")
@@ -207,6 +215,30 @@ def test_the_module_is_sent_a_job_for_each_instance(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     assert abs(unseeded["jobs"]["llama-0"]["seed"] - time.time()) < 60
     assert unseeded["jobs"]["llama-0"]["most"] == 1  # one run has no interval that could be narrowed
+
+
+def test_a_suite_makes_cells_in_the_same_order_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+    targets = [instance(), instance("llama-1", vllm="0.9.0")]
+    result = action(
+        sent, monkeypatch, targets=targets, suite="serving", overrides={"blocks": 2, "seed": 3}, timeout=10,
+        args={"num_prompts": 5}, repeat=9,
+    )  # fmt: skip
+    assert not result.get("failed"), result
+    (given,) = sent
+    first, second = (given["jobs"][name] for name in ("llama-0", "llama-1"))
+    names = [cell["cell"] for cell in first["cells"]]
+    assert len(names) > 3
+    assert given["timeout"] == 10 * len(names)
+    assert (first["suite"], first["blocks"], first["most"], first["seed"]) == ("serving", 2, 2, 3)
+    assert [sorted(block) for block in first["order"]] == [sorted(names)] * 2
+    assert first["order"][0] != first["order"][1]
+    assert second["order"] == first["order"]
+    assert {cell["kind"] for cell in first["cells"]} == {"serve"}
+    assert all("--seed" not in cell["argv"] for cell in first["cells"])
+    assert (
+        parse_target(instance(), first).job.cells == first["cells"]
+    )  # the module takes what the planner composes
 
 
 # ---- running -------------------------------------------------------------------------------------
