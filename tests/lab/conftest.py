@@ -60,6 +60,7 @@ ORDER = (
     "virtual_address",
     "router",
     "offline_benchmarks",
+    "suites",
     "storage",
 )
 

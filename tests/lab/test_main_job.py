@@ -62,7 +62,9 @@ def test_bare_nodes_serve_and_are_measured(served: Served) -> None:
         assert bench["median_ttft_ms"] > 0
         assert bench["median_tpot_ms"] > 0
     assert (latest / "report.html").stat().st_size > 10_000
-    assert len(list((latest / "raw").iterdir())) == len(lab.hosts)
+    assert len(list((latest / "raw").glob("*.json"))) == len(lab.hosts)
+    assert len(list((latest / "raw").glob("*.json.gz"))) == len(lab.hosts)
+    assert len((latest / "runs.jsonl").read_text().splitlines()) == len(lab.hosts)
     with (latest / "benchmarks.csv").open(newline="") as stream:
         assert len(list(csv.DictReader(stream))) == len(lab.hosts)
 

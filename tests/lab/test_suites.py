@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A suite of the operator's own: its cells in blocks, and a run that was killed in the middle."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+from typing import Any
+
+from .conftest import Lab
+from .helpers import deployment, wait_for
+
+SUITE = """\
+schema: 1
+suite: small
+title: Small
+repeats: {warmups: 1, blocks: 3, most: 3, half_width: 0.02}
+percentiles: [50, 90]
+groups:
+  - title: Small
+    kind: serve
+    dataset: random
+    shapes: [{input: 16, output: 64}]
+    load: {concurrency: [2, 4]}
+    num_prompts: {count: 64}
+    args: {ignore_eos: true, temperature: 0}
+"""
+CELLS = ("in16-out64-c2", "in16-out64-c4")
+NODE = "/var/lib/instinct-fleet/bench/cut"
+
+
+def test_a_killed_suite_goes_on(lab: Lab) -> None:
+    lab.write_vars(vllm_deployments=[deployment()])
+    deployed = lab.play("site", "--skip-tags", "benchmark")
+    assert deployed.rc == 0, deployed.out
+    suite = lab.tmp / "small.yml"
+    suite.write_text(SUITE, encoding="utf-8")
+    command = "benchmark", "-e", f"benchmark_suite={suite}", "-e", "benchmark_run=cut"
+    victim = lab.start(*command)
+    try:
+        wait_for(
+            "two finished runs",
+            lambda: int(lab.on(lab.hosts[0], f"ls {NODE}/*/[01].[1-3].json 2>/dev/null | wc -l")) > 1,
+        )
+    finally:
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.communicate()
+    run = lab.play(*command)
+    assert run.rc == 0, run.out
+    assert "of cut kept from an interrupted call" in run.out
+
+    results = lab.tmp / "results/cut"
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in (results / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert sorted((row["host"], row["cell"], row["block"]) for row in rows) == [
+        (host, cell, block) for host in lab.hosts for cell in CELLS for block in (1, 2, 3)
+    ]
+    for host in lab.hosts:
+        assert len({row["seed"] for row in rows if row["host"] == host}) == len(CELLS) * 3
+        assert lab.on(host, f"ls {NODE} 2>/dev/null", check=False) == ""
+    summary = json.loads((results / "summary.json").read_text(encoding="utf-8"))
+    assert summary["failures"] == []
+    for cell in summary["benchmarks"]:
+        low, high = cell["interval"]
+        assert low <= cell["output_throughput"] <= high
+        assert (cell["suite"], cell["runs"], cell["p99_ttft_ms"]) == ("small", 3, None)
+        assert cell["versions"]["vllm"]
+    (first, *_others) = sorted((results / "raw").glob("*.json.gz"))
+    assert len(json.loads(gzip.decompress(first.read_bytes()))["ttfts"]) == 64
