@@ -52,7 +52,7 @@ CONTAINED = (
 FAILED = (1, 2, 4)
 # By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
-    "canary.statistics": ["canary/test_canary"],
+    "measurement.shift": ["canary/test_canary"],
     "canary.verdict": ["canary/test_canary", "action/test_canary_verdict"],
     "common.redact": ["common/test_redact"],
     "desired.lockfile": [

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.smoke_prompts import SmokeResult
+from ..measurement.shift import LEVEL
 from ..text import wrap
 from .evidence import Baseline, CanaryVerdict
-from .statistics import LEVEL
 from .tolerances import CanaryTolerances
 from .verdict import FALLBACK_METRIC, METRICS, Metric
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .statistics import MIN_RUNS
+from ..measurement.shift import MIN_RUNS
 
 
 class CanaryError(Exception):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.bench_metrics import ResultError, normalise
-from .statistics import MIN_RUNS, shift
+from ..measurement.shift import MIN_RUNS, shift
 from .tolerances import CanaryTolerances
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare two sides cell by cell: better, worse, the same within a tolerance, or not clear and what it takes. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .cells import CellKey, Side, Unmatched, by_cell, unmatched
+from .designs import BEFORE_AFTER, CROSSED, DRIFT, INTERLEAVED, Effect, TimedValue, effect, units_needed
+from .repeats import LEVEL
+from .rows import TPOT, TTFT, Metric, Row, main_metrics, succeeded, value_of
+
+BETTER, WORSE, SAME, NOT_CLEAR = "better", "worse", "same", "not clear"
+TOLERANCE = 0.02
+"""Differences up to this share do not matter."""
+MANY = 100
+"""More runs than this are not worth naming."""
+MOST_FAILED = 0.01
+
+
+@dataclass(frozen=True)
+class ComparisonRules:
+    """tolerance: share within which cells are the same. drift: between sessions, a standard deviation as a share."""
+
+    tolerance: float = TOLERANCE
+    drift: float = DRIFT
+
+
+@dataclass(frozen=True)
+class CellVerdict:
+    """One cell, b against a. change, low, high: shares (-0.05: 5 % less); level: of the interval, after Holm.
+
+    a, b: medians of the runs. needs: what would make it clear, "" if it is. others: change of further metrics.
+    """
+
+    key: CellKey
+    metric: Metric
+    verdict: str
+    a: float | None
+    b: float | None
+    runs: tuple[int, int]
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float = LEVEL
+    design: str = ""
+    units: int = 0
+    needs: str = ""
+    others: Mapping[str, float | None] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cells that both sides measured, and those that only one did."""
+
+    cells: tuple[CellVerdict, ...]
+    unmatched: tuple[Unmatched, ...]
+
+    @property
+    def worse(self) -> tuple[CellVerdict, ...]:
+        """Return the cells in which b is worse."""
+        return tuple(cell for cell in self.cells if cell.verdict == WORSE)
+
+    @property
+    def mean(self) -> float | None:
+        """Return the geometric mean of the ratios b/a of speed over the cells, minus 1; None without any."""
+        logs = [
+            math.log1p(cell.change) * (1 if cell.metric.more_is_better else -1)
+            for cell in self.cells
+            if cell.change is not None
+        ]
+        return math.expm1(statistics.fmean(logs)) if logs else None
+
+
+def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> Comparison:
+    """Compare two sides. The probability that a cell is called better or worse wrongly is 5 % for all cells together.
+
+    Holm's procedure over the cells: the intervals are at 1 - 5 %/m for m cells; the cells that this decides leave, and
+    the others are judged again, until no more are decided.
+    """
+    rules = rules or ComparisonRules()
+    old, new = by_cell(a), by_cell(b)
+    both = {key: (old[key], new[key]) for key in old if key in new}
+    decided: dict[CellKey, CellVerdict] = {}
+    while len(decided) < len(both):
+        rest = [key for key in both if key not in decided]
+        level = 1 - (1 - LEVEL) / len(rest)
+        judged = {key: _judge(key, *both[key], rules, level) for key in rest}
+        clear = {key: cell for key, cell in judged.items() if cell.verdict != NOT_CLEAR}
+        decided |= clear or judged
+    missing = (*unmatched("a", old, new), *unmatched("b", new, old))
+    return Comparison(tuple(decided[key] for key in both), missing)
+
+
+def _judge(
+    key: CellKey, old: Sequence[Row], new: Sequence[Row], rules: ComparisonRules, level: float
+) -> CellVerdict:
+    metric = _metric(old, new)
+    values = {"a": _timed("a", old, metric), "b": _timed("b", new, metric)}
+    a, b = (_median(values[side]) for side in "ab")
+    runs = len(values["a"]), len(values["b"])
+    notes = (*_failures("a", old), *_failures("b", new))
+    if not any(map(succeeded, new)) and values["a"]:
+        return CellVerdict(key, metric, WORSE, a, None, runs, notes=("no request succeeded in b", *notes))
+    found = effect([*values["a"], *values["b"]], rules.drift, level)
+    if found is None:
+        needs = "needs runs of both on one instance"
+        return CellVerdict(key, metric, NOT_CLEAR, a, b, runs, needs=needs, notes=notes)
+    verdict = _verdict(found, metric, rules.tolerance)
+    estimate = found.estimate
+    return CellVerdict(
+        key, metric, verdict, a, b, runs,
+        change=math.expm1(estimate.estimate),
+        low=_finite(estimate.low),
+        high=_finite(estimate.high),
+        level=level,
+        design=found.design,
+        units=found.units,
+        needs=_needs(found, rules.tolerance, level) if verdict == NOT_CLEAR else "",
+        others={item.key: _change(old, new, item) for item in (TTFT, TPOT) if item != metric},
+        notes=notes,
+    )  # fmt: skip
+
+
+def _verdict(found: Effect, metric: Metric, tolerance: float) -> str:
+    low, high = sorted(
+        value * (1 if metric.more_is_better else -1) for value in (found.estimate.low, found.estimate.high)
+    )
+    limits = math.log1p(-tolerance), math.log1p(tolerance)
+    if high < limits[0]:
+        return WORSE
+    if low > limits[1]:
+        return BETTER
+    return SAME if limits[0] <= low and high <= limits[1] else NOT_CLEAR
+
+
+def _needs(found: Effect, tolerance: float, level: float) -> str:
+    """Return how many pairs or runs would make the interval end before the tolerance does, if the estimate is right."""
+    distance = min(abs(found.estimate.estimate - math.log1p(end)) for end in (-tolerance, tolerance))
+    least = units_needed(found.design, level)
+    if found.drift >= distance:
+        return "drift hides it: needs a and b in turns on one instance"
+    if found.spread is None:
+        return _amount(found, least)
+    half = math.sqrt(distance**2 - found.drift**2)
+    z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
+    # Of the two-sample form, both sides vary, and all instances count.
+    of_both = 2 / found.units if found.design == BEFORE_AFTER else 1
+    needed = math.ceil(min(of_both * (z * found.spread / half) ** 2, 1e6)) if half else MANY + 1
+    return _amount(found, max(needed, least, found.count + 1))
+
+
+def _amount(found: Effect, count: int) -> str:
+    noun = {INTERLEAVED: "pairs", CROSSED: "instances", BEFORE_AFTER: "runs of each"}[found.design]
+    return f"needs more than {MANY} {noun}" if count > MANY else f"needs {count} {noun}"
+
+
+def _metric(old: Sequence[Row], new: Sequence[Row]) -> Metric:
+    candidates = list(main_metrics(old[0]))
+    rows = [row for row in (*old, *new) if succeeded(row)]
+    complete = (metric for metric in candidates if all(value_of(row, metric) for row in rows))
+    return next(complete, candidates[0])
+
+
+def _timed(side: str, rows: Sequence[Row], metric: Metric) -> list[TimedValue]:
+    return [
+        TimedValue((row["host"], row["instance"]), side, str(row.get("started") or ""), math.log(value))
+        for row in rows
+        if (value := value_of(row, metric)) is not None
+    ]
+
+
+def _median(values: Sequence[TimedValue]) -> float | None:
+    return statistics.median(math.exp(item.log) for item in values) if values else None
+
+
+def _change(old: Sequence[Row], new: Sequence[Row], metric: Metric) -> float | None:
+    a, b = (_median(_timed("", rows, metric)) for rows in (old, new))
+    return b / a - 1 if a and b else None
+
+
+def _failures(side: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    failed = sum(row.get("failed") or 0 for row in rows)
+    total = failed + sum(row.get("completed") or 0 for row in rows)
+    if not total or failed / total <= MOST_FAILED:
+        return ()
+    return (f"{failed / total:.0%} of the requests failed in {side}",)
+
+
+def _finite(log: float) -> float | None:
+    return math.expm1(log) if math.isfinite(log) else None
+
+
+def cell_json(cell: CellVerdict) -> dict[str, Any]:
+    """Return an entry of `cells` in compare.json."""
+    key = cell.key
+    return {
+        "deployment": key.deployment,
+        "kind": key.kind,
+        "cell": key.cell,
+        "load": {"kind": key.load.kind, "value": key.load.value},
+        "shape": {"input": key.shape.input, "output": key.shape.output},
+        "gpus": key.gpus,
+        "metric": cell.metric.key,
+        "a": cell.a,
+        "b": cell.b,
+        "runs": list(cell.runs),
+        "change": cell.change,
+        "interval": None if cell.low is None or cell.high is None else [cell.low, cell.high],
+        "level": cell.level,
+        "design": cell.design or None,
+        "instances": cell.units,
+        "verdict": cell.verdict,
+        "needs": cell.needs or None,
+        "other_changes": dict(cell.others or {}),
+        "notes": list(cell.notes),
+    }

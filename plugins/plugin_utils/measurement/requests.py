@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the single requests of a benchmark from what `vllm bench serve --save-detailed` writes. Pure.
+
+numpy is imported when a result is read: this module costs other plans nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a client imposed. kind: concurrency, rate (requests/s), batch, or all (every request at once)."""
+
+    kind: str
+    value: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Return a text such as `concurrency 128`."""
+        if self.value is None:
+            return "all at once" if self.kind == "all" else self.kind
+        return f"{self.kind} {self.value:g}" + (" requests/s" if self.kind == "rate" else "")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of one run that succeeded, ordered by the time of sending, and the number of those that failed.
+
+    starts, ends, ttft and e2el have one value for each request, in seconds; starts and ends count from the first
+    request that was sent, and are None for releases before 0.15.0, which do not record them. outputs: generated tokens.
+    chunks: for each request, the times between the pieces of its answer in seconds (inter-token latencies).
+    """
+
+    ttft: NDArray[Any]
+    e2el: NDArray[Any]
+    outputs: NDArray[Any]
+    chunks: tuple[NDArray[Any], ...]
+    starts: NDArray[Any] | None
+    failed: int
+    duration: float
+
+    @property
+    def ends(self) -> NDArray[Any] | None:
+        """Return when each answer was complete."""
+        return None if self.starts is None else self.starts + self.e2el
+
+    @property
+    def tpot(self) -> NDArray[Any]:
+        """Return the seconds per output token after the first; NaN for answers of one token or none."""
+        import numpy as np
+
+        rest = np.where(self.outputs > 1, self.outputs - 1, np.nan)
+        tpot: NDArray[Any] = (self.e2el - self.ttft) / rest
+        return tpot
+
+    def tokens(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return when pieces of answers arrived, and how many tokens each had: with speculation, several.
+
+        vLLM records the tokens of a whole answer only, so they are spread evenly over its pieces. Raise ValueError
+        without times of sending.
+        """
+        import numpy as np
+
+        if self.starts is None:
+            raise ValueError("the result has no start_times")
+        times, weights = [], []
+        for start, first, gaps, count in zip(self.starts, self.ttft, self.chunks, self.outputs, strict=True):
+            arrivals = start + first + np.concatenate(([0.0], np.cumsum(gaps)))
+            times.append(arrivals)
+            weights.append(np.full(len(arrivals), count / len(arrivals)))
+        if not times:
+            return np.empty(0), np.empty(0)
+        return np.concatenate(times), np.concatenate(weights)
+
+
+def read_requests(raw: Mapping[str, Any]) -> Requests | None:
+    """Return the requests of a result of `vllm bench serve`; None if it was saved without details."""
+    import numpy as np
+
+    lists = [raw.get(key) for key in ("ttfts", "itls", "output_lens")]
+    if not all(isinstance(item, list) for item in lists):
+        return None
+    ttfts, itls, outputs = (list(item or ()) for item in lists)
+    count = min(len(ttfts), len(itls), len(outputs))
+    errors = list(raw.get("errors") or ())[:count]
+    errors += [""] * (count - len(errors))
+    # Before 0.9.2, failures have no text; their time to the first token is 0.
+    done = [at for at in range(count) if not errors[at] and ttfts[at] and outputs[at] is not None]
+    given = raw.get("start_times")
+    starts, first = None, 0.0
+    if isinstance(given, list) and len(given) >= count > 0:
+        starts, first = np.array([given[at] for at in done], float), min(map(float, given[:count]))
+    order = np.arange(len(done)) if starts is None else np.argsort(starts, kind="stable")
+    chunks = [np.asarray(itls[done[at]] or (), float) for at in order]
+    ttft = np.array([ttfts[done[at]] for at in order], float)
+    return Requests(
+        ttft=ttft,
+        e2el=ttft + np.array([gaps.sum() for gaps in chunks], float),
+        outputs=np.array([outputs[done[at]] for at in order], float),
+        chunks=tuple(chunks),
+        starts=None if starts is None else starts[order] - first,
+        failed=max(count - len(done), int(raw.get("failed") or 0)),
+        duration=float(raw.get("duration") or 0.0),
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read rows of results, also of before there were suites: the cell that a row measured, and its main metric. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .commands import options
+from .requests import Load
+
+Row = Mapping[str, Any]
+
+_LENGTHS = {
+    "input": ("--random-input-len", "--input-len", "--sonnet-input-len"),
+    "output": ("--random-output-len", "--output-len", "--sonnet-output-len", "--sharegpt-output-len"),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which runs are compared."""
+
+    key: str
+    label: str
+    unit: str
+    more_is_better: bool
+
+
+OUTPUT = Metric("output_throughput", "output throughput", "tok/s", True)
+REQUESTS = Metric("request_throughput", "request throughput", "requests/s", True)
+TOTAL = Metric("total_token_throughput", "total throughput", "tok/s", True)
+E2EL = Metric("median_e2el_ms", "median E2EL", "ms", False)
+TPOT = Metric("median_tpot_ms", "median TPOT", "ms", False)
+TTFT = Metric("median_ttft_ms", "median TTFT", "ms", False)
+BATCH = Metric("mean_batch_latency_ms", "batch latency", "ms", False)
+METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens of a request; None where the data set decides."""
+
+    input: int | None = None
+    output: int | None = None
+
+
+def load_of(row: Row) -> Load:
+    """Return the load of a row: as it says itself, or by what the client was given."""
+    given = row.get("load")
+    if isinstance(given, Mapping):
+        return Load(str(given.get("kind")), _number(given.get("value")))
+    if row["kind"] == "latency":
+        return Load("batch", _number(options(row.get("command")).get("--batch-size")))
+    rate, limit = _number(row.get("request_rate")), _number(row.get("max_concurrency"))
+    if rate is not None:
+        return Load("rate", rate)
+    return Load("all") if limit is None else Load("concurrency", limit)
+
+
+def shape_of(row: Row) -> Shape:
+    """Return the lengths of a row's requests."""
+    given = row.get("shape")
+    if isinstance(given, Mapping):
+        lengths = {name: _number(given.get(name)) for name in _LENGTHS}
+    else:
+        named = options(row.get("command"))
+        lengths = {
+            name: next((_number(named[option]) for option in names if option in named), None)
+            for name, names in _LENGTHS.items()
+        }
+    return Shape(*(None if value is None else int(value) for value in lengths.values()))
+
+
+def cell_name(row: Row) -> str:
+    """Return the name of a row's cell, such as in1024-out1024-c128."""
+    if row.get("cell"):
+        return str(row["cell"])
+    shape, load = shape_of(row), load_of(row)
+    parts = [f"in{shape.input}"] if shape.input else []
+    parts += [f"out{shape.output}"] if shape.output else []
+    letter = {"concurrency": "c", "rate": "r", "batch": "b"}.get(load.kind)
+    parts += [f"{letter}{load.value:g}"] if letter and load.value is not None else []
+    return "-".join(parts) or str(row["kind"])
+
+
+def main_metrics(row: Row) -> Iterator[Metric]:
+    """Yield the metrics that decide about a row's cell, best first; the first that all runs have is used.
+
+    At a given rate, every engine that keeps up has the same throughput: there the latency decides.
+    """
+    if row["kind"] == "latency":
+        yield BATCH
+    elif row["kind"] == "throughput":
+        yield from (TOTAL, REQUESTS)
+    elif load_of(row).kind == "rate":
+        yield from (E2EL, TPOT, TTFT)
+    else:
+        yield from (OUTPUT, REQUESTS)
+
+
+def succeeded(row: Row) -> bool:
+    """Return whether a row has a request that succeeded, or, offline, a result."""
+    if row["kind"] == "latency":
+        return bool(row.get(BATCH.key))
+    return bool(row.get("completed"))
+
+
+def value_of(row: Row, metric: Metric) -> float | None:
+    """Return a row's value of a metric; None if it was not measured, as 0 means too."""
+    value = _number(row.get(metric.key))
+    return value if value and succeeded(row) else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) != float("inf") else None

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the part of a run in which the load was steady, and the throughput in it. Pure.
+
+The client's own throughput is over the whole run: until the last answer, with fewer and fewer requests in flight. It is
+what others publish. The steady one is for comparing own runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .requests import Load, Requests
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+REACHED = 0.95
+"""Share of its limit that the concurrency must have reached."""
+RATE_LEAST, RATE_ANSWERS = 30.0, 3.0
+"""A run at a rate is not steady before these seconds, nor before that many times the p95 of E2EL."""
+LEAST_SHARE = 0.5
+"""Below this share of the run, a warning says that the window is small."""
+BATCHES = 20
+"""Parts of the window for the trend: longer than the time for which neighbouring seconds resemble each other."""
+SIGNIFICANT = 0.01
+LEAST_TREND = 0.01
+"""Smaller relative changes over the window are no news, however significant."""
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """The window in seconds since the first request, output tokens/s in it, and its share of the run (0-1).
+
+    All None if there is no window; then `warnings` says why.
+    """
+
+    start: float | None = None
+    end: float | None = None
+    throughput: float | None = None
+    share: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def steady_state(requests: Requests, load: Load) -> SteadyState:
+    """Return the steady window of a run: from when the load was reached, and speed had settled, to the last send."""
+    import numpy as np
+
+    starts, ends = requests.starts, requests.ends
+    if starts is None or ends is None:
+        return SteadyState(warnings=("vLLM records when requests were sent from 0.15.0 on",))
+    if len(starts) < 2:
+        return SteadyState(warnings=("fewer than two requests succeeded",))
+    reached = _reached(starts, ends, load)
+    last = float(starts[-1])
+    if reached is None or reached >= last:
+        return SteadyState(warnings=(_never(load),))
+    times, tokens = requests.tokens()
+    settled = _settled(times, tokens, reached, last)
+    # From a send to a send: where requests go in waves, the window then has whole ones.
+    start = float(starts[np.searchsorted(starts, settled - 1e-9)])
+    if start >= last:
+        return SteadyState(warnings=("the speed had not settled when the last request was sent",))
+    inside = (times > start) & (times <= last)
+    throughput = float(tokens[inside].sum() / (last - start))
+    duration = max(requests.duration, float(ends.max()))
+    share = (last - start) / duration
+    warnings = []
+    if share < LEAST_SHARE:
+        warnings.append(f"only {share:.0%} of the run was steady: use more requests")
+    change = _trend(times[inside], tokens[inside], start, last)
+    if change is not None:
+        warnings.append(f"not yet steady: the throughput changed by {change:+.1%} over the steady window")
+    return SteadyState(start, last, throughput, share, tuple(warnings))
+
+
+def _reached(starts: NDArray[Any], ends: NDArray[Any], load: Load) -> float | None:
+    """Return when the load was reached, in seconds; None if it never was."""
+    import numpy as np
+
+    if load.kind == "rate":
+        return max(RATE_LEAST, RATE_ANSWERS * float(np.percentile(ends - starts, 95)))
+    times = np.concatenate((starts, ends))
+    steps = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
+    order = np.lexsort((steps, times))  # at the same time, an answer makes room first
+    inflight = np.cumsum(steps[order])
+    limit = load.value if load.kind == "concurrency" and load.value else float(inflight.max())
+    full = np.flatnonzero(inflight >= REACHED * limit)
+    return float(times[order][full[0]]) if len(full) else None
+
+
+def _never(load: Load) -> str:
+    if load.kind == "rate":
+        return f"the run was too short: the first {RATE_LEAST:.0f} s, or three times the p95 of E2EL, do not count"
+    return f"the run never was at its load ({load.text}) while requests were still sent: use more requests"
+
+
+def _settled(times: NDArray[Any], tokens: NDArray[Any], start: float, last: float) -> float:
+    """Return when the speed had settled: where the mean of the rest is known best.
+
+    This is the marginal standard error rule for the initial transient of a simulation (MSER; K. P. White, An effective
+    truncation heuristic for bias reduction in simulation output, Simulation 69(6), 1997), over seconds. As there, at
+    most half of the window is cut off.
+    """
+    import numpy as np
+
+    count = int(last - start)
+    if count < 10:
+        return start
+    seconds = start + np.arange(count + 1)
+    speed = np.histogram(times, seconds, weights=tokens)[0]
+    # For each cut: the variance of what is left, over its length.
+    rest = np.arange(count, 0, -1)
+    mean = np.cumsum(speed[::-1])[::-1] / rest
+    square = np.cumsum((speed**2)[::-1])[::-1] / rest
+    error = np.maximum(square - mean**2, 0) / rest
+    half = count // 2
+    return float(seconds[int(np.argmin(error[: half + 1]))])
+
+
+def _trend(times: NDArray[Any], tokens: NDArray[Any], start: float, last: float) -> float | None:
+    """Return by what share the throughput changes linearly over the window, if that is significant; else None."""
+    import numpy as np
+    from scipy.special import stdtr
+
+    speed = np.histogram(times, np.linspace(start, last, BATCHES + 1), weights=tokens)[0]
+    mean = float(speed.mean())
+    if last - start < BATCHES or not mean:
+        return None
+    at = np.arange(BATCHES) - (BATCHES - 1) / 2
+    slope = float(at @ speed / (at @ at))
+    change = slope * BATCHES / mean
+    left = speed - mean - slope * at
+    error = float(np.sqrt(left @ left / (BATCHES - 2) / (at @ at)))
+    if abs(change) < LEAST_TREND:
+        return None
+    if error > 0 and 2 * float(stdtr(BATCHES - 2, -abs(slope) / error)) > SIGNIFICANT:
+        return None
+    return change

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats of a cell: their interval, how many more are made, and the rank statistics of comparisons."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.repeats import more_runs, repeats
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.shift import (
+    Estimate,
+    paired_shift,
+    pairs_needed,
+    shift,
+    stratified_shift,
+)
+
+
+def test_spread_and_interval_of_repeats() -> None:
+    found = repeats([100.0, 101.0, 99.0])
+    assert (found.runs, found.median) == (3, 100.0)
+    assert found.cv == pytest.approx(0.01)
+    # Student's quantile for two degrees of freedom is 4.303.
+    half = 4.303 * 0.01 / math.sqrt(3)
+    assert found.interval == pytest.approx([100 * (1 - half), 100 * (1 + half)], rel=1e-3)
+    assert found.width == pytest.approx(half, rel=0.03)
+
+
+@pytest.mark.parametrize(("values", "cv"), [([5.0], None), ([5.0, 5.0], 0.0)])
+def test_few_runs_have_no_interval(values: list[float], cv: float | None) -> None:
+    found = repeats(values)
+    assert (found.cv, found.interval, found.width) == (cv, None, None)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0]])
+def test_repeats_need_values(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        repeats(values)
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_the_interval_contains_the_median_in_95_percent(count: int) -> None:
+    rng = random.Random(2)
+    inside = 0
+    for _ in range(1000):
+        low, high = repeats([100 * math.exp(rng.gauss(0, 0.05)) for _ in range(count)]).interval or (0, 0)
+        inside += low <= 100 <= high
+    assert 930 <= inside <= 970
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [
+        ([100.0], 2),
+        ([100.0, 100.0], 1),
+        ([100.0, 100.1, 99.9], 0),
+        ([100.0, 101.0, 99.0], 1),  # 2.4 % of four runs would be 1.6 %
+        ([100.0, 102.0, 98.0], 4),
+        ([100.0, 120.0, 80.0], 7),
+        ([100.0, 120.0, 80.0] * 3, 1),
+        ([100.0, 120.0, 80.0, 100.0, 120.0, 80.0, 100.0, 120.0, 80.0, 100.0], 0),
+    ],
+)
+def test_more_runs_until_the_interval_is_narrow_or_there_are_ten(values: list[float], more: int) -> None:
+    assert more_runs(values) == more
+
+
+# Wilcoxon's signed ranks: the critical values of the tables at 5 %. An interval leaves out that many averages.
+@pytest.mark.parametrize(("pairs", "critical"), [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (15, 25), (20, 52)])
+def test_intervals_of_pairs_are_those_of_the_tables(pairs: int, critical: int) -> None:
+    values = [float(2**at) for at in range(pairs)]
+    averages = sorted((values[i] + values[j]) / 2 for i in range(pairs) for j in range(i, pairs))
+    found = paired_shift(values)
+    assert (found.low, found.high) == (averages[critical], averages[-1 - critical])
+    assert found.estimate == statistics.median(averages)
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.95, 6), (0.99, 8), (0.975, 7)])
+def test_pairs_that_an_interval_needs(level: float, needed: int) -> None:
+    assert pairs_needed(level) == needed
+    differences = [float(at) for at in range(needed)]
+    assert paired_shift(differences, level).low == 0.0
+    assert paired_shift(differences[1:], level).low == -math.inf
+
+
+def test_strata_add_up() -> None:
+    old, new = [1.0, 2.0, 3.0], [11.0, 12.0, 13.0]
+    far = [value + 1000 for value in old], [value + 1000 for value in new]
+    assert stratified_shift([(old, new)]) == Estimate(10.0, -math.inf, math.inf)
+    # Of 400 orders of both strata, 1 has a sum of 0, 2 have 1, 5 have 2: those are 2 %, and the next 10 too many.
+    assert stratified_shift([(old, new), far]) == Estimate(10.0, 9.0, 11.0)
+    assert shift(old, new) == stratified_shift([(old, new)])
+
+
+def test_nothing_is_no_shift() -> None:
+    with pytest.raises(ValueError, match="needs pairs"):
+        paired_shift([])
+    with pytest.raises(ValueError, match="runs on both sides"):
+        stratified_shift([])
