@@ -134,7 +134,7 @@ bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
 	$(BIN)/python -m tests.bench
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
-MODULES := canary.statistics canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \
+MODULES := measurement.shift canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \
     generations.revisions partition.modes partition.transaction placement.layout plan.actions plan.registry \
     programs.supervisor.group programs.supervisor.main rollout.batches rollout.plan rollout.steps serving.converge \
     sizing.fit sizing.kv_cache sizing.weights weights.download

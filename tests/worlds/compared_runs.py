@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
@@ -69,11 +71,11 @@ def side(name: str, rows: list[dict[str, Any]], **facts: Any) -> Side:
 def before_after(
     rng: random.Random, change: float, cv: float, drift: float, nodes: int = 2, runs: int = 5
 ) -> tuple[Side, Side]:
-    """Two sessions of some runs each, on the same nodes; each session drifts as a whole."""
+    """Two sessions of some runs each, b first, on the same nodes; each session drifts as a whole."""
     rows: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     speeds = [1000 * math.exp(rng.gauss(0, 0.03)) for _ in range(nodes)]
-    for number, name in enumerate("ab"):
-        session = math.exp(rng.gauss(0, drift)) * (1 + change * (name == "b"))
+    for number, name in enumerate("ba"):
+        session = math.exp(rng.gauss(0, drift)) * (1 + change * (name == "a"))
         for node, speed in enumerate(speeds):
             for run in range(runs):
                 value = speed * session * math.exp(rng.gauss(0, cv))
@@ -84,14 +86,14 @@ def before_after(
 def interleaved(
     rng: random.Random, change: float, cv: float, drift: float, nodes: int = 2, blocks: int = 5
 ) -> tuple[Side, Side]:
-    """A and B in turns on each node; each block drifts as a whole."""
+    """a and b in turns on each node; each block drifts as a whole."""
     rows: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     for node in range(nodes):
         speed = 1000 * math.exp(rng.gauss(0, 0.03))
         for block in range(blocks):
             session = math.exp(rng.gauss(0, drift))
             for number, name in enumerate("ab"):
-                value = speed * session * (1 + change * (name == "b")) * math.exp(rng.gauss(0, cv))
+                value = speed * session * (1 + change * (name == "a")) * math.exp(rng.gauss(0, cv))
                 rows[name].append(row(f"n{node}", block * 60 + number * 30, value))
     return side("a", rows["a"]), side("b", rows["b"])
 
@@ -99,13 +101,24 @@ def interleaved(
 def crossed(
     rng: random.Random, change: float, cv: float, drift: float, nodes: int = 8, runs: int = 3
 ) -> tuple[Side, Side]:
-    """Half of the nodes have A first, the others B; each of the two sessions drifts as a whole."""
+    """Half of the nodes have a first, the others b; each of the two sessions drifts as a whole."""
     rows: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     sessions = [math.exp(rng.gauss(0, drift)) for _ in range(2)]
     for node in range(nodes):
         speed = 1000 * math.exp(rng.gauss(0, 0.03))
         for number, name in enumerate("ab" if node % 2 else "ba"):
             for run in range(runs):
-                value = speed * sessions[number] * (1 + change * (name == "b")) * math.exp(rng.gauss(0, cv))
+                value = speed * sessions[number] * (1 + change * (name == "a")) * math.exp(rng.gauss(0, cv))
                 rows[name].append(row(f"n{node}", number * 1440 + run * 5, value))
     return side("a", rows["a"]), side("b", rows["b"])
+
+
+def store(results_dir: Path, name: str, part: Side) -> None:
+    """Write a side as a run: runs.jsonl, and summary.json with its hosts."""
+    directory = results_dir / name
+    directory.mkdir(parents=True)
+    started = min(item["started"] for item in part.rows)
+    summary = {"schema": 1, "run": name, "started": started, "benchmarks": [], "hosts": dict(part.hosts)}
+    (directory / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    lines = "".join(json.dumps(item) + "\n" for item in part.rows)
+    (directory / "runs.jsonl").write_text(lines, encoding="utf-8")

@@ -44,6 +44,11 @@ def load_gpus() -> GpuCatalog:
     return parse_gpus(read_yaml(CATALOG / "gpus.yml"))
 
 
+def load_baselines() -> list[Any]:
+    """Return the published results: the files of catalog/baselines."""
+    return [read_json(path) for path in sorted((CATALOG / "baselines").glob("*.json"))]
+
+
 class Knowledge:
     """The catalogue in a directory. Methods raise the errors of open() and of the parsers."""
 

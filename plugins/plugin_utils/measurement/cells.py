@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .commands import options
-from .requests import Load
-from .rows import Row, Shape, cell_name, load_of, shape_of
+from .requests import LoadPoint
+from .rows import Row, TokenLengths, cell_name, load_of, shape_of
 
 PRECISION = ("--dtype", "--quantization", "--kv-cache-dtype")
 """Options that change what is computed: engines that differ in one do not do the same work."""
@@ -31,8 +31,8 @@ class CellKey:
     deployment: str
     kind: str
     cell: str
-    shape: Shape
-    load: Load
+    shape: TokenLengths
+    load: LoadPoint
     model: str
     commit: str
     precision: str
@@ -104,8 +104,8 @@ def _differing(one: CellKey, other: CellKey) -> list[tuple[str, Any, Any]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Load):
+    if isinstance(value, LoadPoint):
         return value.text
-    if isinstance(value, Shape):
+    if isinstance(value, TokenLengths):
         return f"{value.input or '?'} in, {value.output or '?'} out"
     return str(value) or "none"

@@ -6,7 +6,7 @@ vLLM's client is one asyncio process: small models, short answers and high rates
 
 from __future__ import annotations
 
-from .requests import Load, Requests
+from .requests import LoadPoint, Requests
 
 CPU_SHARE = 0.8
 """CPU time of the client's process over the length of the run."""
@@ -14,7 +14,7 @@ LAG_MS = 5.0
 """Median delay of a send."""
 
 
-def send_lag_ms(requests: Requests, load: Load) -> float | None:
+def send_lag_ms(requests: Requests, load: LoadPoint) -> float | None:
     """Return the median delay with which requests were sent, in milliseconds; None if it cannot be known.
 
     At a fixed concurrency, each answer makes room for the next request at once: the delay is the time from the n-th

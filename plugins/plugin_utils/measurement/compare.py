@@ -12,7 +12,7 @@ from typing import Any
 from .cells import CellKey, Side, Unmatched, by_cell, unmatched
 from .designs import BEFORE_AFTER, CROSSED, DRIFT, INTERLEAVED, Effect, TimedValue, effect, units_needed
 from .repeats import LEVEL
-from .rows import TPOT, TTFT, Metric, Row, main_metrics, succeeded, value_of
+from .rows import TPOT, TTFT, ComparedMetric, Row, main_metrics, succeeded, value_of
 
 BETTER, WORSE, SAME, NOT_CLEAR = "better", "worse", "same", "not clear"
 TOLERANCE = 0.02
@@ -32,13 +32,13 @@ class ComparisonRules:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """One cell, b against a. change, low, high: shares (-0.05: 5 % less); level: of the interval, after Holm.
+    """One cell, a against b. change, low, high: shares (-0.05: 5 % less); level: of the interval, after Holm.
 
     a, b: medians of the runs. needs: what would make it clear, "" if it is. others: change of further metrics.
     """
 
     key: CellKey
-    metric: Metric
+    metric: ComparedMetric
     verdict: str
     a: float | None
     b: float | None
@@ -55,7 +55,7 @@ class CellVerdict:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """All cells that both sides measured, and those that only one did."""
 
     cells: tuple[CellVerdict, ...]
@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def worse(self) -> tuple[CellVerdict, ...]:
-        """Return the cells in which b is worse."""
+        """Return the cells in which a is worse."""
         return tuple(cell for cell in self.cells if cell.verdict == WORSE)
 
     @property
     def mean(self) -> float | None:
-        """Return the geometric mean of the ratios b/a of speed over the cells, minus 1; None without any."""
+        """Return the geometric mean of the ratios a/b of speed over the cells, minus 1; None without any."""
         logs = [
             math.log1p(cell.change) * (1 if cell.metric.more_is_better else -1)
             for cell in self.cells
@@ -77,15 +77,15 @@ class Comparison:
         return math.expm1(statistics.fmean(logs)) if logs else None
 
 
-def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> Comparison:
-    """Compare two sides. The probability that a cell is called better or worse wrongly is 5 % for all cells together.
+def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> RunComparison:
+    """Judge side a against side b, with a probability of 5 % that any cell is called better or worse wrongly.
 
     Holm's procedure over the cells: the intervals are at 1 - 5 %/m for m cells; the cells that this decides leave, and
     the others are judged again, until no more are decided.
     """
     rules = rules or ComparisonRules()
-    old, new = by_cell(a), by_cell(b)
-    both = {key: (old[key], new[key]) for key in old if key in new}
+    new, old = by_cell(a), by_cell(b)
+    both = {key: (new[key], old[key]) for key in new if key in old}
     decided: dict[CellKey, CellVerdict] = {}
     while len(decided) < len(both):
         rest = [key for key in both if key not in decided]
@@ -93,20 +93,20 @@ def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> Compariso
         judged = {key: _judge(key, *both[key], rules, level) for key in rest}
         clear = {key: cell for key, cell in judged.items() if cell.verdict != NOT_CLEAR}
         decided |= clear or judged
-    missing = (*unmatched("a", old, new), *unmatched("b", new, old))
-    return Comparison(tuple(decided[key] for key in both), missing)
+    missing = (*unmatched("a", new, old), *unmatched("b", old, new))
+    return RunComparison(tuple(decided[key] for key in both), missing)
 
 
 def _judge(
-    key: CellKey, old: Sequence[Row], new: Sequence[Row], rules: ComparisonRules, level: float
+    key: CellKey, new: Sequence[Row], old: Sequence[Row], rules: ComparisonRules, level: float
 ) -> CellVerdict:
-    metric = _metric(old, new)
-    values = {"a": _timed("a", old, metric), "b": _timed("b", new, metric)}
+    metric = _metric(new, old)
+    values = {"a": _timed("a", new, metric), "b": _timed("b", old, metric)}
     a, b = (_median(values[side]) for side in "ab")
     runs = len(values["a"]), len(values["b"])
-    notes = (*_failures("a", old), *_failures("b", new))
-    if not any(map(succeeded, new)) and values["a"]:
-        return CellVerdict(key, metric, WORSE, a, None, runs, notes=("no request succeeded in b", *notes))
+    notes = (*_failures("a", new), *_failures("b", old))
+    if not any(map(succeeded, new)) and values["b"]:
+        return CellVerdict(key, metric, WORSE, None, b, runs, notes=("no request succeeded in a", *notes))
     found = effect([*values["a"], *values["b"]], rules.drift, level)
     if found is None:
         needs = "needs runs of both on one instance"
@@ -122,12 +122,12 @@ def _judge(
         design=found.design,
         units=found.units,
         needs=_needs(found, rules.tolerance, level) if verdict == NOT_CLEAR else "",
-        others={item.key: _change(old, new, item) for item in (TTFT, TPOT) if item != metric},
+        others={item.key: _change(new, old, item) for item in (TTFT, TPOT) if item != metric},
         notes=notes,
     )  # fmt: skip
 
 
-def _verdict(found: Effect, metric: Metric, tolerance: float) -> str:
+def _verdict(found: Effect, metric: ComparedMetric, tolerance: float) -> str:
     low, high = sorted(
         value * (1 if metric.more_is_better else -1) for value in (found.estimate.low, found.estimate.high)
     )
@@ -160,14 +160,14 @@ def _amount(found: Effect, count: int) -> str:
     return f"needs more than {MANY} {noun}" if count > MANY else f"needs {count} {noun}"
 
 
-def _metric(old: Sequence[Row], new: Sequence[Row]) -> Metric:
-    candidates = list(main_metrics(old[0]))
-    rows = [row for row in (*old, *new) if succeeded(row)]
+def _metric(new: Sequence[Row], old: Sequence[Row]) -> ComparedMetric:
+    candidates = list(main_metrics(new[0]))
+    rows = [row for row in (*new, *old) if succeeded(row)]
     complete = (metric for metric in candidates if all(value_of(row, metric) for row in rows))
     return next(complete, candidates[0])
 
 
-def _timed(side: str, rows: Sequence[Row], metric: Metric) -> list[TimedValue]:
+def _timed(side: str, rows: Sequence[Row], metric: ComparedMetric) -> list[TimedValue]:
     return [
         TimedValue((row["host"], row["instance"]), side, str(row.get("started") or ""), math.log(value))
         for row in rows
@@ -179,9 +179,9 @@ def _median(values: Sequence[TimedValue]) -> float | None:
     return statistics.median(math.exp(item.log) for item in values) if values else None
 
 
-def _change(old: Sequence[Row], new: Sequence[Row], metric: Metric) -> float | None:
-    a, b = (_median(_timed("", rows, metric)) for rows in (old, new))
-    return b / a - 1 if a and b else None
+def _change(new: Sequence[Row], old: Sequence[Row], metric: ComparedMetric) -> float | None:
+    a, b = (_median(_timed("", rows, metric)) for rows in (new, old))
+    return a / b - 1 if a and b else None
 
 
 def _failures(side: str, rows: Sequence[Row]) -> tuple[str, ...]:

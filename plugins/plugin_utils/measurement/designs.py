@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """See from the times of two sides' runs how they were interleaved, which decides what their difference proves. Pure.
 
-Speed drifts between sessions by more than it varies within one. If A was measured once, and B later, that drift is part
-of what is seen. It is not if A and B took turns on an instance, or if half of the instances had B first.
+Speed drifts between sessions by more than it varies within one. If b was measured once, and a later, that drift is part
+of what is seen. It is not if a and b took turns on an instance, or if half of the instances had a first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TimedValue:
 
 @dataclass(frozen=True)
 class Effect:
-    """How b differs from a, in logarithms.
+    """How a differs from b, in logarithms.
 
     spread: standard deviation of a pair's difference, or of a run; None if unknown. drift: what the drift between
     sessions adds to each end of the interval, at its level. count: pairs, or runs of the side that has fewer.
@@ -47,7 +47,7 @@ class Effect:
 
 
 def effect(values: Sequence[TimedValue], drift: float = DRIFT, level: float = LEVEL) -> Effect | None:
-    """Return the effect of b against a; None if no instance has both."""
+    """Return how a differs from b; None if no instance has both."""
     units: dict[tuple[str, str], list[TimedValue]] = {}
     for item in values:
         units.setdefault(item.unit, []).append(item)
@@ -62,8 +62,8 @@ def effect(values: Sequence[TimedValue], drift: float = DRIFT, level: float = LE
     a_first = [difference for difference, first in single if first == "a"]
     b_first = [difference for difference, first in single if first == "b"]
     if a_first and b_first and abs(len(a_first) - len(b_first)) <= 1:
-        # What time adds to b where it came second it adds to a where that did: it is the same in both samples.
-        twice = stratified_shift([([-difference for difference in b_first], a_first)], level)
+        # What time adds to a where it came second it adds to b where that did: it is the same in both samples.
+        twice = stratified_shift([([-difference for difference in a_first], b_first)], level)
         half = Estimate(twice.estimate / 2, twice.low / 2, twice.high / 2)
         return Effect(CROSSED, half, _deviation([*a_first, *b_first]), 0.0, len(single), len(both))
     return _before_after(list(both.values()), drift, level)
@@ -79,7 +79,7 @@ def units_needed(design: str, level: float) -> int:
 
 def _before_after(units: Sequence[Sequence[TimedValue]], drift: float, level: float) -> Effect:
     """Compare the runs of each instance with its own. Drift is taken for common to all: more instances do not help."""
-    strata = [tuple([item.log for item in own if item.side == side] for side in "ab") for own in units]
+    strata = [tuple([item.log for item in own if item.side == side] for side in "ba") for own in units]
     found = stratified_shift([(old, new) for old, new in strata], level)
     margin = statistics.NormalDist().inv_cdf(0.5 + level / 2) * math.sqrt(2) * drift
     wider = Estimate(
@@ -97,7 +97,7 @@ def _before_after(units: Sequence[Sequence[TimedValue]], drift: float, level: fl
 
 
 def _pairs(own: Sequence[TimedValue]) -> list[tuple[float, str]]:
-    """Return the differences (b minus a) of an instance's successive sessions, and which side came first in each.
+    """Return the differences (a minus b) of an instance's successive sessions, and which side came first in each.
 
     A session is what one side measured without the other in between. Without all times there are no pairs.
     """
@@ -111,7 +111,7 @@ def _pairs(own: Sequence[TimedValue]) -> list[tuple[float, str]]:
     medians = [(side, statistics.median(logs)) for side, logs in sessions]
     found = []
     for (side, first), (_other, second) in zip(medians[::2], medians[1::2]):
-        found.append((second - first if side == "a" else first - second, side))
+        found.append((second - first if side == "b" else first - second, side))
     return found
 
 

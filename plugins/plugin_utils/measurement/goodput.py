@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...module_utils.common.errors import Problem, suggest
 from .requests import Requests
 
 LIMITS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True)
-class Slo:
+class LatencyLimits:
     """Limits in milliseconds; None for what is not limited."""
 
     ttft: float | None = None
@@ -40,21 +38,7 @@ class Goodput:
         return self.kept / decided if decided else None
 
 
-def parse_slo(limits: Mapping[str, float], path: tuple[str | int, ...] = ()) -> tuple[Slo, list[Problem]]:
-    """Return an SLO from its limits ({"ttft": 2000, "tpot": 100}, milliseconds), with what is wrong in them."""
-    problems = []
-    good: dict[str, float] = {}
-    for name, value in limits.items():
-        if name not in LIMITS:
-            problems.append(Problem((*path, name), "is no limit of an SLO.", suggest(name, LIMITS)))
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            problems.append(Problem((*path, name), f"is {value!r}: it must be milliseconds above 0."))
-        else:
-            good[name] = float(value)
-    return Slo(**good), problems
-
-
-def goodput(requests: Requests, slo: Slo) -> Goodput:
+def goodput(requests: Requests, slo: LatencyLimits) -> Goodput:
     """Judge each request by an SLO.
 
     An answer of one token or none has no time per output token: it misses a TPOT limit no more than it keeps it, unless

@@ -17,7 +17,7 @@ WIDTH = 0.02
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RunSpread:
     """The runs of a cell: cv (standard deviation over mean) is None below 2 runs, the interval below LEAST_RUNS."""
 
     runs: int
@@ -39,7 +39,7 @@ class Repeats:
         return max(self.high - self.median, self.median - self.low) / self.median
 
 
-def repeats(values: Sequence[float]) -> Repeats:
+def repeats(values: Sequence[float]) -> RunSpread:
     """Summarize the runs of a cell by one metric. Raise ValueError if there is none, or one is not above 0.
 
     The interval is Student's on logarithms: it needs no more than three runs, and its ends are those of the median if
@@ -50,11 +50,11 @@ def repeats(values: Sequence[float]) -> Repeats:
     count, median = len(values), statistics.median(values)
     cv = statistics.stdev(values) / statistics.fmean(values) if count > 1 else None
     if count < LEAST_RUNS:
-        return Repeats(count, median, cv, None, None)
+        return RunSpread(count, median, cv, None, None)
     logs = [math.log(value) for value in values]
     half = _student(count) * statistics.stdev(logs) / math.sqrt(count)
     centre = statistics.fmean(logs)
-    return Repeats(count, median, cv, math.exp(centre - half), math.exp(centre + half))
+    return RunSpread(count, median, cv, math.exp(centre - half), math.exp(centre + half))
 
 
 def more_runs(values: Sequence[float], width: float = WIDTH, most: int = MOST_RUNS) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadPoint:
     """What a client imposed. kind: concurrency, rate (requests/s), batch, or all (every request at once)."""
 
     kind: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .commands import options
-from .requests import Load
+from .requests import LoadPoint
 
 Row = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ _LENGTHS = {
 
 
 @dataclass(frozen=True)
-class Metric:
+class ComparedMetric:
     """A number by which runs are compared."""
 
     key: str
@@ -28,38 +28,38 @@ class Metric:
     more_is_better: bool
 
 
-OUTPUT = Metric("output_throughput", "output throughput", "tok/s", True)
-REQUESTS = Metric("request_throughput", "request throughput", "requests/s", True)
-TOTAL = Metric("total_token_throughput", "total throughput", "tok/s", True)
-E2EL = Metric("median_e2el_ms", "median E2EL", "ms", False)
-TPOT = Metric("median_tpot_ms", "median TPOT", "ms", False)
-TTFT = Metric("median_ttft_ms", "median TTFT", "ms", False)
-BATCH = Metric("mean_batch_latency_ms", "batch latency", "ms", False)
+OUTPUT = ComparedMetric("output_throughput", "output throughput", "tok/s", True)
+REQUESTS = ComparedMetric("request_throughput", "request throughput", "requests/s", True)
+TOTAL = ComparedMetric("total_token_throughput", "total throughput", "tok/s", True)
+E2EL = ComparedMetric("median_e2el_ms", "median E2EL", "ms", False)
+TPOT = ComparedMetric("median_tpot_ms", "median TPOT", "ms", False)
+TTFT = ComparedMetric("median_ttft_ms", "median TTFT", "ms", False)
+BATCH = ComparedMetric("mean_batch_latency_ms", "batch latency", "ms", False)
 METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
 
 
 @dataclass(frozen=True)
-class Shape:
+class TokenLengths:
     """Tokens of a request; None where the data set decides."""
 
     input: int | None = None
     output: int | None = None
 
 
-def load_of(row: Row) -> Load:
+def load_of(row: Row) -> LoadPoint:
     """Return the load of a row: as it says itself, or by what the client was given."""
     given = row.get("load")
     if isinstance(given, Mapping):
-        return Load(str(given.get("kind")), _number(given.get("value")))
+        return LoadPoint(str(given.get("kind")), _number(given.get("value")))
     if row["kind"] == "latency":
-        return Load("batch", _number(options(row.get("command")).get("--batch-size")))
+        return LoadPoint("batch", _number(options(row.get("command")).get("--batch-size")))
     rate, limit = _number(row.get("request_rate")), _number(row.get("max_concurrency"))
     if rate is not None:
-        return Load("rate", rate)
-    return Load("all") if limit is None else Load("concurrency", limit)
+        return LoadPoint("rate", rate)
+    return LoadPoint("all") if limit is None else LoadPoint("concurrency", limit)
 
 
-def shape_of(row: Row) -> Shape:
+def shape_of(row: Row) -> TokenLengths:
     """Return the lengths of a row's requests."""
     given = row.get("shape")
     if isinstance(given, Mapping):
@@ -70,7 +70,7 @@ def shape_of(row: Row) -> Shape:
             name: next((_number(named[option]) for option in names if option in named), None)
             for name, names in _LENGTHS.items()
         }
-    return Shape(*(None if value is None else int(value) for value in lengths.values()))
+    return TokenLengths(*(None if value is None else int(value) for value in lengths.values()))
 
 
 def cell_name(row: Row) -> str:
@@ -85,7 +85,7 @@ def cell_name(row: Row) -> str:
     return "-".join(parts) or str(row["kind"])
 
 
-def main_metrics(row: Row) -> Iterator[Metric]:
+def main_metrics(row: Row) -> Iterator[ComparedMetric]:
     """Yield the metrics that decide about a row's cell, best first; the first that all runs have is used.
 
     At a given rate, every engine that keeps up has the same throughput: there the latency decides.
@@ -107,7 +107,7 @@ def succeeded(row: Row) -> bool:
     return bool(row.get("completed"))
 
 
-def value_of(row: Row, metric: Metric) -> float | None:
+def value_of(row: Row, metric: ComparedMetric) -> float | None:
     """Return a row's value of a metric; None if it was not measured, as 0 means too."""
     value = _number(row.get(metric.key))
     return value if value and succeeded(row) else None

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from .client_bound import client_bound, send_lag_ms
-from .goodput import Slo, goodput
-from .requests import Load, read_requests
+from .goodput import LatencyLimits, goodput
+from .requests import LoadPoint, read_requests
 from .steady import steady_state
 
 
 def run_fields(
-    raw: Mapping[str, Any], load: Load, slos: Mapping[str, Slo], cpu_share: float | None = None
+    raw: Mapping[str, Any], load: LoadPoint, slos: Mapping[str, LatencyLimits], cpu_share: float | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields of a row of `vllm bench serve`, and warnings about its steady state.
 

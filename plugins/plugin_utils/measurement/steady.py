@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .requests import Load, Requests
+from .requests import LoadPoint, Requests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class SteadyState:
     warnings: tuple[str, ...] = ()
 
 
-def steady_state(requests: Requests, load: Load) -> SteadyState:
+def steady_state(requests: Requests, load: LoadPoint) -> SteadyState:
     """Return the steady window of a run: from when the load was reached, and speed had settled, to the last send."""
     import numpy as np
 
@@ -74,7 +74,7 @@ def steady_state(requests: Requests, load: Load) -> SteadyState:
     return SteadyState(start, last, throughput, share, tuple(warnings))
 
 
-def _reached(starts: NDArray[Any], ends: NDArray[Any], load: Load) -> float | None:
+def _reached(starts: NDArray[Any], ends: NDArray[Any], load: LoadPoint) -> float | None:
     """Return when the load was reached, in seconds; None if it never was."""
     import numpy as np
 
@@ -89,7 +89,7 @@ def _reached(starts: NDArray[Any], ends: NDArray[Any], load: Load) -> float | No
     return float(times[order][full[0]]) if len(full) else None
 
 
-def _never(load: Load) -> str:
+def _never(load: LoadPoint) -> str:
     if load.kind == "rate":
         return f"the run was too short: the first {RATE_LEAST:.0f} s, or three times the p95 of E2EL, do not count"
     return f"the run never was at its load ({load.text}) while requests were still sent: use more requests"

@@ -64,8 +64,8 @@ def bars(name: str, title: str, items: Sequence[Bar], median: float | None, medi
     right = max(len(item.text) for item in items) * _CHAR + 14
     top = 22 if median is not None else 4
     total = top + height * len(items) + 4
-    fig = _figure(total)
-    ax = _axes(fig, left, top, WIDTH - left - right, height * len(items), total)
+    fig = figure(total)
+    ax = axes(fig, left, top, WIDTH - left - right, height * len(items), total)
     longest = max((item.value or 0.0 for item in items), default=0.0) or 1.0
     ax.set_xlim(0, longest)
     ax.set_ylim(len(items) - 0.5, -0.5)
@@ -94,14 +94,14 @@ def percentile_rows(name: str, title: str, items: Sequence[Ranges], panels: Sequ
     top, bottom = 48, 26
     total = top + height * len(items) + bottom
     width = (WIDTH - left - 14 - gap * (len(panels) - 1)) / len(panels)
-    fig = _figure(total)
+    fig = figure(total)
     _percentile_key(fig, total, left)
     for number, (metric, label) in enumerate(panels):
-        ax = _axes(fig, left + number * (width + gap), top, width, height * len(items), total)
+        ax = axes(fig, left + number * (width + gap), top, width, height * len(items), total)
         ax.set_ylim(len(items) - 0.5, -0.5)
         found = [value for item in items for value in item.values[metric] if value is not None]
         ax.set_xlim(0, max(found, default=1.0) * 1.06)
-        _value_axis(ax)
+        value_axis(ax)
         for position, item in enumerate(items):
             ax.axhline(position, color=COLOUR["grid"], linewidth=1, zorder=0)
             _percentiles(ax, position, item.values[metric], COLOUR["warn" if item.slow else "series"])
@@ -114,14 +114,14 @@ def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) ->
     """Draw many nodes, slowest first, in percent of the median; slow ones are named."""
     left, top, height, bottom = 56, 10, 190, 30
     total = top + height + bottom
-    fig = _figure(total)
-    ax = _axes(fig, left, top, WIDTH - left - 14, height, total)
+    fig = figure(total)
+    ax = axes(fig, left, top, WIDTH - left - 14, height, total)
     ordered = sorted(items, key=lambda item: item.value)
     low = min(ordered[0].value, slow_limit) - 0.04
     high = max(ordered[-1].value, 1.02) + 0.01
     ax.set_ylim(low * 100, high * 100)
     ax.set_xlim(-1, len(ordered))
-    _value_axis(ax, vertical=True)
+    value_axis(ax, vertical=True)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0f}%")
     ax.axhline(100, color=COLOUR["ink"], linewidth=1)
     ax.axhline(slow_limit * 100, color=COLOUR["warn"], linewidth=1, linestyle=(0, (3, 3)))
@@ -157,8 +157,8 @@ def heat_map(
     upright = max(len(column) for column in columns) * _CHAR < width - 4
     bottom = 24 if upright else int(max(len(column) for column in columns) * _CHAR) + 8
     total = top + height * len(rows) + bottom
-    fig = _figure(total)
-    ax = _axes(fig, left, top, width * len(columns), height * len(rows), total)
+    fig = figure(total)
+    ax = axes(fig, left, top, width * len(columns), height * len(rows), total)
     ax.set_xlim(0, len(columns))
     ax.set_ylim(len(rows), 0)
     at_column = {column: position for position, column in enumerate(columns)}
@@ -198,10 +198,10 @@ def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tupl
     one = top + lane * 3 + bottom
     total = one * lines
     width = (WIDTH - left - 26 - gap * (per_row - 1)) / per_row
-    fig = _figure(total)
+    fig = figure(total)
     for number, (metric, label) in enumerate(panels):
         line, column = divmod(number, per_row)
-        ax = _axes(fig, left + column * (width + gap), line * one + top, width, lane * 3, total)
+        ax = axes(fig, left + column * (width + gap), line * one + top, width, lane * 3, total)
         ax.set_ylim(2.5, -0.5)
         found = [value for item in items for value in item.values[metric] if value is not None]
         _distribution_axis(ax, found)
@@ -218,7 +218,8 @@ def heat_class(value: float) -> int:
     return sum(value >= limit for limit in HEAT_LIMITS)
 
 
-def _figure(height: float) -> Any:
+def figure(height: float) -> Any:
+    """Return an empty figure of the page's width; `height` in pixels."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -231,7 +232,7 @@ def _figure(height: float) -> Any:
     return Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
 
 
-def _axes(fig: Any, left: float, top: float, width: float, height: float, total: float) -> Any:
+def axes(fig: Any, left: float, top: float, width: float, height: float, total: float) -> Any:
     """Add axes at pixels from the figure's upper left corner, without frame."""
     ax = fig.add_axes((left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total))
     for spine in ax.spines.values():
@@ -242,7 +243,8 @@ def _axes(fig: Any, left: float, top: float, width: float, height: float, total:
     return ax
 
 
-def _value_axis(ax: Any, vertical: bool = False, wide: bool = False) -> None:
+def value_axis(ax: Any, vertical: bool = False, wide: bool = False) -> None:
+    """Draw few round values on an axis, with grid lines."""
     from matplotlib.ticker import MaxNLocator
 
     axis = ax.yaxis if vertical else ax.xaxis
@@ -267,7 +269,7 @@ def _distribution_axis(ax: Any, found: Sequence[float]) -> None:
         return
     margin = (high - low) * 0.04 or high * 0.05 or 1.0
     ax.set_xlim(low - margin, high + margin)
-    _value_axis(ax, wide=True)
+    value_axis(ax, wide=True)
 
 
 def _lane(ax: Any, row: int, values: Sequence[tuple[float | None, bool]]) -> None:
@@ -304,7 +306,7 @@ def _percentiles(ax: Any, position: int, values: Sequence[float | None], colour:
 
 def _percentile_key(fig: Any, total: float, left: float) -> None:
     """Draw the legend of the three marks above the panels."""
-    ax = _axes(fig, left, 2, 300, 20, total)
+    ax = axes(fig, left, 2, 300, 20, total)
     ax.set_xlim(0, 300)
     ax.set_ylim(1, -1)
     ax.set_axis_off()

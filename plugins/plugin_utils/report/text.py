@@ -32,7 +32,7 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     offline = [row for row in rows if row["kind"] != "serve"]
     lines = [_headline(summary["run"], [row for row, _unused in served], rows), *_served(served)]
     if offline:
-        lines += _aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
+        lines += aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
         if len(offline) > LINES:
             lines.append(f"{len(offline) - LINES} more in benchmarks.csv")
     lines += [f"NOTE    {text}" for text in notes(rows)]
@@ -76,12 +76,12 @@ def _served(served: Pairs) -> list[str]:
     lines = []
     for name, is_rate in (("At a concurrency", False), ("At a request rate", True)):
         shown = [_cell_cells(rows) for rows in cells if (rows[0]["load"]["kind"] == "rate") is is_rate]
-        lines += [f"{name}:", *_aligned(_CELLS, shown, left=1)] if shown else []
+        lines += [f"{name}:", *aligned(_CELLS, shown, left=1)] if shown else []
     return [*lines, "tok/s are sums over the instances, the others medians; all of them in benchmarks.csv"]
 
 
 def _instances(served: Pairs) -> list[str]:
-    lines = _aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
+    lines = aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
     if len(served) > LINES:
         lines.append(f"the {LINES} slowest of {len(served)}; all of them in benchmarks.csv")
     return lines
@@ -138,7 +138,7 @@ def _offline_cells(row: Row) -> list[str]:
     return [row["host"], row["instance"], row["kind"], row["cell"], str(row["runs"]), precision, result]
 
 
-def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Align columns of equal width; the first `left` ones to the left, the others to the right."""
     widths = [max(len(line[at]) for line in (heads, *rows)) for at in range(len(heads))]
     return [

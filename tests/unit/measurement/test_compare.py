@@ -39,7 +39,7 @@ def verdicts(design: Design, change: float, cv: float, drift: float, seed: int =
     for _ in range(COMPARISONS):
         (cell,) = compare(*design(rng, change, cv, drift)).cells
         found[cell.verdict] += 1
-    print(f"{design.__name__}, b {change:+.0%}, CV {cv:.1%}, drift {drift:.0%}: {dict(found)}")
+    print(f"{design.__name__}, a {change:+.0%}, CV {cv:.1%}, drift {drift:.0%}: {dict(found)}")
     return found
 
 
@@ -110,9 +110,9 @@ STEADY = [1000.0, 1001.0, 999.0, 1000.5, 999.5, 1000.2, 999.8, 1000.1]
 
 
 def turns(speed: float, **more: Any) -> tuple[Side, Side]:
-    """Eight turns of each on one node, b with `speed` times the throughput."""
-    a = runs(STEADY, 0, 60, **more)
-    return side("a", a), side("b", runs([value * speed for value in STEADY], 30, 60, **more))
+    """Eight turns of each on one node, a with `speed` times the throughput."""
+    a = runs([value * speed for value in STEADY], 30, 60, **more)
+    return side("a", a), side("b", runs(STEADY, 0, 60, **more))
 
 
 def only(pair: tuple[Side, Side], **rules: float) -> CellVerdict:
@@ -146,21 +146,21 @@ def test_embedding_models_are_judged_by_their_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "needs"),
+    ("b", "a", "needs"),
     [
         ([1000.0], [900.0], "needs 4 runs of each"),
         ([1000.0] * 3, [1000.0] * 3, "drift hides it: needs a and b in turns on one instance"),
         ([1000.0, 1100.0, 900.0], [700.0, 770.0, 630.0], "needs 4 runs of each"),
     ],
 )
-def test_before_and_after_needs_runs_or_turns(a: list[float], b: list[float], needs: str) -> None:
-    cell = only((side("a", runs(a)), side("b", runs(b, 1440))))
+def test_before_and_after_needs_runs_or_turns(b: list[float], a: list[float], needs: str) -> None:
+    cell = only((side("a", runs(a, 1440)), side("b", runs(b))))
     assert (cell.verdict, cell.design, cell.needs) == (NOT_CLEAR, BEFORE_AFTER, needs)
 
 
 def test_two_nodes_with_three_runs_show_a_large_loss() -> None:
-    a = [*runs(STEADY[:3]), *runs([2000.0, 2002.0, 1998.0], host="n2")]
-    b = [*runs([800.0, 801.0, 799.0], 1440), *runs([1600.0, 1602.0, 1598.0], 1440, host="n2")]
+    b = [*runs(STEADY[:3]), *runs([2000.0, 2002.0, 1998.0], host="n2")]
+    a = [*runs([800.0, 801.0, 799.0], 1440), *runs([1600.0, 1602.0, 1598.0], 1440, host="n2")]
     cell = only((side("a", a), side("b", b)))
     assert (cell.verdict, cell.units) == (WORSE, 2)
     assert cell.low is not None
@@ -173,7 +173,7 @@ def test_two_nodes_with_three_runs_show_a_large_loss() -> None:
 
 
 def test_few_turns_name_the_pairs_that_they_need() -> None:
-    a, b = runs([1000.0, 1010.0, 990.0], 0, 60), runs([955.0, 945.0, 950.0], 30, 60)
+    b, a = runs([1000.0, 1010.0, 990.0], 0, 60), runs([955.0, 945.0, 950.0], 30, 60)
     cell = only((side("a", a), side("b", b)))
     assert (cell.verdict, cell.needs) == (NOT_CLEAR, "needs 6 pairs")
 
@@ -186,12 +186,12 @@ def test_nodes_that_changed_sides_are_crossed_over() -> None:
 
 
 def test_what_failed_altogether_is_worse_and_some_failures_are_noted() -> None:
-    a = side("a", runs(STEADY[:4]))
-    dead = only((a, side("b", runs([1.0] * 2, 1440, completed=0, failed=640))))
-    assert (dead.verdict, dead.b, dead.notes[0]) == (WORSE, None, "no request succeeded in b")
-    some = only((a, side("b", runs(STEADY[:4], 1440, completed=600, failed=40))))
-    assert some.notes == ("6% of the requests failed in b",)
-    assert only((a, side("b", runs(STEADY[:4], 1440, completed=635, failed=5)))).notes == ()
+    b = side("b", runs(STEADY[:4]))
+    dead = only((side("a", runs([1.0] * 2, 1440, completed=0, failed=640)), b))
+    assert (dead.verdict, dead.a, dead.notes[0]) == (WORSE, None, "no request succeeded in a")
+    some = only((side("a", runs(STEADY[:4], 1440, completed=600, failed=40)), b))
+    assert some.notes == ("6% of the requests failed in a",)
+    assert only((side("a", runs(STEADY[:4], 1440, completed=635, failed=5)), b)).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compare.yml in a real ansible-playbook, on recorded runs: table, JSON, and an exit code for what is worse."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.worlds.compared_runs import interleaved, row, side, store
+
+PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An inventory whose hosts are nowhere, and runs: old and new in turns, and later one of AMD's cells."""
+    (tmp_path / "hosts.yml").write_text("instinct:\n  hosts:\n    n1: {ansible_host: 192.0.2.1}\n    n2:\n")
+    results = tmp_path / "results"
+    for name, change in (("slow", -0.08), ("equal", 0.0)):
+        new, old = interleaved(random.Random(3), change, 0.005, 0.02)
+        for part, rows in ((f"{name}-new", new.rows), (f"{name}-old", old.rows)):
+            for number, host in enumerate(("n0", "n1")):
+                own = [item for item in rows if item["host"] == host]
+                image = "vllm/vllm-openai-rocm:v0.15.0" if part.endswith("new") else "old"
+                store(results, f"{part}-{number}", side("x", [{**item, "image": image} for item in own]))
+    amd = row(
+        minute=9000, deployment="amd", model="amd/Llama-3.1-70B-Instruct-FP8-KV", kind="latency",
+        cell="in128-out2048-b1", shape={"input": 128, "output": 2048}, load={"kind": "batch", "value": 1},
+        mean_batch_latency_ms=17_000.0,
+    )  # fmt: skip
+    store(results, "amd", side("x", [amd]))
+    (results / "latest").symlink_to("amd")
+    return tmp_path
+
+
+def run(place: Path, *args: str) -> tuple[int, str]:
+    """Run compare.yml; return its exit code and what it printed."""
+    command = [PLAYBOOK, "-i", str(place / "hosts.yml"), "-e", f"benchmark_results_dir={place}/results"]
+    for argument in args:
+        command += ["-e", argument]
+    done = subprocess.run(
+        [*command, str(ROOT / "playbooks/compare.yml")],
+        cwd=place, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+                        "HOME": str(place)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+SLOW = ("a=slow-new-0,slow-new-1", "b=slow-old-0,slow-old-1")
+
+
+def test_what_is_worse_ends_the_run_with_an_error(place: Path) -> None:
+    code, text = run(place, *SLOW)
+    assert code == 2
+    assert "a: slow-new-0+slow-new-1, against b: slow-old-0+slow-old-1. 1 cell compared: 1 worse." in text
+    assert "Measured interleaved, 2 instances, 10 and 10 runs." in text
+    assert "image name: a vllm/vllm-openai-rocm:v0.15.0, b old" in text
+    assert "1 cell worse: llama in1024-out1024-c128. With -e allow_worse=true" in text
+    table = text[text.index("a: slow-new") : text.index("TASK [Compare")].splitlines()
+    assert max(map(len, table[:-2])) <= 100
+    (path,) = (place / "results/comparisons").glob("*.json")
+    data = json.loads(path.read_text())
+    assert (data["worse"], data["cells"][0]["verdict"], data["cells"][0]["runs"]) == (1, "worse", [10, 10])
+    assert data["cells"][0]["interval"][0] < -0.08 < data["cells"][0]["interval"][1] < -0.02
+    assert {item["name"] for item in data["differences"]} == {"name"}
+
+
+def test_the_run_may_only_report(place: Path) -> None:
+    code, text = run(place, *SLOW, "allow_worse=true")
+    assert code == 0
+    assert "WORSE" in text
+
+
+def test_equal_runs_are_the_same(place: Path) -> None:
+    code, text = run(place, "a=equal-new-0,equal-new-1", "b=equal-old-0,equal-old-1")
+    assert (code, "1 same" in text) == (0, True)
+
+
+def test_published_results_beside_a_run(place: Path) -> None:
+    code, text = run(place, "b=published")  # the last run
+    assert code == 0
+    assert "of latency_seconds" in text
+    assert "differs in vllm 0.14.0, not" in text
+    data = json.loads((place / "results/comparisons/amd-published.json").read_text())
+    assert len(data["published"]) > 5
+    assert all(item["same_work"] and item["ratios"] and item["differs"] for item in data["published"])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("a=slow-new-3",), "has no run slow-new-3. Did you mean slow-new-"),
+        (("a=amd", "b=previous"), "no run before amd measured one of its deployments on its hosts."),
+        (("a=amd", "b=latest"), "a and b are both amd."),
+        (("compare_tolerance=0",), "compare_tolerance is 0, which is not a usable percentage."),
+        (("compare_tolerance=x",), "-e compare_tolerance=x: must be a number."),
+        (("alow_worse=true",), "Did you mean allow_worse?"),
+    ],
+)
+def test_mistakes(place: Path, args: tuple[str, ...], said: str) -> None:
+    code, text = run(place, *args)
+    assert code != 0
+    assert said in " ".join(text.split())
+    assert not (place / "results/comparisons").exists()
+
+
+def test_the_run_before_is_found(place: Path) -> None:
+    code, text = run(place, "a=slow-old-0")
+    assert code == 0, text
+    assert "against b: slow-new-0. 1 cell compared: 1 not clear." in text
+    assert "llama in1024-out1024-c128: needs 6 pairs" in text
