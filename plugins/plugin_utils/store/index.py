@@ -118,14 +118,8 @@ class ResultsIndex:
 
 def _natural_key(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return config, shape and load: rows of a run that are equal in them measured the same thing once."""
-    config = [
-        row["host"],
-        row["instance"],
-        row["kind"],
-        row.get("spec_hash"),
-        row.get("suite"),
-        row.get("block"),
-    ]
+    names = ("deployment", "host", "instance", "kind", "spec_hash", "suite", "block")
+    config = [row.get(name) for name in names]
     shape, load = shape_of(row), load_of(row)
     return json.dumps(config), json.dumps([cell_name(row), shape.input, shape.output]), load.text
 
