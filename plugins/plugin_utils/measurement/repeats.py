@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge the repeats of one cell: their spread, the interval of the median run, and how many more are needed. Pure."""
+"""Summarize the repeats of one cell: their spread, and the interval of the median run. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 LEVEL = 0.95
 LEAST_RUNS = 3
 """Fewer runs have no interval."""
-MOST_RUNS = 10
-WIDTH = 0.02
-"""The interval of the median is narrow enough when no end is farther from it than this share."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +27,6 @@ class RunSpread:
     def interval(self) -> list[float] | None:
         """Return [low, high] as it stands in summary.json."""
         return None if self.low is None or self.high is None else [self.low, self.high]
-
-    @property
-    def width(self) -> float | None:
-        """Return the larger distance of an end from the median, as a share of it."""
-        if self.low is None or self.high is None or not self.median:
-            return None
-        return max(self.high - self.median, self.median - self.low) / self.median
 
 
 def repeats(values: Sequence[float]) -> RunSpread:
@@ -55,20 +45,6 @@ def repeats(values: Sequence[float]) -> RunSpread:
     half = _student(count) * statistics.stdev(logs) / math.sqrt(count)
     centre = statistics.fmean(logs)
     return RunSpread(count, median, cv, math.exp(centre - half), math.exp(centre + half))
-
-
-def more_runs(values: Sequence[float], width: float = WIDTH, most: int = MOST_RUNS) -> int:
-    """Return how many further runs to make now; 0 if the interval is narrow enough, or `most` runs were made."""
-    found = repeats(values)
-    if found.runs < LEAST_RUNS:
-        return min(LEAST_RUNS, most) - found.runs
-    if found.runs >= most or (found.width is not None and found.width <= width):
-        return 0
-    spread = statistics.stdev([math.log(value) for value in values])
-    needed = next(
-        (n for n in range(found.runs + 1, most) if _student(n) * spread / math.sqrt(n) <= width), most
-    )
-    return needed - found.runs
 
 
 def _student(count: int) -> float:
