@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -70,7 +71,9 @@ class Client:
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         parts = urlsplit(url)
-        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        # As vLLM's client, which trusts what SSL_CERT_FILE names.
+        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or (443 if self.tls else 80)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
@@ -78,7 +81,9 @@ class Client:
     async def call(self, method: str, path: str, body: bytes = b"") -> Any:
         """Send a request; yield (status, headers, reader). The connection is kept if all went well."""
         reader, writer = (
-            self._idle.pop() if self._idle else await asyncio.open_connection(self.host, self.port)
+            self._idle.pop()
+            if self._idle
+            else await asyncio.open_connection(self.host, self.port, ssl=self.tls)
         )
         try:
             writer.write(

@@ -42,12 +42,31 @@ class ActionModule(ProgramAction):
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The task's, with jobs in place of what they are composed of. Raises FleetError."""
         given = super().arguments(facts)
+        if given.get("targets"):
+            given["targets"] = [self._target(item, facts) for item in given["targets"]]
         jobs, warnings = _jobs(given)
         for text in warnings:
             self._display.warning(printable(text))
         kept = {name: value for name, value in given.items() if name not in _OF_JOBS}
         most = max((len(job["cells"]) for job in jobs.values()), default=1)
         return {**kept, "jobs": jobs, "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
+
+    def _target(self, target: Mapping[str, Any], facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a target, and for one at a load balancer what its clients need."""
+        endpoint = target.get("endpoint")
+        if not endpoint:
+            return target
+        # Here, as other measurements would wait for what they import.
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import VaultReader
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.client_secrets import (
+            client_secrets,
+        )
+
+        name = str(endpoint["balancer"])
+        planned = facts["fleet_plan_result"]["plan"]["balancers"][name]
+        declared = (facts["hostvars"].raw_get(name) or {}).get("load_balancer_api_keys") or {}
+        found = client_secrets(name, planned, declared, VaultReader(self._loader))
+        return {**target, "endpoint": {**endpoint, **found}}
 
 
 def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -41,6 +41,8 @@ options:
         C(argv) and C(server.container).
       - For an instance of a stored generation, C(generation) replaces C(server).
       - C(client), a map of C(image) and C(vllm), sets another image for the client, which must be on the node.
+      - C(endpoint), a map of C(balancer) and C(url), sends the requests through that load balancer. The action plugin
+        adds its key and certificate.
     type: list
     elements: dict
     default: []
@@ -235,6 +237,9 @@ benchmarks:
     error:
       description: Why the cell failed or lacks runs; null if it succeeded.
       type: str
+    live:
+      description: Whether the requests went through a load balancer, beside those of users.
+      type: bool
     instance_plan:
       description: The target from the parameters, without C(server).
       type: dict
@@ -311,6 +316,7 @@ def main():
         module.fail_json(msg=str(error))
         return
     secrets = [*secrets_of([target.get("server") or {} for target in targets]), *node_secrets(), node_key()]
+    secrets += [key for target in targets if (key := (target.get("endpoint") or {}).get("key"))]
     finish(
         module,
         secrets,

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.module_main import NodeError
@@ -14,6 +15,7 @@ from ..docker.client import Json
 from .jobs import BenchmarkJob, parse_job
 
 LABEL = "instinct-fleet.bench"
+CLIENT_ENV, CLIENT_CA = "client.env", "client.pem"
 
 # The Python that runs vLLM need not be the first in PATH.
 START = f"""\
@@ -24,6 +26,7 @@ if [ -f {KEYS_MOUNT}/instances ]; then . {KEYS_MOUNT}/instances; fi
 set +o allexport
 export HF_HUB_OFFLINE=1
 if [ -n "${{VLLM_API_KEY:-}}" ]; then export OPENAI_API_KEY="$VLLM_API_KEY"; fi
+if [ -f {BENCH_MOUNT}/{CLIENT_ENV} ]; then . {BENCH_MOUNT}/{CLIENT_ENV}; fi
 python=
 vllm=$(command -v vllm) && read -r python < "$vllm"
 python=${{python#\\#!}}
@@ -47,6 +50,7 @@ class BenchmarkTarget:
         body: create body of the instance's container
         client: image of the benchmark client, if it differs from the instance's
         job: what is measured
+        endpoint: load balancer to measure in place of the instance: url, key and ca (certificates), "" where unused
     """
 
     name: str
@@ -58,6 +62,24 @@ class BenchmarkTarget:
     plan: Mapping[str, Any]
     job: BenchmarkJob
     client: str = ""
+    endpoint: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Return whether requests go through a load balancer, beside those of users."""
+        return bool(self.endpoint)
+
+    def client_files(self) -> dict[str, str]:
+        """Return the files that the client needs for the load balancer: its key, and whom to trust."""
+        values = {}
+        if self.endpoint.get("key"):
+            values["OPENAI_API_KEY"] = self.endpoint["key"]
+        if self.endpoint.get("ca"):
+            values["SSL_CERT_FILE"] = f"{BENCH_MOUNT}/{CLIENT_CA}"
+        if not values:
+            return {}
+        text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+        return {CLIENT_ENV: text, **({CLIENT_CA: self.endpoint["ca"]} if self.endpoint.get("ca") else {})}
 
     @property
     def server(self) -> str:
@@ -85,9 +107,10 @@ def parse_target(data: Mapping[str, Any], job: object) -> BenchmarkTarget:
         commit=str(data.get("commit") or ""),
         image=str(data["image"]),
         body=dict(server["container"]),
-        plan=data,
+        plan={key: value for key, value in data.items() if key != "endpoint"},
         job=parse_job(name, job),
         client=str((data.get("client") or {}).get("image") or ""),
+        endpoint={key: str(value or "") for key, value in (data.get("endpoint") or {}).items()},
     )
 
 

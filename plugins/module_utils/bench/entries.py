@@ -87,6 +87,7 @@ def entries_of(
             "runs": own,
             "log": "\n".join(tail(log, LOG_LINES)) if error else "",
             "error": error,
+            "live": target.live,
             "instance_plan": plan,
         }
         entries.append({**entry, "class": kind_of_error} if kind_of_error else entry)

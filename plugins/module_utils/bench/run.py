@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
+from ..common.files import write_atomic
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, run_lock
 from ..docker.client import DockerClient, Json, NotFound
@@ -21,7 +22,7 @@ from ..docker.containers import create_container, remove_container, wait_contain
 from ..docker.lifecycle import stop_gracefully
 from ..docker.logs import container_log
 from ..serving.store import GenerationStore
-from .containers import BenchmarkTarget, container_body
+from .containers import CLIENT_CA, CLIENT_ENV, BenchmarkTarget, container_body
 from .entries import ContainerEnd, Measurement, entries_of
 from .jobs import prepare
 from .results import CARRIED_BYTES
@@ -42,7 +43,7 @@ def complete_target(target: Mapping[str, Any], store: GenerationStore) -> Mappin
     if server.get("container") or not stands_for.get("generation"):
         return target
     found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
-    return {**found, "client": target.get("client") or {}}
+    return {**found, "client": target.get("client") or {}, "endpoint": target.get("endpoint") or {}}
 
 
 def measure(
@@ -143,6 +144,7 @@ def _measure_target(
         stop_and_remove(client, target.container)
         served = {"spec": target.plan.get("spec_hash"), "image": target.image, "client": target.client}
         earlier = prepare(directory, target.job, served, wanted.timeout)
+        write_client_files(directory, target)
         body = container_body(target, wanted.run, directory, wanted.program)
         create_container(client, target.container, body)
         client.start(target.container)
@@ -154,6 +156,7 @@ def _measure_target(
     finally:
         with contextlib.suppress(NodeError):
             stop_and_remove(client, target.container)
+        remove_client_files(directory)  # a directory that is kept for the next call holds no key
     entries = entries_of(client, target, wanted, carried, ContainerEnd(code, log, error))
     if ended:
         shutil.rmtree(directory, ignore_errors=True)
@@ -163,6 +166,19 @@ def _measure_target(
         else ""
     )
     return _Measured(entries, kept)
+
+
+def write_client_files(directory: str, target: BenchmarkTarget) -> None:
+    """Write what the client needs for a load balancer, readable by root only."""
+    for name, text in target.client_files().items():
+        write_atomic(os.path.join(directory, name), text, 0o600)
+
+
+def remove_client_files(directory: str) -> None:
+    """Remove them again; do nothing if there are none."""
+    for name in (CLIENT_ENV, CLIENT_CA):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
 
 
 def _finished_runs(count: int) -> str:

@@ -105,11 +105,12 @@ def _measured(kind: str, instance: Mapping[str, Any]) -> dict[str, Value]:
     if kind != "serve":
         return {"model": instance["argv"][2]}
     host = local_address(listen_address(instance["argv"]))
+    local = f"http://{f'[{host}]' if ':' in host else host}:{instance['port']}"
     return {
         "model": model,
         "served_model_name": instance["served_model"],
         "tokenizer": snapshot_dir(model, commit) if commit and not model.startswith("/") else model,
-        "base_url": f"http://{f'[{host}]' if ':' in host else host}:{instance['port']}",
+        "base_url": (instance.get("endpoint") or {}).get("url") or local,
     }
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.redact import MIN_LENGTH
-from .summary import REGISTERED, STATES
+from .summary import BATCHES, REGISTERED, STATES
 
 SECRETS = ("hf_model_token", "hf_model_token_file", "vllm_image_registries")
-VARIABLES = (*REGISTERED, *STATES, "fleet_plan_result", *SECRETS)
+VARIABLES = (*REGISTERED, BATCHES, *STATES, "fleet_plan_result", *SECRETS)
 """Variables of hosts that a report takes into account."""
 
 

@@ -23,6 +23,8 @@ REGISTERED = (
     "benchmark_results",
 )
 """Variables of a host with its results: a registered vllm_bench result, or a list of entries."""
+BATCHES = "_benchmark_batches"
+"""Variable of a host with its results of all batches, of which the registered variables have only the last one."""
 
 STATES = ("__benchmark_state", "node_state_result")
 """Variables of a host with its node_state: of the measurement, else of the plan."""
@@ -126,7 +128,8 @@ def _registered(own: Mapping[str, Any]) -> tuple[list[tuple[str, Mapping[str, An
     """Return (tasks that ran, with their results; the entries of all of them)."""
     tasks: list[tuple[str, Mapping[str, Any]]] = []
     entries: list[Any] = []
-    for name in REGISTERED:
+    names = (BATCHES, REGISTERED[-1]) if own.get(BATCHES) else REGISTERED
+    for name in names:
         value = own.get(name)
         if isinstance(value, (list, tuple)):
             value = {"benchmarks": value}
@@ -146,7 +149,7 @@ def _task_failure(host: str, name: str, task: Mapping[str, Any]) -> MeasurementF
         return MeasurementFailure(host, "connection", str(task.get("msg") or "unreachable"))
     if not task.get("failed") or any(_entry_error(entry) for entry in task.get("benchmarks") or []):
         return None
-    kind = name.rsplit("_", 1)[-1]
+    kind = str(task.get("item") or name.rsplit("_", 1)[-1])
     what = f"{kind} benchmark" if kind in KINDS else "benchmark"
     why = cause(task) or str(task.get("msg") or "the benchmark failed without a message")
     return MeasurementFailure(host, what, why)

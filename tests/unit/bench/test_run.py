@@ -270,6 +270,7 @@ def test_the_report_takes_the_entries(docker: FakeDocker, run_module: Any) -> No
     assert measured.failures == ()
     assert measured.rows[0]["output_throughput"] == 100.0
     assert measured.rows[0]["instance"] == "llama-0"
+    assert measured.rows[0]["live"] is False
 
 
 def benches_redactor() -> Any:
@@ -298,6 +299,42 @@ def test_the_container_is_the_instances_own_with_another_command(docker: FakeDoc
     assert body["HostConfig"]["Devices"] == [{"PathOnHost": "/dev/kfd"}]
     assert "RestartPolicy" not in body["HostConfig"]
     assert "/var/hf:/hf:ro" in body["HostConfig"]["Binds"]
+
+
+ENDPOINT = {"balancer": "lb", "url": "https://192.0.2.1:8443", "key": "sk-live-Ab12-secret", "ca": "PEM\n"}
+
+
+def test_a_client_of_the_load_balancer_has_its_key_in_a_private_file(
+    docker: FakeDocker, run_module: Any
+) -> None:
+    seen: list[tuple[str, str, int, str]] = []
+
+    def program(container: FakeContainer) -> int:
+        files = [result_dir(container) / name for name in ("client.env", "client.pem")]
+        seen.append(
+            (*(file.read_text() for file in files), files[0].stat().st_mode & 0o777, str(container.body))
+        )
+        return client({**RESULT, "x": ENDPOINT["key"]})(container)
+
+    docker.programs["instinct-bench-"] = program
+    result, failed = run_module(vllm_bench.main, args(docker, instance(endpoint=ENDPOINT)))
+    assert not failed, result["msg"]
+    ((env, ca, mode, body),) = seen
+    assert env == "export OPENAI_API_KEY=sk-live-Ab12-secret\nexport SSL_CERT_FILE=/bench/client.pem\n"
+    assert (ca, mode) == ("PEM\n", 0o600)
+    assert ". /bench/client.env" in body
+    assert ENDPOINT["key"] not in body + json.dumps(result)
+    assert result["benchmarks"][0]["live"] is True
+    assert "endpoint" not in result["benchmarks"][0]["instance_plan"]
+    measured = collect(["n1"], {"n1": {"__benchmark_serve": result}}, benches_redactor())
+    assert measured.rows[0]["live"] is True
+
+
+def test_its_requests_go_to_the_load_balancer() -> None:
+    argv = command("serve", {"request_rate": 2.0, "max_concurrency": None}, endpoint=ENDPOINT)
+    assert argv[argv.index("--base-url") + 1] == ENDPOINT["url"]
+    assert argv[argv.index("--request-rate") + 1] == "2.0"
+    assert "--max-concurrency" not in argv
 
 
 def test_all_targets_at_once(docker: FakeDocker, run_module: Any) -> None:

@@ -53,6 +53,19 @@ def test_summary_has_the_shape_of_its_schema(fleet: dict[str, Any], validator: A
     assert [error.message for error in validator.iter_errors(summary)] == []
 
 
+def test_results_of_several_batches_count_once() -> None:
+    """The registered variable has those of the last batch, which are in the list of all batches too."""
+    last = {"benchmarks": [entry("n1", "llama-1", 7)]}
+    failed = {"failed": True, "msg": "no image", "item": "serve"}
+    own = {
+        "__benchmark_serve": last,
+        "_benchmark_batches": {"results": [{"benchmarks": [entry("n1", "llama-0", 7)]}, failed, last]},
+    }
+    found = collect(["n1"], {"n1": own}, Redactor())
+    assert [row["instance"] for row in found.rows] == ["llama-0-7", "llama-1-7"]
+    assert [(item.what, item.message) for item in found.failures] == [("serve benchmark", "no image")]
+
+
 def test_schema_names_every_metric(validator: Any) -> None:
     row = validator.schema["$defs"]["benchmark"]
     assert set(METRICS) <= set(row["required"]) == set(row["properties"])
