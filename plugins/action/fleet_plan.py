@@ -41,6 +41,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file impo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources import read_models
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.live import live_todo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     Lease,
@@ -109,6 +110,7 @@ class ActionModule(ControllerAction):
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint, others)
         if rollout:
             data["rollout"] = rollout.to_json()
+        new = request.requested_measurement(options, plan, rollout, endpoint)
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self.show(f"\n{text}")
@@ -116,11 +118,13 @@ class ActionModule(ControllerAction):
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
             write_json(Path(options["plan_file"]), data)
+        live = request.requested_live(options, plan)
+        todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
         return {
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
-            "todo": [] if offline else todo_hosts(news, plan.balancers, data, rollout, held),
+            "todo": [] if offline else todo,
             "rollout": rollout.to_json() if rollout else None,
             "partial": list(news.partial),
             "hold": request.hold_seconds(options, data),

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import MEASUREMENTS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import failure_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
     judge_batch,
+    summarize_measurement,
     summarize_rollout,
     unmended_message,
 )
@@ -24,7 +26,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
-KEPT = ("stop", "back", "why", "told", "turned", "resumable", "hosts", "batch", "lost")
+FAILURES = "_failures"
+"""What the variable of a host is called in which the role of a measurement lists what failed, after the role's name."""
+KEPT = ("stop", "back", "why", "told", "turned", "resumable", "hosts", "batch", "lost", "missed")
 """What later batches leave of the verdict that ended the rollout."""
 BALANCERS = "load_balancer_verdict"
 
@@ -55,19 +59,28 @@ class ActionModule(ControllerAction):
             **verdict.to_json(),
             "batch": batch["number"],
             "lost": lost,
+            "missed": [*(before.get("missed") or ()), *verdict.missed],
         }
 
     def _end(
         self, rollout: Mapping[str, Any], before: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> dict[str, Any]:
         ended = before.get("batch") if before.get("stop") else None
+        operation = rollout["operation"]
         hosts = [host for batch in rollout["batches"] for host in batch["hosts"]]
-        notes = _notes(variables, hosts, UNMENDED, ended) if ended else {}
+        measures = operation in MEASUREMENTS
+        notes = _notes(variables, hosts, UNMENDED, None if measures else ended) if ended or measures else {}
         unmended = {host: unmended_message(note["action"], note["result"]) for host, note in notes.items()}
-        text = summarize_rollout(rollout["operation"], rollout["batches"], ended, before, unmended)
-        if ended is None:
+        if measures:
+            failed = [*(before.get("missed") or ()), *_failures(variables, hosts, f"{operation}{FAILURES}")]
+            text = summarize_measurement(operation, rollout["batches"], ended, failed, unmended)
+            bad = bool(failed or unmended or ended)
+        else:
+            text = summarize_rollout(operation, rollout["batches"], ended, before, unmended)
+            bad = ended is not None
+        if not bad:
             self.show(text)
-        return {"changed": False, "failed": ended is not None, "msg": text}
+        return {"changed": False, "failed": bad, "msg": text}
 
 
 def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,11 +95,20 @@ def _lost(variables: Mapping[str, Any], hosts: Any) -> dict[str, str]:
     return {str(name): str(why) for name, why in found.items()}
 
 
+def _failures(variables: Mapping[str, Any], hosts: Any, name: str) -> list[str]:
+    """What failed on hosts while their instances were measured."""
+    return [
+        f"{host}: {text}"
+        for host in dict.fromkeys(hosts)
+        for text in variables["hostvars"].raw_get(host).get(name) or ()
+    ]
+
+
 def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, Any]:
-    """What hosts noted of a batch: the module that failed (action), and its result."""
+    """What hosts noted of a batch, or last of any: the module that failed (action), and its result."""
     found = {}
     for host in dict.fromkeys(hosts):
         note = variables["hostvars"].raw_get(host).get(name)
-        if note and note["batch"] == number:
+        if note and number in (None, note["batch"]):
             found[str(host)] = note
     return found

@@ -156,10 +156,11 @@ def work(params, check):
     if not names:
         return {"changed": False, "actions": [], "servers": []}
     keys = ("state", "by", "wait", "at_once", "min_in")
-    run = (params.get("lease") or {}).get("run", "")
+    lease = params.get("lease") or {}
+    run, command = (str(lease.get(key) or "") for key in ("run", "command"))
     # A plan names servers by whole hosts; an operator's selection can be as small as one instance.
     given = {key: params[key] for key in keys}
-    request = ServerStateRequest(tuple(names), **given, run=run, whole_hosts=planned)
+    request = ServerStateRequest(tuple(names), **given, run=run, command=command, whole_hosts=planned)
     return set_state(balancer, request, check)
 
 

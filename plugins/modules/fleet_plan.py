@@ -76,9 +76,10 @@ options:
     description:
       - How the run treats serving instances. V(deploy), V(upgrade), V(rollback) and V(restart) work in batches, which
         are returned as RV(rollout) and listed in the plan's text; V(stop) only stops instances.
+      - V(benchmark) changes nothing. It takes instances out of service in such batches, and returns them.
       - Without it, the plan is that of a deploy, its text lists the batches, and nothing is refused for their sake.
     type: str
-    choices: [deploy, upgrade, rollback, restart, stop]
+    choices: [deploy, upgrade, rollback, restart, stop, benchmark]
   take_over:
     description:
       - Change hosts although another run has their lease, because that run is known to be dead. Without it, a run that
@@ -88,15 +89,15 @@ options:
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
-      - Let V(stop), O(reboots), O(stops) and changes of partition modes leave a deployment fewer engines in service
+      - Let V(stop), V(benchmark), O(reboots) and changes of partition modes leave a deployment fewer engines in service
         than O(min_in), or none.
     type: bool
     default: false
   deployment:
-    description: For V(restart) and V(stop), only this deployment's instances.
+    description: For V(restart), V(stop) and V(benchmark), only this deployment's instances.
     type: str
   instance:
-    description: For V(restart) and V(stop), only the instance of this name, on all hosts of the run.
+    description: For V(restart), V(stop) and V(benchmark), only the instance of this name, on all hosts of the run.
     type: str
   generation:
     description:
@@ -158,11 +159,29 @@ options:
     description: Hosts that reboot at a time, a number, a percentage, or a list of these.
     type: raw
     default: [1, "20%"]
-  stops:
-    description: Hosts whose instances this run stops at the same time, for a while. It is refused like O(reboots).
-    type: list
-    elements: str
-    default: []
+  measure:
+    description:
+      - Whether a deploy measures what it starts. RV(todo) then names the instances that no load balancer uses before
+        they are measured, with the group C(todo_benchmark); the plan's text says why the others are left out.
+    type: bool
+    default: false
+  one_host:
+    description: Whether V(benchmark) leaves out engines over several hosts, as the offline benchmarks run on one.
+    type: bool
+    default: false
+  live:
+    description:
+      - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the
+        clients. It needs O(rate).
+    type: bool
+    default: false
+  rate:
+    description: Requests per second with O(live).
+    type: float
+  measure_timeout:
+    description: Maximum seconds of one benchmark; other runs wait as long where V(benchmark) keeps instances drained.
+    type: int
+    default: 7200
   soak:
     description: Seconds to watch each batch.
     type: raw

@@ -14,7 +14,9 @@ description:
     rollout ends, and finished batches stay.
   - A failure of Docker, a disk, the load balancers or of something else around the release is no verdict on it. The
     hosts that failed go back (if possible), nothing is held, and the same command continues.
-  - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early.
+  - A measurement goes on after a failure; the instances concerned return to service as soon as they are ready.
+  - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early, or if a
+    measurement failed somewhere.
 options:
   rollout:
     description: The plan's rollout, with its operation and all batches.
@@ -63,6 +65,11 @@ resumable:
   returned: with O(batch)
 hosts:
   description: Hosts on which RV(phases) follow.
+  type: list
+  elements: str
+  returned: with O(batch)
+missed:
+  description: What failed in this batch and in earlier ones, after which a measurement goes on.
   type: list
   elements: str
   returned: with O(batch)

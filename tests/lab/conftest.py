@@ -59,6 +59,7 @@ ORDER = (
     "build",
     "virtual_address",
     "router",
+    "benchmark_service",
     "offline_benchmarks",
     "suites",
     "storage",

@@ -68,14 +68,20 @@ class Endpoint:
 
     def stat(self, column: str) -> dict[str, int]:
         """A column of HAProxy's statistics, by server; their names are in section 9.1 of its management guide."""
+        return {row["svname"]: int(row[column] or 0) for row in self._rows()}
+
+    def in_service(self) -> int:
+        """How many servers get requests."""
+        return sum(row["status"].startswith("UP") for row in self._rows() if row["type"] == "2")
+
+    def _rows(self) -> list[dict[str, str]]:
         program = (
             "import socket; s=socket.socket(socket.AF_UNIX); "
             "s.connect('/var/lib/instinct-fleet/balancer/admin.sock'); s.sendall(b'show stat -1 4 -1\\n'); "
             "print(s.makefile().read())"
         )
         text = self.lab.on(HOST, f'python3 -c "{program}"').removeprefix("# ")
-        rows = csv.DictReader(text.splitlines())
-        return {row["svname"]: int(row[column] or 0) for row in rows if row["pxname"] == "llama"}
+        return [row for row in csv.DictReader(text.splitlines()) if row["pxname"] == "llama"]
 
     def requests(self) -> dict[str, int]:
         """Requests that each server has had."""

@@ -310,7 +310,11 @@ class History:
 
 
 DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP = "deploy", "upgrade", "rollback", "restart", "stop"
-OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP)
+BENCHMARK = "benchmark"
+MEASUREMENTS = (BENCHMARK,)
+"""Operations that take instances out of service, measure them, and return them unchanged. Each one is also the name of
+the role that measures."""
+OPERATIONS = (DEPLOY, UPGRADE, ROLLBACK, RESTART, STOP, *MEASUREMENTS)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]
 
 
 class DrainRecord:
-    """The record of drained servers: {"backend/server": {state, by, since}}, and of a run's own the run."""
+    """The record of drained servers: {"backend/server": {state, by, since}}; of a run's own also run and command."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -61,6 +61,7 @@ class ServerStateRequest:
 
     at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
     whole_hosts: whoever requests it cannot choose single instances.
+    command: the run's playbooks, which say what it was about if it is cut off.
     """
 
     names: tuple[str, ...]
@@ -71,6 +72,7 @@ class ServerStateRequest:
     min_in: Any = None
     run: str = ""
     whole_hosts: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _set(
             since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             record[name] = {"state": request.state, "by": request.by, "since": since}
             if run:  # others leave it as it is while that run goes on
-                record[name]["run"] = run
+                record[name] |= {"run": run, "command": request.command}
     if record != balancer.drain_record.read() and not actions:
         actions.append(f"write {balancer.drain_record.path}")
     if check or not actions:

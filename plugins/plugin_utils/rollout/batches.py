@@ -489,7 +489,7 @@ def _outage_warnings(batches: Iterable[Batch], capacity: Mapping[str, Capacity])
             room = capacity[name]
             if room.serving and room.serving - count <= 0:
                 who = "its only engine is" if room.total == 1 else "all its engines are"
-                yield f"deployment {name} is unavailable while {who} replaced: clients get 503"
+                yield f"deployment {name} is unavailable while {who} out of service: clients get 503"
 
 
 def sorted_members(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]:

@@ -9,7 +9,15 @@ from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE, History
+from ...module_utils.common.generations import (
+    DEPLOY,
+    MEASUREMENTS,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+    History,
+)
 from ...module_utils.common.minimum import refusals
 from ..desired.actions import ALIVE
 from ..desired.endpoint_settings import NOT_IN_RUN
@@ -21,6 +29,7 @@ from ..generations.sources import INVENTORY
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan, HostPlan
+from ..text import plural
 from .batches import (
     Batch,
     CanaryProgress,
@@ -33,9 +42,12 @@ from .batches import (
     sorted_members,
 )
 from .deploy import awaited_hosts, operation_of, serving_changes
+from .measurement import grouped, interrupted, shorten, why_unmeasured, with_head
 from .steps import (
     FORWARD,
+    MEASURING,
     PASSED,
+    RETURN,
     WAY_BACK,
     BatchChange,
     Canary,
@@ -53,7 +65,10 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all."""
+    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all.
+
+    one_host: leave out engines over several hosts, which an offline benchmark cannot load.
+    """
 
     operation: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -63,11 +78,15 @@ class RolloutRequest:
     absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
     at_once: bool = False  # too few may stay in service
     blind: bool = False  # nothing is known of the fleet's other hosts
+    one_host: bool = False
 
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them."""
+    """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them.
+
+    unmeasured: the instances ("host/name") that a measurement leaves out, and why.
+    """
 
     operation: str
     rollout: Rollout
@@ -76,6 +95,7 @@ class RolloutPlan:
     steps: Mapping[str, Mapping[int, Mapping[str, Step]]]
     trials: Mapping[str, list[dict[str, Any]]]
     finish: Mapping[str, dict[str, Any]]
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What the playbook needs of all hosts; steps are with the hosts."""
@@ -83,7 +103,28 @@ class RolloutPlan:
             "operation": self.operation,
             "batches": list(self.batches),
             "soak": self.policy.soak,
+            "measured_hosts": self.measured_hosts,
+            "returned": self.returned,
         }
+
+    @property
+    def measured_hosts(self) -> list[str]:
+        """Hosts with an instance that answers to the client of a measurement."""
+        return [
+            name
+            for name, batches in self.steps.items()
+            if any("measure" in found for found in batches.values()) and self.operation in MEASUREMENTS
+        ]
+
+    @property
+    def returned(self) -> list[dict[str, Any]]:
+        """The servers in each load balancer that a measurement takes out, and returns."""
+        found: dict[str, dict[str, None]] = {}
+        for batches in self.steps.values() if self.operation in MEASUREMENTS else ():
+            for steps in batches.values():
+                for entry in steps["return"].args["servers"] if "return" in steps else ():
+                    found.setdefault(entry["balancer"], {}).update(dict.fromkeys(entry["servers"]))
+        return [{"balancer": name, "servers": list(servers)} for name, servers in found.items()]
 
     def batched(self, host: str) -> tuple[str, ...]:
         """Return a host's instances that change in batches."""
@@ -112,6 +153,8 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
     members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
+    if wanted.operation in MEASUREMENTS:
+        members = with_head(members)
     operations = {name: operation_of(wanted.operation, revision) for name, revision in revisions.items()}
     judged = trials
     if wanted.operation == DEPLOY:
@@ -126,10 +169,18 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     policy = (
         RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
     )
+    if wanted.operation in MEASUREMENTS and wanted.at_once:
+        policy = replace(policy, serial=policy.serial or ("100%",), min_available=0)
     rollout, wrong = plan_rollout(members, policy, judged if canary else {})
-    problems = (*problems, *wrong, *_refusals(plan, wanted, rollout))
+    omitted = _unmeasured(hosts.values(), wanted) if wanted.operation in MEASUREMENTS else {}
+    problems = (*problems, *wrong, *_refusals(plan, wanted, rollout, omitted))
     batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
-    changes = {item.number: _change(item, wanted, revisions, policy) for item in batches}
+    # Where one engine is all there is, as with a restart, no load balancer has to keep one.
+    kept = {name for name, room in rollout.capacity.items() if room.min_available and not wanted.at_once}
+    changes = {
+        item.number: replace(_change(item, wanted, revisions, policy), keep=item.deployment in kept)
+        for item in batches
+    }
     work = {
         item.number: {name: hosts[name].work(item, trials.get(item.deployment)) for name in item.hosts}
         for item in batches
@@ -162,7 +213,19 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
             ]
         if ends:
             finish[name] = no_trial(ends)
-    return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish), problems
+    return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish, omitted), problems
+
+
+def _unmeasured(hosts: Iterable[_HostRollout], wanted: RolloutRequest) -> dict[str, str]:
+    """Return the instances that a measurement leaves out, and why; those of a rank without requests are not counted."""
+    found: dict[str, str] = {}
+    for host in hosts:
+        for name in dict.fromkeys((*host.running, *host.wanted)):
+            reason = host.why_unmeasured(name, wanted)
+            item = host.known(name) or host.wanted.get(name)
+            if reason and not (item and item.member.headless) and host.meant(name, wanted):
+                found[f"{host.name}/{name}"] = reason
+    return found
 
 
 def refused_stops(
@@ -231,7 +294,7 @@ class _HostRollout:
     ) -> Iterable[RolloutInstance]:
         """Every instance that is there or will be."""
         unjudged = {trial.canary for trial in trials.values() if not trial.judged}
-        stays = wanted.operation in (RESTART, STOP)
+        stays = wanted.operation in (RESTART, STOP, *MEASUREMENTS)
         for name in dict.fromkeys((*self.running, *self.wanted)):
             found, item = self.running.get(name), self.wanted.get(name)
             known = self.known(name)
@@ -246,21 +309,28 @@ class _HostRollout:
                 engine=_engine(self.name, item),
                 old_engine=_engine(self.name, known),
                 in_service=bool(found and found.state == "running" and found.ready and not self._out(name)),
-                headless=bool(item and item.member.headless),
+                headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
             )
             yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
 
     def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
+        if wanted.operation in MEASUREMENTS:
+            return self.meant(member.name, wanted) and not self.why_unmeasured(member.name, wanted)
         if wanted.operation in (RESTART, STOP):
             alive = self.running.get(member.name)
-            return (
-                alive is not None
-                and alive.state in ALIVE
-                and wanted.deployment in (None, member.deployment)
-                and wanted.instance in (None, member.name)
-            )
+            return alive is not None and alive.state in ALIVE and self.meant(member.name, wanted)
         return member.name in self.plan.start or member.name in self.plan.remove or unjudged
+
+    def meant(self, name: str, wanted: RolloutRequest) -> bool:
+        """The operator's choice of a deployment or an instance includes it."""
+        deployment = _deployment(name, self.running.get(name), self.wanted.get(name))
+        return wanted.deployment in (None, deployment) and wanted.instance in (None, name)
+
+    def why_unmeasured(self, name: str, wanted: RolloutRequest) -> str:
+        """Why a measurement leaves an instance out; "" if it does not."""
+        stopped = interrupted(self.name, name, wanted.operation, self.balancers)
+        return why_unmeasured(self.running.get(name), self.known(name), stopped, wanted.one_host)
 
     def known(self, name: str) -> RecordedInstance | None:
         """The generation that an instance runs; None when none is known."""
@@ -315,6 +385,12 @@ class _HostRollout:
             enter_old=self._servers([*(n for n, known in back.items() if known), *reference], "old"),
             lost=[name for name, known in back.items() if known is None and name in self.running],
             spans=any(item.id in spans for item in members),
+            measured=[
+                {"host": self.name, **known.described}
+                for known in map(self.known, comes)
+                if known and not known.member.headless
+            ],
+            down=any(item.old is None and item.resources_known for item in members),
             canary=self._canary(batch, trial) if batch.canary and batch.canary.host == self.name else None,
         )
 
@@ -413,8 +489,10 @@ def _trials(
     return found
 
 
-def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iterable[Problem]:
-    """What a rollout needs beside room."""
+def _refusals(
+    plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout, omitted: Mapping[str, str]
+) -> Iterable[Problem]:
+    """What a rollout needs beside room. omitted: what a measurement leaves out, and why."""
     if rollout.batches and wanted.operation != STOP:
         yield from _balancer_refusals(plan, wanted)
     if wanted.operation == ROLLBACK and not wanted.deployment:
@@ -425,13 +503,20 @@ def _refusals(plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout) -> Iter
         if hosts:
             what = "partition modes have to change first, which stops every instance of a host."
             yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
-    if wanted.operation in (RESTART, STOP) and not rollout.batches:
+    if wanted.operation in (RESTART, STOP, *MEASUREMENTS) and not rollout.batches:
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip
-        if wanted.deployment or wanted.instance:
+        if omitted:
+            text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(omitted).items())
+            what = f"no instance runs that this run can measure. {text}."
+            yield Problem((), what, "status.yml shows what runs; site.yml starts what is to run.")
+        elif wanted.deployment or wanted.instance:
             meant = wanted.instance or wanted.deployment
             what = f"no instance of {meant} runs."
             yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
+        elif wanted.operation in MEASUREMENTS:
+            what = f"no instance runs on {plural(len(plan.hosts), 'host')} of this run, so there is nothing to measure."
+            yield Problem((), what, "Deploy first: site.yml. status.yml shows what is there.")
 
 
 def _balancer_refusals(plan: FleetPlan, wanted: RolloutRequest) -> Iterable[Problem]:
@@ -482,8 +567,9 @@ def _batch(
     ]
     held = max(old, default=None)
     mine = [steps[name][batch.number] for name in batch.hosts]
-    back = phases(mine, WAY_BACK)
-    if held is not None:
+    measures = change.operation in MEASUREMENTS
+    back = phases(mine, RETURN if measures else WAY_BACK)
+    if held is not None and not measures:
         back = ["hold", *back, "confirm_hold"]
     return {
         "number": batch.number,
@@ -498,8 +584,8 @@ def _batch(
         "hosts": list(batch.hosts),
         "all_hosts": list(dict.fromkeys(host for item in same for host in item.hosts)),
         "units": [[item.id for item in group.members] for group in batch.groups],
-        "phases": phases(mine, FORWARD),
+        "phases": phases(mine, MEASURING if measures else FORWARD),
         "passed": phases(mine, PASSED),
-        "way_back": back if change.operation == UPGRADE else [],
+        "way_back": back if measures or change.operation == UPGRADE else [],
         "text": f"batch {batch.number} of {len(batches)}: " + "; ".join(group.name for group in batch.groups),
     }

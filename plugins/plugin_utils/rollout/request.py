@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.generations import (
     DEPLOY,
+    MEASUREMENTS,
     OPERATIONS,
     RESTART,
     ROLLBACK,
@@ -22,6 +23,8 @@ from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from ..text import plural
 from .batches import DEFAULT_SERIAL, parse_policy, parse_serial
+from .live import LiveTarget, explain_live, live_targets, parse_rate
+from .measurement import NewInstances, explain_new, new_instances
 from .stopping import HostStops, partitioned_hosts
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ Options = Mapping[str, Any]
 
 MEASURED = 3600
 """Seconds that a canary's measurements, a change of partition modes or a reboot may take."""
+KINDS_OF_BENCHMARK = 3  # one after the other in a batch, each of which may take benchmark_timeout
 CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
@@ -40,6 +44,9 @@ VARIABLES = {
     "min_in": "upgrade_min_in",
     "soak": "upgrade_soak",
     "drain_timeout": "load_balancer_drain_timeout",
+    "measure_timeout": "benchmark_timeout",
+    "live": "live",
+    "rate": "rate",
 }
 """Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,7 +65,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "partition_serial": public_variables()["gpu_partition_serial"].option,
     "reboots": {"type": "list", "elements": "str", "default": []},
     "reboot_serial": public_variables()["host_prep_serial"].option,
-    "stops": {"type": "list", "elements": "str", "default": []},
+    "measure": {"type": "bool", "default": False},
+    "one_host": {"type": "bool", "default": False},
 }
 
 
@@ -85,16 +93,32 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
         what = f"{UPGRADE}.yml and {ROLLBACK}.yml work on whole deployments, not on single instances."
         found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
-    if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP):
+    if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP, *MEASUREMENTS):
         what = "only rollback.yml can choose a generation."
         found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
-    if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP):
+    if options.get("offline") and operation in (UPGRADE, ROLLBACK, RESTART, STOP, *MEASUREMENTS):
         what = f"{operation}.yml needs the current state of the hosts, so it cannot run offline."
         found.append(Problem(("offline",), what, "Leave it out and add --check; plan.yml plans offline."))
     elif options.get("offline") and options.get("apply"):
         what = "an offline plan cannot be applied: what the hosts have is unknown."
         found.append(Problem(("offline",), what, "Leave it out, or run plan.yml, which plans offline."))
+    found += parse_rate(bool(options.get("live")), options.get("rate"))[1]
+    if options.get("live") and operation not in MEASUREMENTS:
+        found.append(Problem(("live",), "is of benchmark.yml.", "Leave it out."))
+    if options.get("live") and options.get("one_host"):
+        what = "the offline benchmarks send no requests, so they cannot be measured through a load balancer."
+        found.append(Problem(("live",), what, "Leave out --tags latency and throughput, or live=true."))
     return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
+
+
+def requested_live(options: Options, plan: FleetPlan) -> tuple[LiveTarget, ...]:
+    """Return what is measured through a load balancer, () of another run. Raise FleetError if nothing can be."""
+    if not options["live"] or plan.partial:
+        return ()
+    found, problems = live_targets(plan, options["deployment"])
+    if problems:
+        raise FleetError(problems)
+    return found
 
 
 def requested_rollout(
@@ -106,11 +130,11 @@ def requested_rollout(
     fleet's GPU hosts that are not in this run.
     """
     operation = options["operation"]
-    if options["apply"] or options["reboots"] or options["stops"]:
+    if options["apply"] or options["reboots"]:
         stops = _refused_stops(options, plan, others)
         if stops:
             raise FleetError(stops)
-    if options["offline"] or plan.partial or operation is None or not plan.hosts:
+    if options["offline"] or plan.partial or operation is None or not plan.hosts or options["live"]:
         return None
     if operation == DEPLOY and not any(host.start or host.remove for host in plan.hosts):
         unfinished = any(
@@ -143,7 +167,32 @@ def explain_request(
     """Return the lines about the batches; of a run that only plans, about those of a deploy."""
     found = [f"partition.yml, site.yml and deploy.yml refuse this: {problem.text()}"
              for problem in _refused_stops(options, plan, others)]  # fmt: skip
-    return [*([""] if found else []), *found, *_explain_rollout(options, plan, data, rollout, endpoint)]
+    new = requested_measurement(options, plan, rollout, endpoint)
+    live = requested_live(options, plan)
+    return [
+        *([""] if found else []),
+        *found,
+        *_explain_rollout(options, plan, data, rollout, endpoint),
+        *(explain_new(new) if new else ()),
+        *(explain_live(live, options["rate"]) if live else ()),
+    ]
+
+
+def requested_measurement(
+    options: Options, plan: FleetPlan, rollout: RolloutPlan | None, endpoint: EndpointInputs | None = None
+) -> NewInstances | None:
+    """Return what a deploy measures of what it starts; None of a run that measures nothing by itself."""
+    if not options["measure"] or options["offline"] or plan.partial:
+        return None
+    batched = (
+        {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else ()
+    )
+    return new_instances(plan, _absent(endpoint), batched)
+
+
+def _absent(endpoint: EndpointInputs | None) -> tuple[tuple[str, str], ...]:
+    """Return the load balancers that this run cannot ask, and why."""
+    return tuple((host.name, host.absent) for host in endpoint.hosts if host.absent) if endpoint else ()
 
 
 def _explain_rollout(
@@ -186,7 +235,10 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
 
 def hold_seconds(options: Options, data: Mapping[str, Any]) -> int:
     """Return how long a batch may take at most, in which no call works on the load balancers that it was drained in."""
-    return sum(timeouts(options, data).values()) + int(options["soak"] or 0) + MEASURED
+    measured = MEASURED
+    if options["operation"] in MEASUREMENTS:
+        measured = max(measured, KINDS_OF_BENCHMARK * int(options["measure_timeout"]))
+    return sum(timeouts(options, data).values()) + int(options["soak"] or 0) + measured
 
 
 def _rollout(
@@ -195,22 +247,22 @@ def _rollout(
     # Here, as most runs plan no rollout, and every run would wait for these imports.
     from .plan import RolloutRequest, plan_rollout_steps
 
-    absent = [(host.name, host.absent) for host in endpoint.hosts if host.absent] if endpoint else []
     wanted = RolloutRequest(
         operation=operation,
         values=_terms(options),
         deployment=options["deployment"],
         instance=options["instance"],
         canary=options["canary"],
-        absent=tuple(absent),
+        absent=_absent(endpoint),
         at_once=options["at_once"],
         blind=blind,
+        one_host=options["one_host"],
     )
     return plan_rollout_steps(plan, wanted)
 
 
 def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -> tuple[Problem, ...]:
-    """Return why hosts may not stop what they run, as they do for reboots, benchmarks and other partition modes."""
+    """Return why hosts may not stop what they run, as they do for reboots and other partition modes."""
     if options["offline"] or options["at_once"] or options["operation"] not in (None, DEPLOY):
         return ()
     stops, problems = _host_stops(options, plan)
@@ -225,8 +277,6 @@ def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -
 
 def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:
     """Return the hosts whose instances this run stops, and what is wrong with the number of them at a time."""
-    if options["stops"]:  # all of them at the same time
-        return HostStops(options["stops"], ("100%",)), ()
     hosts, balancers = tuple(options["reboots"]), frozenset[str]()
     name, given = "host_prep_serial", options["reboot_serial"]
     if hosts:

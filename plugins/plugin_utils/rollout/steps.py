@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...module_utils.common.generations import RESTART, STOP, UPGRADE
+from ...module_utils.common.generations import MEASUREMENTS, RESTART, STOP, UPGRADE
 
 Data = Mapping[str, Any]
 
@@ -25,6 +25,10 @@ WAY_BACK = (
 )  # fmt: skip
 """What follows otherwise. The deployment is held first, so that whatever comes next, also after a controller that dies
 here, is the old generation. That may fail, as what serves comes first; confirm_hold tries again, and may not."""
+MEASURING = ("drain", "resume", "measure", "start", "serve", "undrain")
+"""The phases of a batch of a measurement, in order. It serves again after the measurement, also what died of it."""
+RETURN = ("return", "serve")
+"""What follows on a host where one of them failed. The load balancers use its instances as soon as they are ready."""
 NOT_WITHOUT_VERDICT = ("hold", "report", "confirm_hold")
 """Phases of the way back that belong to a release that was turned back."""
 
@@ -46,13 +50,17 @@ class Step:
 
 @dataclass(frozen=True)
 class BatchChange:
-    """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it."""
+    """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it.
+
+    keep: a load balancer refuses to drain what would leave it too few.
+    """
 
     operation: str
     deployment: str
     generation: int | None
     why: str
     soak: int = 0
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Work:
 
     leave: servers to take out first, enter: to take in at the end. old_servers, old_remove, enter_old: the same for the
     way back. lost: instances that run, and of which nothing is known to go back to. spans: some belong to an engine
-    over several hosts.
+    over several hosts. measured: descriptions of what is measured. down: some do not run.
     """
 
     servers: Sequence[Data] = ()
@@ -89,10 +97,14 @@ class Work:
     lost: Sequence[str] = ()
     spans: bool = False
     canary: Canary | None = None
+    measured: Sequence[Data] = ()
+    down: bool = False
 
 
 def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
     """Return a host's steps of a batch by phase, those of the way back among them; what is not there is skipped."""
+    if change.operation in MEASUREMENTS:
+        return _measure(work, change)
     found = {}
     if work.leave and change.operation != STOP:  # all that stop are drained together, before the batch
         found["drain"] = _balance(work.leave, "drain")
@@ -110,6 +122,28 @@ def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
         names = [server["name"] for server in work.servers]
         found["watch"] = Step("vllm_watch", {"servers": names, "seconds": change.soak})
     return found | (_back(work) if change.operation == UPGRADE else {})
+
+
+def _measure(work: Work, change: BatchChange) -> dict[str, Step]:
+    """Return a host's steps of a measurement; nothing is replaced, and what is down is started as it is."""
+    found = {}
+    if work.leave:
+        found["drain"] = _balance(work.leave, "drain", at_once=not change.keep)
+    if work.measured:
+        found["measure"] = Step(
+            "measurement", {"role": change.operation, "instances": [dict(item) for item in work.measured]}
+        )
+    if work.servers:
+        started = {"servers": list(work.servers), "state": "started"}
+        found["serve"] = Step("vllm_server", started)
+        if work.down:
+            found["resume"] = found["serve"]
+        if work.spans:
+            found["start"] = Step("vllm_server", {**started, "wait": False})
+    if work.enter:
+        found["undrain"] = _balance(work.enter, "ready")
+        found["return"] = _balance(work.enter, "ready", wait=0)
+    return found
 
 
 def phases(steps: Iterable[Mapping[str, Step]], order: Sequence[str]) -> list[str]:

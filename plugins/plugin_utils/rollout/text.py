@@ -8,17 +8,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.endpoint import BALANCER
-from ...module_utils.common.generations import DEPLOY, RESTART, ROLLBACK, STOP, UPGRADE
+from ...module_utils.common.generations import (
+    BENCHMARK,
+    DEPLOY,
+    MEASUREMENTS,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+)
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE
 from ..plan.text import wrapped
 from ..text import plural
 from .batches import Batch, RolloutInstance
 from .failures import Failure, message_of
+from .measurement import grouped, shorten
 from .plan import RolloutPlan
 from .steps import NOT_WITHOUT_VERDICT, Step, holds
 
 SHOWN = 8  # batches that are listed one by one
-VERBS = {DEPLOY: "Deploy", UPGRADE: "Upgrade", ROLLBACK: "Rollback", RESTART: "Restart", STOP: "Stop"}
+VERBS = {
+    DEPLOY: "Deploy",
+    UPGRADE: "Upgrade",
+    ROLLBACK: "Rollback",
+    RESTART: "Restart",
+    STOP: "Stop",
+    BENCHMARK: "Benchmark",
+}
 
 
 def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[str]:
@@ -49,6 +65,8 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
         if len(shown) < len(batches):
             lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
         lines += wrapped("waits", _format_timeouts(planned, len(batches), timeouts))
+    for reason, instances in grouped(planned.unmeasured).items():
+        lines += wrapped("leaves out", f"{shorten(instances)}: {reason}")
     return [*lines, *(f"Warning: {warning}" for warning in planned.rollout.warnings)]
 
 
@@ -84,6 +102,11 @@ def _format_timeouts(planned: RolloutPlan, batches: int, timeouts: Mapping[str, 
             f"{timeouts['stop']} "
             "s)"
         )
+    if planned.operation in MEASUREMENTS:
+        return (
+            f"each batch: running requests end (at most {timeouts['drain']} s), it is measured, and is returned once "
+            f"it generates tokens (at most {timeouts['start']} s after a start)"
+        )
     soak = planned.policy.soak
     return (
         f"each batch: running requests end (at most {timeouts['drain']} s), instances stop (at most "
@@ -103,7 +126,8 @@ class BatchVerdict:
 
     stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow on hosts.
     steps: the arguments of those that are the same on all hosts. turned: the release was turned back. resumable:
-    something around it failed, so the same command continues.
+    something around it failed, so the same command continues. missed: what the run reports as failed in the end,
+    although it goes on.
     """
 
     stop: bool
@@ -115,6 +139,7 @@ class BatchVerdict:
     hosts: Sequence[str] = ()
     turned: bool = False
     resumable: bool = False
+    missed: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict for the playbook."""
@@ -128,6 +153,7 @@ class BatchVerdict:
             "hosts": list(self.hosts),
             "turned": self.turned,
             "resumable": self.resumable,
+            "missed": list(self.missed),
         }
 
 
@@ -140,12 +166,20 @@ def judge_batch(
     nothing about the new generation: the others keep it, and the rollout ends. Nor does a failure of what is around it:
     the hosts concerned go back, if they can, and the same command continues. One failure of the release is a verdict.
     A canary that did not start gets its report on the way back; one that was measured already has its report.
+    A measurement goes on with the other instances; one that failed is returned, for the load balancers to use once it
+    is ready.
     """
     operation = batch["operation"]
     what = f"{VERBS[operation]} of {batch['deployment']}, {batch['text']}"
     everyone = tuple(batch["all_hosts"])
     if failures:
         why = "; ".join(dict.fromkeys(f"{host}: {item.text}" for host, item in failures.items()))
+        if operation in MEASUREMENTS:
+            missed = (f"{batch['text']}: {why}",)
+            ends = any(UNTOUCHED.intersection(item.classes) for item in failures.values())
+            return BatchVerdict(
+                ends, True, why, f"{what}: failed", batch["way_back"], hosts=tuple(failures), missed=missed
+            )
         if operation != UPGRADE:
             return BatchVerdict(True, False, why, f"{what}: failed", hosts=everyone)
         if not any(item.release for item in failures.values()):
@@ -154,6 +188,11 @@ def judge_batch(
         reported = canary is None or canary.started
         way = [phase for phase in batch["way_back"] if phase != "report" or not reported]
         return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why), everyone, turned=True)
+    if gone and operation in MEASUREMENTS:
+        why = f"{', '.join(gone)} {_gone(gone, batch)}"
+        return BatchVerdict(
+            False, False, why, f"{what}: failed", hosts=everyone, missed=(f"{batch['text']}: {why}",)
+        )
     if gone:
         return BatchVerdict(
             True,
@@ -240,6 +279,32 @@ def summarize_rollout(
     else:
         lines.append(
             "The rollout stopped. Fix the cause and run the same command again; it continues from here."
+        )
+    return "\n".join(lines)
+
+
+def summarize_measurement(
+    operation: str,
+    batches: Sequence[Mapping[str, Any]],
+    ended: int | None,
+    failed: Sequence[str],
+    unmended: Mapping[str, str],
+) -> str:
+    """Return what a measurement did, and in lines of their own what failed, although it went on.
+
+    ended: the number of the batch that ended it. unmended: hosts with instances that were not returned.
+    """
+    done = [item for item in batches if ended is None or item["number"] < ended]
+    lines = [f"{VERBS[operation]}: {plural(_units(done), 'group')} of {_units(batches)} done."]
+    lines += [f"Failed: {text}" for text in dict.fromkeys(failed)]
+    lines += [
+        f"{host} has an instance that does not serve again: {why.rstrip('.')}. The load balancers use it once it does; "
+        "status.yml shows it, site.yml starts it."
+        for host, why in unmended.items()
+    ]
+    if ended is not None:
+        lines.append(
+            "It stopped there. Fix the cause and run the same command again, which first returns what is drained."
         )
     return "\n".join(lines)
 

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...module_utils.common.generations import MEASUREMENTS
 from ..endpoint.plan import BalancerPlan
 from ..plan.host_plan import FleetPlan
+from .measurement import NewInstances, returned_running
 
 if TYPE_CHECKING:
     from .plan import RolloutPlan
@@ -28,6 +30,7 @@ def todo_hosts(
     data: Mapping[str, Any],
     rollout: RolloutPlan | None = None,
     held: Collection[str] | None = None,
+    new: NewInstances | None = None,
 ) -> list[dict[str, Any]]:
     """Return hosts for add_host.
 
@@ -36,6 +39,8 @@ def todo_hosts(
 
     held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
     anything takes the lease of these hosts, of those that it changes, and of all load balancers, before it begins.
+
+    new: what the run measures of what it starts, on hosts of the group todo_benchmark.
     """
     groups: dict[str, list[str]] = {}
     for host in plan.hosts:
@@ -45,13 +50,21 @@ def todo_hosts(
     batched = (
         {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()
     )
-    first = {balancer.host.name: balancer.returned_first(batched) for balancer in balancers}
+    measures = rollout is not None and rollout.operation in MEASUREMENTS
+    first = {
+        balancer.host.name: returned_running(plan, balancer) if measures else balancer.returned_first(batched)
+        for balancer in balancers
+    }
     for balancer in balancers:
         # Those that a rollout asks are contacted in the end too, so that one that died meanwhile is named by itself.
         if balancer.actions or batched:
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
+    measured = new.measured if new else {}
+    for name in measured:
+        if name in groups:  # of another plan of this run otherwise, by which it was not planned again
+            groups[name].append("todo_benchmark")
     if groups and held is not None:
         for name in (*list(groups), *held, *data["balancers"]):
             if "todo_lease" not in groups.setdefault(name, []):
@@ -66,6 +79,8 @@ def todo_hosts(
                 mine |= _unbatched(rollout.batched(name), mine)
             mine["rollout"] = rollout.host(name)
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
+        if name in measured:
+            mine["measure"] = [item for item in mine["instances"] if item["name"] in measured[name]]
         if name in data["balancers"]:
             mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name]}
         found.append(

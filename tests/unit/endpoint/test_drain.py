@@ -227,6 +227,12 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
             set_state(balancer, ServerStateRequest((NAME,), "drain", "run", 0), False)
         assert {name: item["by"] for name, item in balancer.drain_record.read().items()} == {NAME: "run"}
         assert set(balancer.drain_record.read()[NAME]) == {"state", "by", "since"}
+        # Of a run it also says which one, and what it was about.
+        ours = ServerStateRequest((NAME,), "drain", "run", 0, run="boot/1", command="benchmark.yml")
+        with pytest.raises(NodeError, match="refuses to set"):
+            set_state(balancer, ours, False)
+        noted = balancer.drain_record.read()[NAME]
+        assert (noted["run"], noted["command"]) == ("boot/1", "benchmark.yml")
     # Taken in is what HAProxy took in, and not before.
     path.unlink()
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=8)

@@ -253,25 +253,63 @@ def test_hosts_reboot_only_if_all_of_them_can_be_drained(node: BalancerNode, pla
     assert noted.read_text().split() == ["llama-0", "llama-1"]
 
 
-def test_offline_benchmarks_drain_before_they_stop(node: BalancerNode, place: Path) -> None:
-    """And return what they drained; where they may not drain, they stop nothing."""
-    states = NOTED.replace('server["name"]', 'given["state"] + server["name"]')
+def test_a_benchmark_loads_nothing_that_it_may_not_drain(node: BalancerNode, place: Path) -> None:
+    """And returns what it drained. n2's second instance was drained meanwhile, so that n1's may not leave."""
+    notes = NOTED.replace('server["name"]', 'given["state"] + server["name"]')
+    notes = notes.replace(
+        'for server in given["servers"]', 'for server in given.get("servers", given.get("targets"))'
+    )
+    benches = notes.replace('given["state"]', 'given["kind"]')
     quiet = "#!/usr/bin/python\n# WANT_JSON\nprint('{}')\n"
-    fakes = {"vllm_server": states, **dict.fromkeys(("vllm_bench", "bench_report", "node_state"), quiet)}
-    instances = [{"name": name, "server": {"name": name}} for name in ("llama-0", "llama-1")]
-    known = {"fleet_plan_result": {"plan": {"hosts": {host: {"instances": instances} for host in HOSTS}}}}
-    site = Site(place, [node], HOSTS, fakes, n=dict.fromkeys(HOSTS, known))
-    play, noted = "parts/measure.yml: Measure every instance and report", place / "noted"
-    rc, out = site.play(play, "--tags", "latency")
-    assert (rc, node.drained()) == (2, []), out
-    assert "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service" in out
-    assert "stopped" not in noted.read_text()
-    noted.unlink()
-    rc, out = site.play(play, "--tags", "latency", "--limit", "n1")
+    fakes = {
+        "vllm_server": notes,
+        "vllm_bench": benches,
+        **dict.fromkeys(("bench_report", "node_state"), quiet),
+    }
+    todo = {host: {"fleet_host_plan": {"rollout": _measurement(node, host)}} for host in HOSTS}
+    site = Site(place, [node], HOSTS, fakes, todo_rollout=todo)
+    play, noted = "parts/measure.yml: Measure, a few instances at a time", place / "noted"
+    kinds = ("-e", '{"benchmark_kinds": ["latency"]}')
+    rc, out = site.play(play, *kinds)
     assert (rc, node.drained()) == (0, []), out
-    names = [item["name"] for item in instances]
-    assert noted.read_text().split() == [
-        f"{state}{name}" for state in ("stopped", "started") for name in names
-    ]
-    drained, returned = (f"Set servers of the load balancer to {state}" for state in ("drain", "ready"))
-    assert -1 < out.find(drained) < out.find("Stop the instances") < out.find(returned)
+    one = [f"{word}llama-0" for word in ("stopped", "latency", "started", "started")]
+    assert noted.read_text().split() == one * 2
+    noted.unlink()
+    drain(node, hosts=["n2"], instance="llama-1")
+    drain(node, hosts=["n2"], instance="llama-0")
+    rc, out = site.play(play, *kinds)
+    # n1 may not leave, and n2 is measured and stays drained, as that was the operator.
+    assert (rc, node.drained()) == (2, N2), out
+    assert "Failed: batch 1 of 2: n1 llama-0: n1: Nothing was drained. llama: 2 of 4 serve" in out
+    assert noted.read_text().split() == ["startedllama-0", *one]
+
+
+def _measurement(node: BalancerNode, host: str) -> dict[str, Any]:
+    """The plan's part of a host, whose first instance is measured in a batch of its own."""
+    number = HOSTS.index(host) + 1
+    server = {"name": "llama-0"}
+    names = find_servers(node.balancer, hosts=[host], instance="llama-0")
+    mine = [{"balancer": node.name, "servers": list(names)}]
+    ready = {"servers": mine, "state": "ready"}
+    steps = {
+        "drain": {"servers": mine, "state": "drain", "at_once": False},
+        "measure": {"role": "benchmark", "instances": [{**server, "server": server}]},
+        "serve": {"servers": [server], "state": "started"},
+        "undrain": ready,
+        "return": {**ready, "wait": 0},
+    }
+    actions = {"measure": "measurement", "serve": "vllm_server"}
+    found = {
+        phase: {"action": actions.get(phase, "balancer_server"), "args": args}
+        for phase, args in steps.items()
+    }
+    batches = [
+        {**BATCH, "number": index, "operation": "benchmark", "hosts": [name], "all_hosts": list(HOSTS),
+         "phases": ["drain", "measure", "serve", "undrain"], "way_back": ["return", "serve"],
+         "text": f"batch {index} of 2: {name} llama-0"}
+        for index, name in enumerate(HOSTS, 1)
+    ]  # fmt: skip
+    return {
+        "operation": "benchmark", "batches": batches, "steps": {str(number): found}, "soak": 0, "finish": None,
+        "measured_hosts": list(HOSTS), "returned": mine,
+    }  # fmt: skip

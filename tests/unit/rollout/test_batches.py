@@ -303,7 +303,7 @@ def test_the_default_takes_no_more_than_may_go() -> None:
 @pytest.mark.parametrize(
     ("members", "text"),
     [
-        (fleet(1, 1), "is unavailable while its only engine is replaced"),
+        (fleet(1, 1), "is unavailable while its only engine is out of service"),
         (fleet(1, 2), ""),
         (fleet(1, 1, new=None), "is unavailable"),
     ],

@@ -310,4 +310,4 @@ def test_an_outage_of_a_single_engine_is_announced() -> None:
     plan, chosen = planned(states, SPAN_CHANGED, balancers), options(operation=DEPLOY)
     found = requested_rollout(chosen, plan, None)
     text = "\n".join(explain_request(chosen, plan, plan.to_json(), found))
-    assert "llama is unavailable while its only engine is replaced: clients get 503" in text
+    assert "llama is unavailable while its only engine is out of service: clients get 503" in text

@@ -367,7 +367,13 @@ def test_a_restart_ends_no_trial() -> None:
 
 def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
     made, _ = rolled(deployed(OLD), NEW)
-    shared = {"operation": UPGRADE, "batches": list(made.batches), "soak": made.policy.soak}
+    shared = {
+        "operation": UPGRADE,
+        "batches": list(made.batches),
+        "soak": made.policy.soak,
+        "measured_hosts": [],
+        "returned": [],
+    }
     steps = {
         str(number): {phase: {"action": step.action, "args": step.args} for phase, step in found.items()}
         for number, found in made.steps["n2"].items()

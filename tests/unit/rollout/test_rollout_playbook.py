@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    BENCHMARK,
     RESTART,
     STOP,
     UPGRADE,
@@ -118,10 +119,11 @@ def play(
     operation: str = UPGRADE,
     parts: dict[str, dict[str, Any]] | None = None,
     dying: dict[str, str] | None = None,
+    variables: dict[str, Any] | None = None,
 ) -> Played:
-    """Run the play of upgrade.yml, or of stop.yml, that changes what serves.
+    """Run the play of upgrade.yml, of stop.yml or of benchmark.yml that works on what serves.
 
-    dying: load balancers that cannot be reached any more once a text stands in the log of calls.
+    dying: hosts that cannot be reached any more once a text stands in the log of calls.
     """
     collections = tmp_path / "collections"
     collection = collections / "ansible_collections/instinct/fleet"
@@ -130,7 +132,7 @@ def play(
         path.mkdir(parents=True)
     for name in (
         "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_bench",
-        "canary_verdict",
+        "canary_verdict", "node_state", "bench_report",
     ):  # fmt: skip
         (modules / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
     for name in (
@@ -140,25 +142,34 @@ def play(
     ):  # fmt: skip
         (collection / name).symlink_to(ROOT / name)
     parts = rollout(operation) if parts is None else parts
-    hosts = {name: {"fleet_host_plan": {"rollout": part}} for name, part in parts.items()}
+    dying = dying or {}
+    files, group = PLAYS.get(operation, ({"parts/rollout": "Roll out"}, "todo_rollout"))
+    hosts: dict[str, Any] = {
+        name: {
+            "fleet_host_plan": {"rollout": part} if group == "todo_rollout" else part,
+            **_connection(name, dying),
+        }
+        for name, part in parts.items()
+    }
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ansible_become": False,
+        **(variables or {}),
     }
     (tmp_path / "connection").mkdir()
     (tmp_path / "connection/dying.py").write_text(DYING)
-    lbs: dict[str, Any] = {
-        name: {"ansible_connection": "dying", "dead_when": text} for name, text in (dying or {}).items()
-    }
-    groups = {"todo_rollout": {"hosts": hosts}, "load_balancer": {"hosts": lbs or {"lb": {}}}}
+    lbs = {name: _connection(name, dying) for name in dying if name not in parts}
+    groups = {group: {"hosts": hosts}, "load_balancer": {"hosts": lbs or {"lb": {}}}}
     inventory = {"all": {"vars": local, "children": groups}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    playbook = "stop" if operation == STOP else "parts/rollout"
     plays = [
-        item for item in load(ROOT / f"playbooks/{playbook}.yml") if item["name"] in ("Roll out", "Stop")
+        item
+        for file, name in files.items()
+        for item in load(ROOT / f"playbooks/{file}.yml")
+        if item["name"] == name
     ]
-    assert len(plays) == 1
+    assert len(plays) == len(files)
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
     log = tmp_path / "log"
     log.touch()
@@ -174,6 +185,22 @@ def play(
     )  # fmt: skip
     calls = [short(*json.loads(line)) for line in log.read_text().splitlines()]
     return Played(done.returncode, done.stdout + done.stderr, calls)
+
+
+SITE = "site"
+PLAYS = {
+    STOP: ({"stop": "Stop"}, "todo_rollout"),
+    BENCHMARK: ({"parts/measure": "Measure, a few instances at a time"}, "todo_rollout"),
+    SITE: (
+        {"parts/measure_new": "Measure what is new, before a load balancer uses it", "site": "Report"},
+        "todo_benchmark",
+    ),
+}
+"""The plays of each operation, by their files, and the group of their hosts."""
+
+
+def _connection(name: str, dying: dict[str, str]) -> dict[str, Any]:
+    return {"ansible_connection": "dying", "dead_when": dying[name]} if name in dying else {}
 
 
 def short(name: str, given: dict[str, Any]) -> str:
@@ -193,6 +220,8 @@ def short(name: str, given: dict[str, Any]) -> str:
         if found["trial"] is None:
             return "trial ended"
         return "trial judged" if found["trial"]["units"] else f"trial {found['trial']['baseline']['found']}"
+    if name == "vllm_bench" and "run" in given:  # as the role benchmark calls it, and not that of the canary
+        return f"measure {given['kind']} {'+'.join(target['name'] for target in given['targets'])}"
     if name == "vllm_watch":
         return f"watch {'+'.join(given['servers'])} {given['seconds']}"
     return f"{name} {given.get('phase', '')}".strip()
@@ -403,3 +432,128 @@ def test_nothing_stops_that_could_not_be_drained(tmp_path: Path) -> None:
     done = play(tmp_path, ["balancer_server"], operation=STOP)
     assert done.rc != 0
     assert done.calls == ["drain all of n1+n2, at once: False"]
+
+
+# ---- measurements ------------------------------------------------------------------------------------
+
+
+def visit(host: str, *names: str, kinds: tuple[str, ...] = ("serve",), stops: bool = False) -> list[str]:
+    """The calls of a batch on one host."""
+    both = "+".join(names)
+    measured = [f"measure {kind} {both}" for kind in kinds]
+    if stops:
+        measured = [f"stopped {both} 1", *measured, f"started {both} 1"]
+    return [
+        f"drain {host}.{names[0]}",
+        "node_state",
+        *measured,
+        f"started {both} 1",
+        f"ready {host}.{names[0]}",
+    ]
+
+
+def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) -> Played:
+    """benchmark.yml, one instance at a time."""
+    states, balancers = served(old)
+    plan = planned(states, old, balancers, OperationRequest(BENCHMARK))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(BENCHMARK, {"upgrade_serial": 1}))
+    assert problems == ()
+    parts = {name: made.host(name) for name in made.hosts}
+    return play(tmp_path, *fail, operation=BENCHMARK, parts=parts, **more)
+
+
+EVERY = [("n1", "llama-0"), ("n2", "llama-0"), ("n1", "llama-1"), ("n2", "llama-1")]
+
+
+def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
+    done = benchmark(tmp_path)
+    assert done.rc == 0, done.out
+    assert done.calls == [*(call for item in EVERY for call in visit(*item)), "bench_report"]
+    assert "Benchmark: 4 groups of 4 done." in done.out
+
+
+def test_the_offline_benchmarks_stop_it_too(tmp_path: Path) -> None:
+    kinds = ("latency", "throughput")
+    done = benchmark(tmp_path, variables={"benchmark_kinds": list(kinds)})
+    assert done.rc == 0, done.out
+    expected = (call for item in EVERY for call in visit(*item, kinds=kinds, stops=True))
+    assert done.calls == [*expected, "bench_report"]
+
+
+def test_one_that_fails_returns_and_the_others_are_measured(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, ['["vllm_bench"', '"host": "n2"', '"llama-0"'])
+    assert done.rc == 2
+    assert done.calls == [*(call for item in EVERY for call in visit(*item)), "bench_report"]
+    assert "Failed: n2: broken by the test: vllm_bench" in done.out
+
+
+def test_one_that_does_not_come_back_is_left_to_the_load_balancer(tmp_path: Path) -> None:
+    """It died of the load and does not start; its server is set ready all the same, and it is tried once more."""
+    done = benchmark(tmp_path, ['["vllm_server"', '"llama-0"', BAD], dying=None)
+    assert done.rc == 2
+    first = [*visit("n1", "llama-0")[:4], "ready n1.llama-0", "started llama-0 1"]
+    assert done.calls[: len(first)] == first
+    assert [call for call in done.calls if call.startswith("measure")] == [
+        f"measure serve {name}" for _host, name in EVERY
+    ]
+    assert "n1 has an instance that does not serve again: broken by the test: vllm_server" in done.out
+    assert "Failed: batch 2 of 4: n2 llama-0: n2: broken by the test: vllm_server" in done.out
+    assert "Benchmark: 4 groups of 4 done." in done.out
+
+
+def test_what_cannot_be_drained_gets_no_load(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, ['["balancer_server"', "n1.llama-0", '"drain"'])
+    assert done.rc == 2
+    # Part of it may be drained, so it is returned.
+    assert done.calls[:3] == ["drain n1.llama-0", "ready n1.llama-0", "started llama-0 1"]
+    assert done.calls.count("measure serve llama-0") == 1
+    assert done.calls[-2:] == ["ready n1.llama-0", "bench_report"]
+    assert "Failed: batch 1 of 4: n1 llama-0: n1: broken by the test: balancer_server" in done.out
+
+
+def test_a_host_that_goes_away_does_not_end_it(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, dying={"n2": '["vllm_bench"'})
+    assert done.rc != 0
+    measured = [call for call in done.calls if call.startswith("measure")]
+    assert measured == ["measure serve llama-0", "measure serve llama-1"]  # both of n1
+    # Nobody else can return what was drained for it.
+    assert done.calls[-2:] == ["ready n1.llama-0", "bench_report"]
+    assert "Failed: batch 2 of 4: n2 llama-0: n2 can no longer be reached" in done.out
+
+
+def test_it_ends_where_no_load_balancer_answers(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, dying={"lb": '"started"'})
+    assert done.rc == 2
+    assert [call for call in done.calls if call.startswith("measure")] == ["measure serve llama-0"]
+    assert "It stopped there." in done.out
+
+
+def test_an_engine_over_two_hosts_is_measured_once(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, old=SPAN)
+    assert done.rc == 0, done.out
+    assert [call for call in done.calls if call.startswith("measure")] == ["measure serve llama-0"]
+    starts = [call for call in done.calls if call.startswith("started")]
+    assert len(starts) == 4
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (['["vllm_bench"', '"host": "n1"'], "broken by the test: vllm_bench"),
+        (["node_state"], "broken by the test: node_state"),
+        ([], ""),
+    ],
+)
+def test_a_failed_measurement_of_what_is_new_is_reported_in_the_end(
+    tmp_path: Path, fail: list[str], said: str
+) -> None:
+    """Until then the host is there: what it runs has to enter the load balancers."""
+    new = {
+        name: {"measure": [{"name": f"llama-{number}", "host": name, "server": {}} for number in range(2)]}
+        for name in ("n1", "n2")
+    }
+    done = play(tmp_path, *([fail] if fail else []), operation=SITE, parts=new)
+    assert (done.rc, said in done.out) == (2 if fail else 0, True)
+    assert done.calls.count("measure serve llama-0+llama-1") == (0 if fail == ["node_state"] else 2)
+    assert done.calls[-1] == "bench_report"
+    assert done.calls.count("bench_report") == 1

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A measurement through the load balancer, beside requests of users: where its client runs, what it asks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ..plan.host_plan import FleetPlan
+from ..plan.text import wrapped
+
+
+@dataclass(frozen=True)
+class LiveTarget:
+    """A deployment that is measured at its endpoint: the instance whose image and tokenizer the client uses."""
+
+    deployment: str
+    host: str
+    instance: str
+    balancer: str
+    url: str
+
+    def endpoint(self) -> dict[str, str]:
+        """Return the endpoint, for the target of vllm_bench."""
+        return {"balancer": self.balancer, "url": self.url}
+
+
+def parse_rate(live: bool, given: object) -> tuple[float, tuple[Problem, ...]]:
+    """Return the requests per second of a live measurement, and what is wrong with them; 0 of another one.
+
+    There is no default: how much the users of a fleet can bear beside their own requests, only its operator knows.
+    """
+    if not live:
+        if given is None:
+            return 0.0, ()
+        what = "is the load of a measurement through the load balancer, and this is none."
+        return 0.0, (Problem(("rate",), what, "Add -e live=true, or leave it out."),)
+    if given is None:
+        what = "is required with live: the requests per second that are sent beside those of users."
+        return 0.0, (Problem(("rate",), what, "Begin with a small one: -e rate=1."),)
+    try:
+        rate = float(str(given))
+    except ValueError:
+        rate = 0.0
+    if 0 < rate < float("inf"):
+        return rate, ()
+    return 0.0, (
+        Problem(("rate",), f"{given!r} is not a number of requests per second.", "Use for example 2 or 0.5."),
+    )
+
+
+def live_targets(
+    plan: FleetPlan, deployment: str | None = None
+) -> tuple[tuple[LiveTarget, ...], tuple[Problem, ...]]:
+    """Return one target for each deployment behind a load balancer, and the problem where there is none.
+
+    The client runs beside the first instance that is ready; the load balancer decides where its requests go.
+    """
+    running = [item for item in plan.balancers if item.host.observed and item.host.observed.running]
+    if not running:
+        what = "no load balancer runs in this run, so nothing can be measured through one."
+        return (), (
+            Problem(("live",), what, "Without live=true, benchmark.yml measures the instances themselves."),
+        )
+    balancer = running[0]
+    behind = {backend.name for backend in balancer.backends if deployment in (None, backend.name)}
+    found: dict[str, LiveTarget] = {}
+    for host, name, of in _ready(plan):
+        if of in behind:
+            found.setdefault(of, LiveTarget(of, host, name, balancer.host.name, balancer.url))
+    if not found:
+        meant = f"of {deployment} " if deployment else ""
+        what = f"no instance {meant}that is ready is behind load balancer {balancer.host.name}."
+        return (), (Problem(("live",), what, "status.yml shows what serves."),)
+    return tuple(found[name] for name in sorted(found)), ()
+
+
+def _ready(plan: FleetPlan) -> Iterable[tuple[str, str, str]]:
+    """Yield host, name and deployment of the instances that run as planned, are ready, and answer requests."""
+    for host in plan.hosts:
+        state = host.host.state
+        ready = (
+            {item.name for item in state.instances if item.state == "running" and item.ready}
+            if state
+            else set()
+        )
+        for item in host.instances:
+            if item.name in ready and not item.member.headless:
+                yield host.host.name, item.name, item.deployment_name
+
+
+def live_todo(data: Mapping[str, Any], targets: Iterable[LiveTarget]) -> list[dict[str, Any]]:
+    """Return the hosts of the clients for add_host, each with the instances of the plan (`data`) that it uses."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for target in targets:
+        for item in data["hosts"][target.host]["instances"]:
+            if item["name"] == target.instance:
+                found.setdefault(target.host, []).append({**item, "endpoint": target.endpoint()})
+    return [
+        {"name": name, "groups": ["todo_benchmark"], "plan": {"measure": items}}
+        for name, items in found.items()
+    ]
+
+
+def explain_live(targets: Iterable[LiveTarget], rate: float) -> list[str]:
+    """Return the lines of the plan."""
+    lines = []
+    for item in targets:
+        text = (
+            f"{item.deployment} through load balancer {item.balancer} ({item.url}), at {rate:g} requests per second "
+            f"beside those of users, by a client on {item.host}; nothing is drained"
+        )
+        lines += wrapped("measures", text)
+    return ["", *lines]

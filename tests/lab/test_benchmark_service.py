@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What serves is measured out of service: no request is lost, and no benchmark loads an instance in service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+from .conftest import Lab, Run, copy_inventory, reset_lab
+from .endpoint import HOST, Endpoint
+from .helpers import deployment, wait_for
+
+ALL = [(host, f"llama-{index}") for host in ("lab-n1", "lab-n2") for index in (0, 1)]
+LOAD: dict[str, Any] = {
+    "dataset_name": "random",
+    "random_input_len": 32,
+    "random_output_len": 16,
+    "num_prompts": 40,
+    "max_concurrency": 8,
+    "ignore_eos": True,
+}
+OFFLINE: dict[str, Any] = {"input_len": 16, "output_len": 16, "num_iters": 2, "num_iters_warmup": 1}
+COUNT = re.compile(r"^vllm:request_success_total(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+CLIENT = "docker ps --format '{{.Names}}' | grep -q ^instinct-bench- && echo yes"
+BOOK = "docs/runbooks/benchmark.md"
+OUT = "cat /var/lib/instinct-fleet/balancer/out.json 2> /dev/null || echo '{}'"
+ENGINES = (
+    "docker top instinct-llama-1 -eo pid,args | grep -v 'PID\\|docker-init\\|supervise.py' | awk '{print $1}'"
+)
+KILL = f"kill -9 $({ENGINES})"
+
+
+def wanted(lab: Lab, hosts: list[str]) -> None:
+    lab.write_vars(
+        vllm_deployments=[deployment(instances_per_host=2, hosts=hosts)],
+        benchmark_serve_args=LOAD,
+        benchmark_latency_args=OFFLINE,
+    )
+
+
+@pytest.fixture(scope="module")
+def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """One host that serves behind a load balancer; the first run measured it, as it was new."""
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("benchmark"))
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    wanted(lab, [HOST])
+    made = Endpoint(lab)
+    made.run = lab.play("site")
+    assert made.run.rc == 0, made.run.out[-3000:]
+    made.trust()
+    yield made
+    reset_lab()
+
+
+def book(lab: Lab, *args: str) -> Run:
+    """Run a command of the runbook, with its host's name in place of the lab's."""
+    text = (ROOT / BOOK).read_text(encoding="utf-8")
+    command = " ".join(["playbooks/benchmark.yml", *args]).replace("lab-n2,lab-n1", "mi300x-01,lb-01")
+    assert f"$ ansible-playbook -i inventory/mine {command}\n" in text, command
+    return lab.play("benchmark", *args)
+
+
+def measured(lab: Lab) -> list[tuple[str, str]]:
+    """The instances in the newest results."""
+    summary = json.loads((lab.tmp / "results/latest/summary.json").read_text())
+    return sorted((row["host"], row["instance"]) for row in summary["benchmarks"])
+
+
+def answered(lab: Lab) -> dict[tuple[str, str], int]:
+    """Requests that each engine has answered, whoever sent them."""
+    found = {}
+    for host, name in ALL:
+        port = 8000 + int(name[-1])
+        place = lab.on(host, f"ss -Hltn sport = :{port} | awk '{{print $4}}'").strip()
+        program = f"import urllib.request as u; print(u.urlopen('http://{place}/metrics').read().decode())"
+        text = lab.on(host, f'python3 -c "{program}"') if place else ""
+        found[host, name] = int(sum(map(float, COUNT.findall(text))))
+    return found
+
+
+def all_back(endpoint: Endpoint) -> None:
+    """Every instance is in service, and nothing is noted as drained."""
+    assert json.loads(endpoint.lab.on(HOST, OUT)) == {}
+    wait_for("all in service", lambda: endpoint.in_service() == len(ALL))
+
+
+def watched(endpoint: Endpoint, *command: str) -> tuple[Run, int]:
+    """Run a playbook; returns how few servers were in service meanwhile, too."""
+    least, done = [len(ALL)], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.3):
+            least[0] = min(least[0], endpoint.in_service())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        return endpoint.lab.play(*command), least[0]
+    finally:
+        done.set()
+        watcher.join()
+
+
+def test_a_new_fleet_is_measured_before_it_enters(endpoint: Endpoint) -> None:
+    assert measured(endpoint.lab) == [(HOST, "llama-0"), (HOST, "llama-1")]
+    modules = [record["module"].rpartition(".")[2] for record in endpoint.run.records]
+    assert modules.index("vllm_bench") < modules.index("haproxy_config")
+
+
+def test_site_measures_a_new_host_and_sends_nothing_to_what_serves(endpoint: Endpoint) -> None:
+    """Counted at the engines of the host that serves: there is no request but those of the load balancer."""
+    lab = endpoint.lab
+    wanted(lab, lab.hosts)
+    before, through = answered(lab), endpoint.served()
+    with endpoint.load() as load:
+        load.wait_for(30)
+        run = lab.play("site")
+        assert run.rc == 0, run.out[-4000:]
+    load.assert_nothing_lost(at_least=30)
+    assert measured(lab) == [("lab-n2", "llama-0"), ("lab-n2", "llama-1")]
+    assert "benchmark.yml measures all" in " ".join(run.out.split())
+    after, now = answered(lab), endpoint.served()
+    for name in ("llama-0", "llama-1"):
+        server = f"{HOST}.{name}:{8000 + int(name[-1])}"
+        assert after[HOST, name] - before[HOST, name] == now[server] - through[server] > 0
+    # The client of a benchmark reached the new ones.
+    assert after["lab-n2", "llama-0"] >= LOAD["num_prompts"]
+
+    counted = answered(lab)
+    again = lab.play("site")
+    assert (again.rc, again.changed()) == (0, []), again.out[-3000:]
+    assert not {"vllm_bench", "bench_report"} & {name.rpartition(".")[2] for name in again.modules()}
+    assert answered(lab) == counted
+
+
+def test_all_are_measured_under_load_and_nothing_is_lost(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    with endpoint.load() as load:
+        load.wait_for(30)
+        run, least = watched(endpoint, "benchmark")
+        assert run.rc == 0, run.out[-4000:]
+    print(load.assert_nothing_lost(at_least=100))
+    assert least >= 2, "upgrade_min_in keeps half of four"
+    assert measured(lab) == ALL
+    assert "Benchmark: 4 groups of 4 done." in run.out
+    # Each one is out of service, by the load balancer's own answer, before a client of a benchmark runs.
+    order = [
+        (record["module"].rpartition(".")[2], record["result"].get("results", [{}])[0].get("servers"))
+        for record in run.records
+        if record["module"].rpartition(".")[2] in ("balancer_server", "vllm_bench")
+    ]
+    assert [module for module, _servers in order] == ["balancer_server", "vllm_bench", "balancer_server"] * 4
+    all_back(endpoint)
+
+
+def test_the_offline_benchmarks_stop_a_few_at_a_time(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    with endpoint.load() as load:
+        load.wait_for(30)
+        run, least = watched(endpoint, "benchmark", "--tags", "latency")
+        assert run.rc == 0, run.out[-4000:]
+    load.assert_nothing_lost(at_least=100)
+    assert (least >= 2, measured(lab)) == (True, ALL)
+    all_back(endpoint)
+
+
+def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    before, counted = endpoint.served(), answered(lab)
+    checked = book(lab, "--check")
+    assert checked.rc == 0, checked.out
+    assert "Benchmark of llama: 4 groups in 4 batches" in checked.out
+    refused = lab.play("benchmark", "-e", "live=true")
+    assert refused.rc == 2
+    assert "rate: is required with live" in refused.out
+    run = book(lab, "-e", "live=true", "-e", "rate=2")
+    assert run.rc == 0, run.out[-4000:]
+    summary = json.loads((lab.tmp / "results/latest/summary.json").read_text())
+    (row,) = summary["benchmarks"]
+    assert (row["live"], row["request_rate"], row["max_concurrency"]) == (True, 2.0, None)
+    assert row["completed"] == LOAD["num_prompts"]
+    through = sum(endpoint.served().values()) - sum(before.values())
+    assert LOAD["num_prompts"] <= sum(answered(lab).values()) - sum(counted.values()) <= through
+    assert "balancer_server" not in {record["module"].rpartition(".")[2] for record in run.records}
+    assert endpoint.key not in run.out + json.dumps(run.records) + json.dumps(summary)
+
+
+def test_what_the_operator_drained_is_measured_and_stays_drained(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    out = lab.play("drain", "--limit", "lab-n2,lab-n1", "-e", "instance=llama-1", "-e", "at_once=true")
+    assert out.rc == 0, out.out
+    before = json.loads(lab.on(HOST, OUT))
+    assert len(before) == 2
+    run = lab.play("benchmark", "-e", "instance=llama-1")
+    assert run.rc == 0, run.out[-4000:]
+    assert measured(lab) == [("lab-n1", "llama-1"), ("lab-n2", "llama-1")]
+    assert json.loads(lab.on(HOST, OUT)) == before
+    back = lab.play("undrain", "-e", "instance=llama-1")
+    assert back.rc == 0, back.out
+    all_back(endpoint)
+
+
+def test_one_that_dies_under_load_is_named_and_the_others_are_measured(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    lab.write_vars(
+        vllm_deployments=[deployment(instances_per_host=2, hosts=lab.hosts)],
+        benchmark_serve_args={**LOAD, "num_prompts": 400, "max_concurrency": 1},
+    )
+    victim = lab.start("benchmark")
+    assert victim.stdout is not None
+    text: list[str] = []
+    reader = threading.Thread(target=lambda: text.append(victim.stdout.read()))  # type: ignore[union-attr]
+    reader.start()
+    find = "docker ps --format '{{.Names}}' | grep -q ^instinct-bench-llama-1 && echo yes"
+    wait_for(
+        "the client of lab-n2's second",
+        lambda: lab.on("lab-n2", find, check=False).strip() == "yes" or victim.poll() is not None,
+    )
+    before = answered(lab)["lab-n2", "llama-1"]
+    wait_for("its load", lambda: answered(lab)["lab-n2", "llama-1"] > before + 5)
+    lab.on("lab-n2", KILL)
+    reader.join()
+    assert victim.wait() == 2
+    assert "llama-1" in text[0].partition("Failed: ")[2], text[0][-3000:]
+    assert measured(lab) == [item for item in ALL if item != ("lab-n2", "llama-1")]
+    all_back(endpoint)
+    wanted(lab, lab.hosts)
+
+
+@pytest.mark.parametrize(
+    ("tags", "task"),
+    [
+        ((), "Measure serving"),
+        pytest.param(("--tags", "latency"), "Measure offline", marks=pytest.mark.deep),
+        pytest.param((), "Set servers of the load balancer to drain", marks=pytest.mark.deep),
+        pytest.param(("--tags", "latency"), "Stop the instances", marks=pytest.mark.deep),
+        pytest.param(("--tags", "latency"), "Start the instances again", marks=pytest.mark.deep),
+    ],
+)
+@pytest.mark.parametrize("then", [("benchmark",), pytest.param(("site",), marks=pytest.mark.deep)])
+def test_the_next_run_returns_what_a_killed_one_left(
+    endpoint: Endpoint, tags: tuple[str, ...], task: str, then: tuple[str, ...]
+) -> None:
+    lab = endpoint.lab
+    started = lab.tmp / "started"
+    started.write_text("")
+    victim = lab.start("benchmark", *tags, FLEET_STARTED=str(started))
+    assert victim.stdout is not None
+    reader = threading.Thread(target=victim.stdout.read)
+    reader.start()
+
+    def reached() -> bool:
+        return any(line.endswith(task) for line in started.read_text(encoding="utf-8").splitlines())
+
+    try:
+        wait_for(task, lambda: reached() or victim.poll() is not None)
+        assert reached()
+    finally:
+        if victim.poll() is None:
+            os.killpg(victim.pid, signal.SIGKILL)
+        reader.join()
+        victim.wait()
+    run = lab.play(*then)
+    assert run.rc == 0, run.out[-4000:]
+    all_back(endpoint)
+    if then == ("benchmark",):
+        assert measured(lab) == ALL
+    assert not [host for host in lab.hosts if lab.on(host, CLIENT, check=False).strip()]
