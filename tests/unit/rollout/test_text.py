@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BENCHMARK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.infrastructure import CLASSES
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import (
     Failure,
@@ -14,6 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures im
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
     judge_batch,
+    summarize_measurement,
     summarize_rollout,
     unmended_message,
 )
@@ -270,6 +272,55 @@ def test_the_end(case: str) -> None:
     batches = [{**item, "operation": operation} for item in BATCHES]
     message = summarize_rollout(operation, batches, ended, verdict, unmended)
     assert [text for text in texts if text not in message] == []
+
+
+MEASURED = [
+    {**item, "operation": BENCHMARK, "phases": [], "passed": [], "way_back": ["return", "serve"]}
+    for item in BATCHES
+]
+
+
+@pytest.mark.parametrize(
+    ("failures", "gone", "stop", "phases", "hosts", "missed"),
+    [
+        ({}, [], False, [], ["n1", "n2"], []),
+        # The instances of the host that failed return, and the next batch follows.
+        ({"n1": ("",)}, [], False, ["return", "serve"], ["n1"], ["n1: broke"]),
+        (
+            {"n1": ("docker",), "n2": ("",)},
+            [],
+            False,
+            ["return", "serve"],
+            ["n1", "n2"],
+            ["n1: broke; n2: broke"],
+        ),
+        # Nothing more can be drained where no load balancer answers, or another run has taken over.
+        ({"n1": ("balancer",)}, [], True, ["return", "serve"], ["n1"], ["n1: broke"]),
+        ({"n2": ("other_run",)}, [], True, ["return", "serve"], ["n2"], ["n2: broke"]),
+        ({}, ["n2"], False, [], ["n1", "n2"], ["n2 can no longer be reached"]),
+    ],
+)
+def test_a_measurement_goes_on_where_it_can(
+    failures: dict[str, tuple[str, ...]], gone: list[str], stop: bool, phases: list[str], hosts: list[str],
+    missed: list[str],
+) -> None:  # fmt: skip
+    failed = {host: Failure("broke", classes) for host, classes in failures.items()}
+    verdict = judge_batch(MEASURED[1], failed, gone)
+    assert (verdict.stop, list(verdict.phases), list(verdict.hosts)) == (stop, phases, hosts)
+    assert verdict.to_json()["missed"] == [f"batch 2 of 3: n1: {text}" for text in missed]
+    assert verdict.turned is False
+
+
+def test_the_end_of_a_measurement() -> None:
+    assert summarize_measurement(BENCHMARK, MEASURED, None, [], {}) == "Benchmark: 4 groups of 4 done."
+    text = summarize_measurement(BENCHMARK, MEASURED, 2, ["n1: slow", "n1: slow"], {"n2": "no image."})
+    assert text.splitlines() == [
+        "Benchmark: 1 group of 4 done.",
+        "Failed: n1: slow",
+        "n2 has an instance that does not serve again: no image. The load balancers use it once it does; "
+        "status.yml shows it, site.yml starts it.",
+        "It stopped there. Fix the cause and run the same command again, which first returns what is drained.",
+    ]
 
 
 def test_the_end_of_a_rollout_of_which_nothing_was_left() -> None:
