@@ -156,6 +156,16 @@ class Knowledge:
         return None
 
     @property
+    def accuracy(self) -> Mapping[str, Any]:
+        """Return the tasks of accuracy measurements, and published scores (accuracy.yml)."""
+        found: Mapping[str, Any] = self._yaml("accuracy.yml")
+        return found
+
+    def accuracy_set(self, name: str) -> str:
+        """Return the text of one of its sets: JSON, an object a line."""
+        return (self.root / self.accuracy["sets"][name]["file"]).read_text(encoding="utf-8")
+
+    @property
     def bench(self) -> Mapping[str, Any]:
         """Return the flags of the benchmark clients (bench.json)."""
         found: Mapping[str, Any] = self._json("vllm/bench.json")

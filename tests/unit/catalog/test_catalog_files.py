@@ -28,6 +28,7 @@ WITH_SOURCES = [
     *(path for path in SUITES if path.stem != "quick"),  # a load of our own
     CATALOG / "images.yml",
     CATALOG / "host_items.yml",
+    CATALOG / "accuracy.yml",
 ]
 
 
@@ -69,13 +70,13 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources"])
+@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources", "accuracy"])
 def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources", "suite"]
+    "name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources", "suite", "accuracy"]
 )
 def test_schemas_are_schemas(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare two releases item by item: McNemar's exact test, and the interval of the loss. Pure.
+
+Both releases answer the same items, so only those count which one of them has right and the other wrong. That sees a
+loss of two points with a quarter of the items that two percentages need. Sources: McNemar, Psychometrika 12 (1947)
+153; Tango, Statistics in Medicine 17 (1998) 891; Connor, Biometrics 43 (1987) 207; Wilson, JASA 22 (1927) 209.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+PASS, FAIL, NOT_CLEAR = "pass", "fail", "not clear"
+LEVEL = 0.05
+"""Probability to call an equal release worse. Both ends of the interval are one-sided at this level."""
+POWER = 0.9
+"""Probability of a clear verdict with as many items as a verdict that is not clear asks for."""
+TOLERANCE = 2.0
+"""Points of loss that may pass, where nothing else is said."""
+
+_Z = NormalDist().inv_cdf(1 - LEVEL)
+_Z_POWER = NormalDist().inv_cdf(POWER)
+_LEAST_FLIPS = 0.01  # share of answers that flip between two runs of one release, at the least
+_STEPS = 60  # of a bisection: to the last bit of a float
+
+
+class AccuracyError(Exception):
+    """The runs cannot be compared, or the request makes no sense. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """One item of a run. prompt: the hash of what was sent; correct: None if the request failed."""
+
+    prompt: str
+    correct: bool | None
+
+
+Outcomes = Mapping[str, ItemOutcome]
+"""The items of a run, by the hash of their document."""
+
+
+@dataclass(frozen=True)
+class PairedCounts:
+    """The items that both runs answered: lost ones only the old run has right, gained ones only the new one.
+
+    failed_old and failed_new: items whose request failed, left out on both sides; unmatched: items of one run only.
+    """
+
+    n: int
+    lost: int
+    gained: int
+    failed_old: tuple[str, ...] = ()
+    failed_new: tuple[str, ...] = ()
+    unmatched: int = 0
+
+
+@dataclass(frozen=True)
+class PairedVerdict:
+    """The verdict. loss, low, high, tolerance: points (1 is a hundredth), above 0 where the new release is worse.
+
+    p: of McNemar's exact test, one-sided for "worse". needed: items for a clear verdict; None where it is clear.
+    """
+
+    kind: str
+    counts: PairedCounts
+    loss: float
+    low: float
+    high: float
+    p: float
+    tolerance: float
+    needed: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the verdict in one line."""
+        change = (
+            f"{abs(self.loss):.2f} points {'worse' if self.loss > 0 else 'better'}" if self.loss else "equal"
+        )
+        text = (
+            f"{self.kind}: {change} (interval of the loss {self.low:.2f} to {self.high:.2f}, tolerance "
+            f"{self.tolerance:g}, p = {self.p:.3f}, n = {self.counts.n})"
+        )
+        return f"{text}, n needed = {self.needed}" if self.needed else text
+
+    def to_json(self) -> dict[str, object]:
+        """Return the verdict as accuracy.json has it."""
+        counts = self.counts
+        return {
+            "verdict": self.kind,
+            "loss_points": self.loss,
+            "interval": [self.low, self.high],
+            "p": self.p,
+            "tolerance": self.tolerance,
+            "n": counts.n,
+            "lost": counts.lost,
+            "gained": counts.gained,
+            "needed": self.needed,
+            "failed_old": list(counts.failed_old),
+            "failed_new": list(counts.failed_new),
+            "unmatched": counts.unmatched,
+        }
+
+
+def pair(old: Outcomes, new: Outcomes) -> PairedCounts:
+    """Pair two runs by their items. Raise AccuracyError if they were prompted differently, or share no item."""
+    both = sorted(set(old) & set(new))
+    if not both:
+        raise AccuracyError(
+            "The two runs have no item in common, so they cannot be compared: the task changed."
+        )
+    other = [item for item in both if old[item].prompt != new[item].prompt]
+    if other:
+        raise AccuracyError(
+            f"{len(other)} of {len(both)} items were sent with another prompt, as with another chat template, another "
+            "endpoint or another number of examples. Such answers cannot be compared: measure the old release again."
+        )
+    failed_old = tuple(item for item in both if old[item].correct is None)
+    failed_new = tuple(item for item in both if new[item].correct is None)
+    answered = [item for item in both if item not in {*failed_old, *failed_new}]
+    return PairedCounts(
+        len(answered),
+        sum(bool(old[item].correct) and not new[item].correct for item in answered),
+        sum(bool(new[item].correct) and not old[item].correct for item in answered),
+        failed_old,
+        failed_new,
+        len(set(old) ^ set(new)),
+    )
+
+
+def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerdict:
+    """Judge a new release. Raise AccuracyError without an answered item, or with a tolerance of no use.
+
+    It passes if the whole interval of its loss is below the tolerance. It fails if it is worse by McNemar's test and
+    the loss may reach the tolerance: with an interval wholly above it, a loss of just the tolerance would be found in
+    one of twenty cases.
+    """
+    if not 0 < tolerance < 100:
+        raise AccuracyError(
+            f"A tolerance of {tolerance:g} points is of no use: name one above 0 and below 100."
+        )
+    if not counts.n:
+        raise AccuracyError("No item was answered in both runs, so nothing can be compared.")
+    n, lost, gained = counts.n, counts.lost, counts.gained
+    loss = 100 * (lost - gained) / n
+    low, high = (100 * end for end in loss_interval(lost, gained, n))
+    p = mcnemar_worse(lost, gained)
+    if high < tolerance:
+        kind = PASS
+    elif p <= LEVEL:
+        kind = FAIL
+    else:
+        kind = NOT_CLEAR
+    needed = None
+    if kind == NOT_CLEAR:
+        flips = max((lost + gained) / n, _LEAST_FLIPS)
+        needed = max(n + 1, items_needed(max(loss, tolerance - loss) / 100, flips))
+    return PairedVerdict(kind, counts, loss, low, high, p, tolerance, needed)
+
+
+def mcnemar_worse(lost: int, gained: int) -> float:
+    """Return the probability that an equal release loses so many of the items that changed, or more."""
+    changed = lost + gained
+    return sum(math.comb(changed, count) for count in range(lost, changed + 1)) / 2**changed
+
+
+def loss_interval(lost: int, gained: int, n: int) -> tuple[float, float]:
+    """Return Tango's score interval of the loss, as shares of n (-1 to 1); each end is one-sided at LEVEL.
+
+    Unlike intervals that only look at the changed items, it is not empty where none changed.
+    """
+    estimate = (lost - gained) / n
+
+    def score(loss: float) -> float:
+        linear = -lost - gained + (2 * n - lost + gained) * loss
+        root = math.sqrt(max(0.0, linear**2 + 8 * n * gained * loss * (1 - loss)))
+        only_new = (root - linear) / (4 * n)
+        variance = n * (2 * only_new + loss * (1 - loss))
+        distance = lost - gained - n * loss
+        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance or 1.0)
+
+    return (
+        _bisect(lambda loss: score(loss) > _Z, -1.0, estimate),
+        _bisect(lambda loss: score(loss) >= -_Z, estimate, 1.0),
+    )
+
+
+def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Return where `below` turns from true to false between `low` and `high`."""
+    for _step in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def items_needed(loss: float, flips: float) -> int:
+    """Return the items with which McNemar's test finds a loss with POWER. `loss`, `flips`: shares, 0 to 1.
+
+    flips: the share of items that change, which contains the loss. By Connor's formula.
+    """
+    changed = max(flips, loss)
+    root = _Z * math.sqrt(changed) + _Z_POWER * math.sqrt(max(0.0, changed - loss**2))
+    return math.ceil((root / loss) ** 2)
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """Return Wilson's interval of 95 % of one run's score, as shares. Raise ValueError without an item."""
+    if n <= 0:
+        raise ValueError("a score needs at least one item")
+    z = NormalDist().inv_cdf(0.975)
+    share, weight = right / n, z * z / n
+    middle = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

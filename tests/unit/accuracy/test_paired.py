@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two releases compared item by item: equal ones pass, worse ones are found, and failed requests never count."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import (
+    FAIL,
+    NOT_CLEAR,
+    PASS,
+    AccuracyError,
+    ItemOutcome,
+    Outcomes,
+    PairedCounts,
+    items_needed,
+    judge_pair,
+    loss_interval,
+    mcnemar_worse,
+    pair,
+    wilson,
+)
+
+GSM8K = 1319
+
+
+def outcomes(answers: str, prompt: str = "p") -> dict[str, ItemOutcome]:
+    """Outcomes of "1" (right), "0" (wrong) and "x" (failed)."""
+    meaning = {"1": True, "0": False, "x": None}
+    return {f"d{number}": ItemOutcome(prompt, meaning[answer]) for number, answer in enumerate(answers)}
+
+
+def release(
+    truth: list[bool], rng: random.Random, flips: float, loss: float, failing: float = 0.0
+) -> Outcomes:
+    """A release's run. flips: share of answers that noise flips between two runs; loss: share that it has wrong now."""
+    found: dict[str, ItemOutcome] = {}
+    for number, right in enumerate(truth):
+        answer = right != (rng.random() < flips / 2)
+        if right and rng.random() < loss / 0.9:
+            answer = False
+        found[str(number)] = ItemOutcome("p", None if rng.random() < failing else answer)
+    return found
+
+
+def simulated(loss: float, failing: float = 0.0, pairs: int = 20) -> list[str]:
+    """Verdicts on pairs of runs of n = 1,319 items that a release answers rightly in 90 % of cases."""
+    rng = random.Random(20261124)
+    kinds = []
+    for _pair in range(pairs):
+        truth = [rng.random() < 0.9 for _item in range(GSM8K)]
+        old, new = release(truth, rng, 0.01, 0.0), release(truth, rng, 0.01, loss, failing)
+        kinds.append(judge_pair(pair(old, new)).kind)
+    return kinds
+
+
+def test_acceptance_equal_pairs_and_pairs_two_points_worse() -> None:
+    """Issue 13, row 6: of 20 equal pairs at most 1 is called worse, of 20 that lose two points 16 or more are."""
+    equal, worse = simulated(0.0), simulated(0.02)
+    assert equal.count(FAIL) <= 1
+    assert equal.count(PASS) >= 19
+    assert worse.count(FAIL) >= 16
+
+
+def test_acceptance_failing_requests_are_never_scored() -> None:
+    """1 % of requests that fail change no verdict of equal releases; scored as wrong they would fail most of them."""
+    assert simulated(0.0, failing=0.01).count(FAIL) <= 1
+    assert simulated(0.02, failing=0.01).count(FAIL) >= 16
+
+
+@pytest.mark.deep
+def test_false_verdicts_over_many_pairs() -> None:
+    equal = simulated(0.0, pairs=400)
+    assert equal.count(FAIL) <= 0.05 * 400
+    assert simulated(0.02, pairs=400).count(FAIL) >= 0.9 * 400
+
+
+def test_failed_items_are_left_out_on_both_sides_and_named() -> None:
+    counts = pair(outcomes("1x101"), outcomes("10x01"))
+    assert counts == PairedCounts(3, 0, 0, ("d1",), ("d2",), 0)
+
+
+def test_lost_gained_and_unmatched_are_counted() -> None:
+    assert pair(outcomes("110011"), outcomes("10110")) == PairedCounts(5, 2, 2, unmatched=1)
+
+
+def test_another_chat_template_is_refused() -> None:
+    with pytest.raises(AccuracyError, match="3 of 3 items were sent with another prompt"):
+        pair(outcomes("111"), outcomes("111", prompt="q"))
+
+
+def test_another_task_is_refused() -> None:
+    with pytest.raises(AccuracyError, match="no item in common"):
+        pair(outcomes("1"), {"other": ItemOutcome("p", True)})
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "p"),
+    [(0, 0, 1.0), (5, 0, 1 / 32), (4, 0, 1 / 16), (0, 5, 1.0), (9, 1, 11 / 1024), (5, 5, 638 / 1024)],
+)
+def test_exact_mcnemar(lost: int, gained: int, p: float) -> None:
+    assert mcnemar_worse(lost, gained) == pytest.approx(p)
+
+
+@pytest.mark.parametrize(("lost", "gained", "n"), [(12, 2, 50), (33, 7, 1319), (3, 0, 300)])
+def test_the_interval_ends_where_the_score_of_the_best_fit_is_at_its_limit(
+    lost: int, gained: int, n: int
+) -> None:
+    """The same as Tango's formula by search: the likeliest share of gained items, given the loss."""
+
+    def score(loss: float) -> float:
+        def likelihood(only_new: float) -> float:
+            shares = (only_new + loss, only_new, 1 - 2 * only_new - loss)
+            return sum(
+                count * math.log(share)
+                for count, share in zip((lost, gained, n - lost - gained), shares, strict=True)
+                if count
+            )
+
+        least = max(0.0, -loss) + 1e-9
+        low, high = least, (1 - loss) / 2 - 1e-9
+        for _step in range(200):
+            third = (high - low) / 3
+            if likelihood(low + third) < likelihood(high - third):
+                low += third
+            else:
+                high -= third
+        return (lost - gained - n * loss) / math.sqrt(n * (2 * low + loss * (1 - loss)))
+
+    low, high = loss_interval(lost, gained, n)
+    assert score(low) == pytest.approx(1.6449, abs=1e-3)
+    assert score(high) == pytest.approx(-1.6449, abs=1e-3)
+    mirrored = loss_interval(gained, lost, n)
+    assert mirrored == (pytest.approx(-high), pytest.approx(-low))
+
+
+@pytest.mark.parametrize("n", [50, 300, 1319])
+def test_no_changed_item_does_not_prove_equality(n: int) -> None:
+    low, high = loss_interval(0, 0, n)
+    assert -low == pytest.approx(high)
+    assert high == pytest.approx(2.7055 / (n + 2.7055), rel=1e-3)  # z² / (n + z²)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "n", "kind"),
+    [
+        (6, 7, 1319, PASS),
+        (0, 0, 300, PASS),
+        (0, 0, 100, NOT_CLEAR),  # the loss may be 2.6 points
+        (33, 7, 1319, FAIL),  # 2 points
+        (12, 2, 1319, PASS),  # worse, but within the tolerance
+        (6, 2, 300, NOT_CLEAR),
+        (30, 2, 300, FAIL),
+        (0, 30, 300, PASS),
+    ],
+)
+def test_verdicts(lost: int, gained: int, n: int, kind: str) -> None:
+    verdict = judge_pair(PairedCounts(n, lost, gained))
+    assert verdict.kind == kind
+    assert (verdict.needed is not None) == (kind == NOT_CLEAR)
+    assert verdict.kind in verdict.text
+    if verdict.needed:
+        assert verdict.needed > n
+        assert f"n needed = {verdict.needed}" in verdict.text
+
+
+def test_the_items_needed_give_the_power_that_they_promise() -> None:
+    """A loss of 2 points among 3 % that change, with as many items as asked for, is found in about 90 % of cases."""
+    n = items_needed(0.02, 0.03)
+    rng = random.Random(5)
+    found = 0
+    for _run in range(400):
+        changes = rng.choices(["lost", "gained", ""], [0.025, 0.005, 0.97], k=n)
+        found += mcnemar_worse(changes.count("lost"), changes.count("gained")) <= 0.05
+    assert 0.8 <= found / 400 <= 0.95  # the exact test is a little more careful than the formula
+
+
+def test_a_smaller_tolerance_needs_more_items() -> None:
+    wide, narrow = (judge_pair(PairedCounts(100, 1, 0), tolerance) for tolerance in (3.0, 1.0))
+    assert wide.needed is not None
+    assert narrow.needed is not None
+    assert narrow.needed > wide.needed
+
+
+@pytest.mark.parametrize("tolerance", [0, -1, 100])
+def test_tolerances_of_no_use(tolerance: float) -> None:
+    with pytest.raises(AccuracyError, match="tolerance"):
+        judge_pair(PairedCounts(10, 0, 0), tolerance)
+
+
+def test_nothing_answered_is_no_verdict() -> None:
+    with pytest.raises(AccuracyError, match="No item was answered"):
+        judge_pair(pair(outcomes("xx"), outcomes("11")))
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1194, 1319, 0.8882, 0.9199)]
+)
+def test_wilson(right: int, n: int, low: float, high: float) -> None:
+    assert wilson(right, n) == (pytest.approx(low, abs=5e-4), pytest.approx(high, abs=5e-4))
+
+
+def test_a_score_of_nothing_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="at least one item"):
+        wilson(0, 0)
