@@ -106,12 +106,20 @@ class Answer:
     """Receives a request's tokens and writes them to its client, as a stream or at the end."""
 
     def __init__(
-        self, connection: Connection, engine: Engine, request: Request, payload: dict[str, Any], *, chat: bool
+        self,
+        connection: Connection,
+        engine: Engine,
+        request: Request,
+        payload: dict[str, Any],
+        *,
+        chat: bool,
+        prompt_logprobs: list[dict[str, Any] | None] | None = None,
     ) -> None:
         self.connection = connection
         self.engine = engine
         self.request = request
         self.chat = chat
+        self.prompt_logprobs = prompt_logprobs
         self.stream = bool(payload.get("stream"))
         self.with_usage = bool((payload.get("stream_options") or {}).get("include_usage"))
         self.text = ""
@@ -214,6 +222,7 @@ class Answer:
             }
         else:
             choice["text"] = self.text
+            choice["prompt_logprobs"] = self.prompt_logprobs
         choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": stop_reason}
         rest = {"service_tier": None, "system_fingerprint": self.fingerprint, "usage": self._usage()}
         self.connection.respond(200, dump({**self.base, "choices": [choice], **rest}))

@@ -141,11 +141,14 @@ def _headless(place: ranks.Place, knobs: Knobs) -> int:
 
 def main() -> int:
     try:
-        knobs = Knobs.from_environ(os.environ)
+        return command(sys.argv[1:], Knobs.from_environ(os.environ))
     except KnobError as error:
         print(f"vllm (stand-in): {error}", file=sys.stderr)
         return 2
-    match sys.argv[1:]:
+
+
+def command(arguments: list[str], knobs: Knobs) -> int:
+    match arguments:
         case ["--version" | "-v"]:
             print(knobs.version)
             return 0

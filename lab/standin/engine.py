@@ -54,6 +54,7 @@ class Request:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()  # the words of a known answer
     sink: Sink | None = None
     # Set by the engine.
     arrived: float = 0.0
@@ -67,13 +68,15 @@ class Request:
     @property
     def natural_length(self) -> int:
         """Return the number of tokens until the end of the text, if nothing else ends it."""
-        return 16 + self.seed % 48
+        return len(self.answer) or 16 + self.seed % 48
 
     @property
     def blocks(self) -> int:
         return -(-(self.prompt_tokens + self.generated) // BLOCK_SIZE)
 
     def word(self, index: int) -> str:
+        if index < len(self.answer):
+            return " " + self.answer[index]
         position = self.seed + index * (self.seed % 7 + 1) + index // len(_WORDS)
         return " " + _WORDS[position % len(_WORDS)]
 

@@ -46,6 +46,11 @@ class Knobs:
     truncate_after: int = 0  # tokens of a stream; 0: never
     garbage: bool = False
     attention: str = ""  # vLLM's name of the backend that is taken whatever was asked for
+    answers: str = ""  # file of prompts and their answers, JSON, an object a line
+    wrong_rate: float = 0.0  # share of those that are answered wrongly, 0 to 1
+    fail_rate: float = 0.0  # share of requests answered with 500, 0 to 1
+    nll_shift: float = 0.0  # nat per token, of prompt_logprobs: perturbed weights
+    seed: int = 0  # of what is wrong, and of what fails
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Knobs:
@@ -68,4 +73,7 @@ class Knobs:
             raise KnobError(f"environment: STANDIN_FAIL={knobs.fail!r} is none of {', '.join(FAILURES)}")
         if knobs.tokens_per_second <= 0:
             raise KnobError("environment: STANDIN_TOKENS_PER_SECOND must be above 0")
+        for name in ("wrong_rate", "fail_rate"):
+            if not 0 <= getattr(knobs, name) <= 1:
+                raise KnobError(f"environment: STANDIN_{name.upper()} must be from 0 to 1")
         return knobs

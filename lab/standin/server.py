@@ -29,6 +29,7 @@ from typing import Any
 
 from .api import Answer, ApiError, dump, parse
 from .engine import BLOCK_SIZE, Engine, EngineDead
+from .exam import Exam
 from .knobs import Knobs
 from .metrics import Metrics
 from .startup import Model, log
@@ -63,6 +64,7 @@ class Server:
         self.knobs = knobs
         self.metrics = Metrics()
         self.engine = Engine(knobs, self.metrics, max_num_seqs)
+        self.exam = Exam(knobs)
         self.connections: set[Connection] = set()
         self.created = int(time.time())
         self.finished = asyncio.Event()
@@ -273,7 +275,12 @@ class Server:
         was_dead = self.engine.dead
         try:
             payload, request = parse(call.body, self.settings.names, self.settings.max_model_len, chat=chat)
-            Answer(connection, self.engine, request, payload, chat=chat).submit()
+            if self.exam.fails():
+                raise ApiError(500, "the stand-in fails this one (STANDIN_FAIL_RATE)")
+            prompt = str(payload.get("prompt"))
+            request.answer = self.exam.answer(prompt)
+            logprobs = None if payload.get("prompt_logprobs") is None else self.exam.prompt_logprobs(prompt)
+            Answer(connection, self.engine, request, payload, chat=chat, prompt_logprobs=logprobs).submit()
         except ApiError as error:
             connection.respond(error.status, error.body())
         if self.engine.dead and not was_dead:

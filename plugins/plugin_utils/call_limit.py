@@ -16,7 +16,13 @@ from typing import Any
 
 MARGIN = 300
 """Seconds for what a module does beside its own waits."""
-DEFAULTS = {"vllm_image": 14400, "hf_model": 86400, "rocm_partition": 300, "vllm_bench": 7200}
+DEFAULTS = {
+    "vllm_image": 14400,
+    "hf_model": 86400,
+    "rocm_partition": 300,
+    "vllm_bench": 7200,
+    "vllm_accuracy": 1800,
+}
 """The modules' own defaults of their parameter `timeout`, in seconds."""
 TIMES = {"vllm_image": 2, "rocm_partition": 2}
 """How often a call may need its `timeout`: for a run before it, or to undo the change."""

@@ -63,6 +63,7 @@ ORDER = (
     "offline_benchmarks",
     "suites",
     "storage",
+    "accuracy",
 )
 
 

@@ -14,7 +14,7 @@ from ..common.endpoint import listen_address, local_address
 from ..common.env_files import env_assignments
 from ..common.files import read_text
 from ..common.node_key import node_key
-from ..common.smoke_prompts import PROMPTS, TOKENS, Prompt, Reply
+from ..common.smoke_prompts import PROMPTS, TOKENS, Reply
 from ..serving.health import ProbeAnswer, ServerAddress, ask
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -42,7 +42,7 @@ def find(endpoint: ServerAddress, timeout: float) -> tuple[str, str]:
     """Return (name in PATHS, "") of the instance's endpoint for text, or ("", why it has none)."""
     lines = []
     for name, path in PATHS.items():
-        answer = _post(endpoint, name, Prompt("", "Hello"), 1, timeout)
+        answer = post(endpoint, name, "Hello", 1, timeout)
         if answer.status not in _ABSENT:  # any other failure is left for the prompts to show
             return name, ""
         lines.append(f"{path}: HTTP {answer.status}: {answer.text[:200]}")
@@ -52,7 +52,9 @@ def find(endpoint: ServerAddress, timeout: float) -> tuple[str, str]:
 def ask_all(endpoint: ServerAddress, name: str, timeout: float) -> list[Reply]:
     """Return the replies to all prompts, sent at the same time. `timeout`: seconds per request."""
     with ThreadPoolExecutor(max_workers=len(PROMPTS)) as pool:
-        return list(pool.map(lambda prompt: reply(_post(endpoint, name, prompt, TOKENS, timeout)), PROMPTS))
+        return list(
+            pool.map(lambda prompt: reply(post(endpoint, name, prompt.text, TOKENS, timeout)), PROMPTS)
+        )
 
 
 def reply(answer: ProbeAnswer) -> Reply:
@@ -70,10 +72,13 @@ def reply(answer: ProbeAnswer) -> Reply:
         return Reply(error=f"no text in the answer: {answer.text[:200]}")
 
 
-def _post(endpoint: ServerAddress, name: str, prompt: Prompt, tokens: int, timeout: float) -> ProbeAnswer:
-    body: dict[str, Any] = {"model": endpoint.model, "max_tokens": tokens, "temperature": 0, "seed": 0}
+def post(
+    endpoint: ServerAddress, name: str, text: str, tokens: int, timeout: float, **more: Any
+) -> ProbeAnswer:
+    """Send a prompt at temperature 0 to the endpoint `name` of PATHS; `more` are further keys of the request."""
+    body = {"model": endpoint.model, "max_tokens": tokens, "temperature": 0, "seed": 0, **more}
     if name == "chat":
-        body["messages"] = [{"role": "user", "content": prompt.text}]
+        body["messages"] = [{"role": "user", "content": text}]
     else:
-        body["prompt"] = prompt.text
+        body["prompt"] = text
     return ask(endpoint, "POST", PATHS[name], body, timeout)

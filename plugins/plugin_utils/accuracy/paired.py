@@ -161,10 +161,17 @@ def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerd
     return PairedVerdict(kind, counts, loss, low, high, p, tolerance, needed)
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Raise AccuracyError for a tolerance of no use, in points."""
+    if not 0 < tolerance < 100:
+        raise AccuracyError(f"accuracy_tolerance is {tolerance:g} points: name one above 0 and below 100.")
+
+
 def mcnemar_worse(lost: int, gained: int) -> float:
     """Return the probability that an equal release loses so many of the items that changed, or more."""
     changed = lost + gained
-    return sum(math.comb(changed, count) for count in range(lost, changed + 1)) / 2**changed
+    as_bad = sum(math.comb(changed, count) for count in range(lost, changed + 1))
+    return as_bad / (1 << changed)
 
 
 def loss_interval(lost: int, gained: int, n: int) -> tuple[float, float]:

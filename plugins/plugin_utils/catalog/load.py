@@ -163,7 +163,8 @@ class Knowledge:
 
     def accuracy_set(self, name: str) -> str:
         """Return the text of one of its sets: JSON, an object a line."""
-        return (self.root / self.accuracy["sets"][name]["file"]).read_text(encoding="utf-8")
+        path: Path = self.root / self.accuracy["sets"][name]["file"]
+        return path.read_text(encoding="utf-8")
 
     @property
     def bench(self) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ ELSEWHERE = {
     f"instinct.fleet.{name}"
     for name in (
         "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
-        "bench_report",
+        "bench_report", "accuracy_report",
     )
 } | {
     f"ansible.builtin.{name}"
@@ -41,7 +41,9 @@ ELSEWHERE = {
 # Their action plugins set the limit, by the call's parameters.
 BY_PARAMETERS = {
     f"instinct.fleet.{name}"
-    for name in ("vllm_server", "vllm_image", "vllm_bench", "hf_model", "rocm_partition", "partition_boot")
+    for name in (
+        "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "hf_model", "rocm_partition", "partition_boot",
+    )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 
 

@@ -355,6 +355,54 @@ class TestStart:
         assert standin.finish() == 2
         assert "did you mean STANDIN_GARBAGE" in standin.log
 
+    @pytest.mark.parametrize(
+        ("env", "message"),
+        [
+            ({"STANDIN_ANSWERS": "/nonesuch"}, "STANDIN_ANSWERS='/nonesuch' cannot be read"),
+            ({"STANDIN_WRONG_RATE": "1.5"}, "STANDIN_WRONG_RATE must be from 0 to 1"),
+            ({"STANDIN_FAIL_RATE": "-1"}, "STANDIN_FAIL_RATE must be from 0 to 1"),
+        ],
+    )
+    def test_knobs_of_no_use(self, start: Start, env: dict[str, str], message: str) -> None:
+        standin = start("m", env=env, ready=False)
+        assert standin.finish() == 2
+        assert message in standin.log
+
+
+class TestExam:
+    def test_log_likelihoods_are_of_the_prompt_and_shifted_by_the_knob(self, start: Start) -> None:
+        found = []
+        for shift in ("0", "0.25"):
+            answer = start("m", env={"STANDIN_NLL_SHIFT": shift}).complete(prompt_logprobs=0, max_tokens=1)
+            (none, *rest) = answer["choices"][0]["prompt_logprobs"]
+            assert none is None
+            found.append([next(iter(entry.values()))["logprob"] for entry in rest])
+        one, other = found
+        assert len(one) == 2
+        assert all(value < 0 for value in one)
+        assert other == pytest.approx([value - 0.25 for value in one])
+
+    def test_an_answer_has_them_only_if_they_were_asked_for(self, start: Start) -> None:
+        assert start("m").complete(max_tokens=1)["choices"][0]["prompt_logprobs"] is None
+
+    def test_known_prompts_are_answered_and_some_wrongly(self, start: Start, tmp_path: Path) -> None:
+        rows = [{"prompt": f"question {number}", "accepted": [f"answer {number}"]} for number in range(40)]
+        file = tmp_path / "answers.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        env = {"STANDIN_ANSWERS": str(file), "STANDIN_TOKENS_PER_SECOND": "2000", "STANDIN_WRONG_RATE": "0.3"}
+        standin = start("m", env=env)
+        texts = [standin.complete(prompt=row["prompt"])["choices"][0]["text"] for row in rows]
+        wrong = [number for number, text in enumerate(texts) if text != f" answer {number}"]
+        assert 4 <= len(wrong) <= 20
+        again = [standin.complete(prompt=row["prompt"])["choices"][0]["text"] for row in rows]
+        assert again == texts
+
+    def test_some_requests_fail(self, start: Start) -> None:
+        standin = start("m", env={"STANDIN_FAIL_RATE": "0.5", "STANDIN_TOKENS_PER_SECOND": "2000"})
+        body = {"model": "m", "prompt": "a", "max_tokens": 1}
+        found = [standin.call("POST", "/v1/completions", body)[0] for _request in range(30)]
+        assert set(found) == {200, 500}
+
 
 class TestWeights:
     def test_found_in_the_cache_by_commit_and_by_ref(

@@ -1,0 +1,1 @@
+../plugins/modules/accuracy_report.py

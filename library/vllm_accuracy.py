@@ -1,0 +1,1 @@
+../plugins/modules/vllm_accuracy.py

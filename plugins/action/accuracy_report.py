@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge what the instances answered: reads hosts' variables and earlier runs, writes results/<run>/.
+
+Documentation: plugins/modules/accuracy_report.py (`ansible-doc -t module instinct.fleet.accuracy_report`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.baseline import (
+    PREVIOUS,
+    baseline_of,
+    check_baseline,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.judge import (
+    AccuracyRules,
+    judge_deployment,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import (
+    AccuracyError,
+    check_tolerance,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import SCHEMA, gather
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+    InventoryReader,
+    to_plain_data,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+    ResultsError,
+    check_run,
+    free_run,
+    json_text,
+    write_run,
+)
+
+FILE = "accuracy.json"
+RESULT, FAILURE = "__accuracy_result", "__accuracy_failure"
+"""Variables of a host: what its instances answered; and why a task of it failed."""
+
+
+class ActionModule(ControllerAction):
+    """accuracy_report."""
+
+    BYPASS_HOST_LOOP = True
+    expected: ClassVar = (AccuracyError, FleetError, ResultsError, OSError)
+    options: ClassVar = {
+        "phase": {"type": "str", "choices": ["check", "report"], "default": "report"},
+        "run": {"type": "str", "default": ""},
+        "results_dir": {"type": "path", "default": "results"},
+        "tasks": {"type": "raw", "default": ["sanity", "nll"]},
+        "tolerance": {"type": "float", "default": 2},
+        "baseline": {"type": "str", "default": PREVIOUS},
+        "live": {"type": "bool", "default": False},
+    }
+
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what to ask; or the verdicts, after they were written."""
+        knowledge = Knowledge(CATALOG)
+        sets = parse_tasks(options["tasks"], knowledge.accuracy["sets"])
+        check_tolerance(options["tolerance"])
+        now = datetime.now(UTC)
+        run = check_run(options["run"] or now.strftime("accuracy-%Y%m%dT%H%M%SZ"))
+        results_dir = Path(options["results_dir"]).expanduser().absolute()
+        earlier = _earlier(results_dir)
+        check_baseline(options["baseline"], earlier)
+        if options["phase"] == "check":
+            return {"changed": False, "sets": list(sets)}
+        if self._task.check_mode:
+            return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
+        reader = InventoryReader(facts)
+        own = {host: reader.values(host, (RESULT, FAILURE), lenient=True) for host in reader.hosts(None)}
+        entries = {
+            host: to_plain_data((values.get(RESULT) or {}).get("instances") or [], str)
+            for host, values in own.items()
+        }
+        failures = {host: why for host, values in own.items() if (why := _failure(values))}
+        runs = gather(entries, parse_items(knowledge.accuracy_set("sanity")))
+        if not runs and not failures:
+            return {"changed": False, "msg": "There was no instance to ask."}
+        rules = AccuracyRules(
+            options["tolerance"],
+            NllLimits(**knowledge.accuracy["nll_limits"]),
+            tuple(knowledge.accuracy["expectations"]),
+        )
+        found = {name: baseline_of(name, earlier, options["baseline"]) for name in runs}
+        verdicts = [
+            judge_deployment(name, measured, before[1] if (before := found[name]) else None, rules)
+            for name, measured in runs.items()
+        ]
+        run = free_run(results_dir, run)
+        against = {name: before[0] if before else "" for name, before in found.items()}
+        text = report_text(run, options["live"], verdicts, against, failures)
+        summary = {
+            "schema": SCHEMA,
+            "run": run,
+            "finished": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "live": options["live"],
+            "tolerance": options["tolerance"],
+            "failures": failures,
+            "deployments": {
+                verdict.name: {"against": against[verdict.name] or None, **verdict.to_json()}
+                for verdict in verdicts
+            },
+        }
+        redact = Redactor()  # modules masked what they know; this is for what looks like a secret
+        files = {
+            FILE: json_text(redact.data(summary)),
+            "accuracy.txt": redact(text),
+            "answers.jsonl": redact(_answers(entries)),
+        }
+        directory = write_run(results_dir, run, files, newest=False)
+        self.show(f"\n{files['accuracy.txt']}{directory / 'accuracy.txt'}")
+        problems = {verdict.name: list(verdict.problems) for verdict in verdicts if verdict.problems}
+        result = {
+            "changed": True,
+            "directory": str(directory),
+            "problems": problems,
+            "text": files["accuracy.txt"],
+        }
+        wrong = [*problems, *failures]
+        if wrong:
+            message = f"Accuracy: problems of {', '.join(wrong)}. Report: {directory / 'accuracy.txt'}"
+            return {**result, "failed": True, "msg": message}
+        return result
+
+
+def _earlier(results_dir: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the contents of each earlier run's accuracy.json; what cannot be read is left out."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(results_dir.glob(f"*/{FILE}")):
+        if path.parent.is_symlink():
+            continue
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(data, Mapping):
+            found[path.parent.name] = data
+    return found
+
+
+def _failure(values: Mapping[str, Any]) -> str:
+    """Return why a host has no answers; "" if it has some."""
+    for name in (RESULT, FAILURE):
+        found = values.get(name) or {}
+        if found.get("failed") or found.get("unreachable"):
+            return str(found.get("msg") or "the host did not answer")
+    return "" if values.get(RESULT) else "its instances were not asked"
+
+
+def _answers(entries: Mapping[str, Iterable[Mapping[str, Any]]]) -> str:
+    rows = (
+        {"host": host, "instance": entry["name"], **answer}
+        for host, of_host in entries.items()
+        for entry in of_host
+        for answer in entry["answers"]
+    )
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

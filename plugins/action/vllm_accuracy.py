@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the module vllm_accuracy on the node, with the items that its instances are to answer.
+
+Documentation: plugins/modules/vllm_accuracy.py (`ansible-doc -t module instinct.fleet.vllm_accuracy`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import (
+    ANSWER_TOKENS,
+    parse_items,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import (
+    parse_tasks,
+    serving_replicas,
+    share,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
+
+
+class ActionModule(TimedAction):
+    """vllm_accuracy."""
+
+    changes = False
+
+    def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the task's, with the items of each instance and the passages."""
+        given = super().arguments(facts)
+        knowledge = Knowledge(CATALOG)
+        sets = parse_tasks(given.get("sets") or ("sanity", "nll"), knowledge.accuracy["sets"])
+        items = parse_items(knowledge.accuracy_set("sanity")) if "sanity" in sets else ()
+        passages = knowledge.accuracy_set("nll").splitlines() if "nll" in sets else []
+        hosts = ((facts.get("fleet_plan_result") or {}).get("plan") or {}).get("hosts") or {}
+        prompts = {}
+        for target in given.get("targets") or ():
+            replicas = serving_replicas(hosts, target["deployment"])
+            own = share(items, replicas, (self._host(dict(facts)), target["name"]))
+            prompts[target["name"]] = [{"id": item.id, "text": item.prompt} for item in own]
+        work = {
+            "prompts": prompts,
+            "passages": [json.loads(line) for line in passages],
+            "tokens": ANSWER_TOKENS,
+        }
+        return {**given, "work": work}

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From items to verdicts: shares of replicas, stand-ins that answer, runs that are compared, and tasks that fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.bench import accuracy
+from ansible_collections.instinct.fleet.plugins.modules import accuracy_report as documented
+from ansible_collections.instinct.fleet.plugins.modules import vllm_accuracy
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import SanityItem, parse_items
+
+from tests import ROOT
+from tests.helpers.module_docs import documented_by
+from tests.worlds.catalogue import knowledge
+from tests.worlds.standin_server import Standin
+
+ITEMS = parse_items(knowledge().accuracy_set("sanity"))
+PASSAGES = [json.loads(line) for line in knowledge().accuracy_set("nll").splitlines()]
+Report = Callable[..., dict[str, Any]]
+
+
+def right(item: SanityItem) -> str:
+    if item.category != "as_json":
+        return item.accepted[0]
+    return item.accepted[0].replace(r"\{\s*", "{").replace(r"\s*\}", "}").replace(r"\s*:\s*", ":")
+
+
+def entry(
+    items: tuple[SanityItem, ...] = ITEMS,
+    *,
+    wrong: int = 0,
+    failed: int = 0,
+    shift: float | None = 0.0,
+    **more: Any,
+) -> dict[str, Any]:
+    """What an instance returned. wrong, failed: how many of its first items; shift: of NLL, None for no passages."""
+    rows = []
+    for number, item in enumerate(items):
+        bad = number < wrong + failed
+        text = "" if number < failed else "no idea" if bad else right(item)
+        rows.append({"id": item.id, "text": text, "error": "HTTP 500: x" if number < failed else ""})
+    passages = [
+        {"id": item["id"], "nll": 50 * (2 + (shift or 0)), "tokens": 50, "error": ""} for item in PASSAGES
+    ]
+    found = {
+        "name": "llama-0",
+        "deployment": "llama",
+        "model": "lab/llama",
+        "commit": "c0ffee",
+        "image": "i@sha256:old",
+    }
+    return {**found, "vllm": "0.1", "endpoint": "completions", "note": "", "answers": rows,
+            "passages": [] if shift is None else passages, **more}  # fmt: skip
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Report:
+    """Run the plugin in tmp_path on what each host returned; its printed lines are in result["printed"]."""
+    from ansible_collections.instinct.fleet.plugins.action.accuracy_report import ActionModule
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(hosts: Mapping[str, Any], check: bool = False, **args: Any) -> dict[str, Any]:
+        task = SimpleNamespace(args=args, check_mode=check, async_val=0, action="accuracy_report", diff=False)
+        connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
+        loader = SimpleNamespace(load_from_file=lambda *_a, **_k: {}, load=lambda *_a, **_k: {})
+        plugin = ActionModule(task, connection, SimpleNamespace(), loader, None, None)
+        printed: list[str] = []
+        plugin._display = SimpleNamespace(display=printed.append, warning=printed.append)
+        fleet = {
+            host: found if isinstance(found, Mapping) else {"__accuracy_result": {"instances": found}}
+            for host, found in hosts.items()
+        }
+        facts = {
+            "hostvars": SimpleNamespace(raw_get=fleet.__getitem__),
+            "groups": {"instinct": list(fleet)},
+            "ansible_play_hosts_all": list(fleet),
+        }
+        return {**plugin.run(task_vars=facts), "printed": printed}
+
+    return run
+
+
+def read(result: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(result["directory"]) / "accuracy.json").read_text())
+    return found
+
+
+def test_options_are_documented() -> None:
+    from ansible_collections.instinct.fleet.plugins.action.accuracy_report import ActionModule
+
+    found = documented_by(documented)["options"]
+    assert set(found) == set(ActionModule.options)
+    for name, option in ActionModule.options.items():
+        assert found[name].get("default") == option.get("default"), name
+
+
+def test_a_first_run_has_scores_and_no_verdict(report: Report) -> None:
+    result = report({"n1": [entry(wrong=30)]}, run="one")
+    assert not result.get("failed"), result["msg"]
+    found = read(result)["deployments"]["llama"]
+    sanity = found["tasks"]["sanity"]
+    assert (sanity["n"], sanity["right"], sanity["score"]) == (300, 270, 0.9)
+    assert sanity["against"] is None
+    assert sanity["why"] == "no earlier run to compare with"
+    assert sanity["categories"]["addition"] == [0, 30]
+    assert found["nll"] == pytest.approx(2.0)
+    answers = (Path(result["directory"]) / "answers.jsonl").read_text().splitlines()
+    assert len(answers) == 300
+    assert "sanity: 90.0 % of 300" in "".join(result["printed"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "fails"),
+    [(0, "pass", False), (1, "pass", False), (3, "not clear", False), (30, "fail", True)],
+)
+def test_a_release_is_compared_with_the_one_before(
+    report: Report, wrong: int, verdict: str, fails: bool
+) -> None:
+    report({"n1": [entry()]}, run="one")
+    result = report({"n1": [entry(wrong=wrong, image="i@sha256:new")]}, run="two")
+    found = read(result)["deployments"]["llama"]
+    assert found["against"] == "one"
+    assert found["differences"] == ["image: i@sha256:old → i@sha256:new"]
+    assert found["tasks"]["sanity"]["against"]["verdict"] == verdict
+    assert bool(result.get("failed")) == fails
+    if verdict == "not clear":
+        assert found["tasks"]["sanity"]["against"]["needed"] > 300
+
+
+def test_failed_requests_are_named_and_never_scored(report: Report) -> None:
+    report({"n1": [entry()]}, run="one")
+    result = report({"n1": [entry(failed=60)]}, run="two")
+    assert not result.get("failed"), result["msg"]
+    sanity = read(result)["deployments"]["llama"]["tasks"]["sanity"]
+    assert (sanity["n"], sanity["score"], sanity["against"]["verdict"]) == (240, 1.0, "pass")
+    assert sanity["failed"][0] == "addition-00"
+    assert len(sanity["failed"]) == len(sanity["against"]["failed_new"]) == 60
+    assert "60 requests failed and are not scored: addition-00" in result["text"]
+
+
+def test_an_instance_that_answers_nothing_is_a_problem(report: Report) -> None:
+    result = report({"n1": [entry(failed=300)]}, run="one")
+    assert result["failed"]
+    assert read(result)["deployments"]["llama"]["tasks"]["sanity"]["score"] is None
+    assert "n1/llama-0: no item was answered: HTTP 500" in result["text"]
+
+
+def test_a_host_that_could_not_be_asked_is_a_problem_and_the_others_are_judged(report: Report) -> None:
+    refused = {"__accuracy_failure": {"failed": True, "msg": "llama would keep 0 in service"}}
+    gone = {"__accuracy_result": {"unreachable": True, "msg": "no route"}}
+    result = report({"n1": [entry()], "n2": refused, "n3": gone}, run="one")
+    assert result["failed"]
+    assert read(result)["failures"] == {"n2": "llama would keep 0 in service", "n3": "no route"}
+    assert read(result)["deployments"]["llama"]["tasks"]["sanity"]["n"] == 300
+
+
+def test_the_replica_with_other_weights_is_named(report: Report) -> None:
+    third = [ITEMS[start::3] for start in range(3)]
+    hosts = {f"n{number}": [entry(third[number], shift=0.05 if number == 1 else 0.0)] for number in range(3)}
+    result = report(hosts, run="one")
+    assert result["failed"]
+    assert result["problems"]["llama"][0].startswith("n1/llama-0: 0.0500 nat per token from the others")
+
+
+def test_another_model_is_compared_for_information_only(report: Report) -> None:
+    report({"n1": [entry()]}, run="one")
+    result = report({"n1": [entry(wrong=100, model="lab/other", shift=1.0)]}, run="two")
+    assert not result.get("failed"), result["msg"]
+    assert read(result)["deployments"]["llama"]["tasks"]["sanity"]["against"]["verdict"] == "fail"
+
+
+def test_a_broken_kernel_shows_in_the_log_likelihoods(report: Report) -> None:
+    report({"n1": [entry()]}, run="one")
+    result = report({"n1": [entry(shift=0.2)]}, run="two")
+    assert result["failed"]
+    assert "NLL +0.2000 nat per token, as with a broken kernel or tensor" in result["text"]
+
+
+def test_the_baseline_is_chosen_by_name_and_the_newest_otherwise(report: Report) -> None:
+    for run in ("one", "two"):
+        report({"n1": [entry()]}, run=run)
+    for baseline, against in (("one", "one"), ("none", None)):
+        result = report({"n1": [entry()]}, baseline=baseline)
+        assert read(result)["deployments"]["llama"]["against"] == against
+    result = report({"n1": [entry()]}, baseline="onne", phase="check")
+    assert result["failed"]
+    assert result["msg"] == "accuracy_baseline: there is no accuracy run onne. Did you mean one?"
+
+
+def test_a_bad_release_is_not_compared_with_itself(report: Report) -> None:
+    report({"n1": [entry()]}, run="good")
+    for run in ("bad", "again"):
+        result = report({"n1": [entry(wrong=60)]}, run=run)
+        assert result["failed"]
+        assert read(result)["deployments"]["llama"]["against"] == "good"
+    accepted = report({"n1": [entry(wrong=60)]}, run="accepted", baseline="bad")
+    assert not accepted.get("failed"), accepted["msg"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"tasks": "sanety"}, "unknown task sanety. sanety: Did you mean sanity?"),
+        ({"tasks": ["nll", "foo", "bar"]}, "unknown tasks foo, bar."),
+        ({"tasks": ""}, "accuracy_tasks names no task. Valid: nll, sanity."),
+        ({"tolerance": 0}, "accuracy_tolerance is 0 points"),
+        ({"run": "latest"}, "cannot name a run"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_asked(
+    report: Report, args: dict[str, Any], words: str
+) -> None:
+    result = report({"n1": {}}, phase="check", **args)
+    assert result["failed"]
+    assert words in result["msg"]
+
+
+def test_the_check_returns_what_to_ask(report: Report) -> None:
+    assert report({"n1": {}}, phase="check", tasks="nll, sanity")["sets"] == ["nll", "sanity"]
+
+
+def test_check_mode_and_an_empty_fleet_write_nothing(report: Report, tmp_path: Path) -> None:
+    assert report({"n1": [entry()]}, check=True)["skipped"]
+    assert report({"n1": {"__accuracy_result": {"instances": []}}})["msg"] == "There was no instance to ask."
+    assert not (tmp_path / "results").exists()
+
+
+# ---- with engines that answer
+
+
+def plan(hosts: list[str]) -> dict[str, Any]:
+    """A plan with one instance of a deployment on each host."""
+    instances = {host: [{"name": "llama-0", "deployment": "llama", "rank": None}] for host in hosts}
+    return {"plan": {"hosts": {host: {"instances": found} for host, found in instances.items()}}}
+
+
+def work_of(host: str, hosts: list[str], **args: Any) -> dict[str, Any]:
+    """What the action plugin gives to the module on a host."""
+    from ansible_collections.instinct.fleet.plugins.action.vllm_accuracy import ActionModule
+
+    targets = [{"name": "llama-0", "deployment": "llama"}]
+    task = SimpleNamespace(args={"targets": targets, **args}, delegate_to=None, action="vllm_accuracy")
+    plugin = ActionModule(task, SimpleNamespace(), None, None, None, None)
+    facts = {"inventory_hostname": host, "fleet_plan_result": plan(hosts)}
+    found: dict[str, Any] = plugin.arguments(facts)["work"]
+    return found
+
+
+def test_replicas_share_the_items_and_each_gets_all_passages() -> None:
+    hosts = ["n1", "n2", "n10"]
+    found = [work_of(host, hosts) for host in hosts]
+    shares = [[row["id"] for row in work["prompts"]["llama-0"]] for work in found]
+    assert [len(share) for share in shares] == [100, 100, 100]
+    assert sorted(itertools.chain(*shares)) == sorted(item.id for item in ITEMS)
+    assert all(len(work["passages"]) == len(PASSAGES) for work in found)
+    only = work_of("n1", hosts, sets=["nll"])
+    assert (only["prompts"]["llama-0"], len(only["passages"])) == ([], len(PASSAGES))
+
+
+@contextmanager
+def standins(directory: Path, *knobs: dict[str, str]) -> Iterator[list[Standin]]:
+    base = {
+        "STANDIN_TOKENS_PER_SECOND": "2000",
+        "STANDIN_ANSWERS": str(ROOT / "catalog/accuracy/sanity.jsonl"),
+    }
+    with ExitStack() as stack:
+        found = []
+        for number, more in enumerate(knobs):
+            one = Standin(directory / f"{number}.log", "m", env={**base, **more})
+            stack.callback(one.process.wait)
+            stack.callback(one.process.kill)
+            found.append(one)
+        for one in found:
+            one.wait()
+        yield found
+
+
+def test_engines_with_known_faults_get_the_right_verdicts(
+    report: Report, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong answers fail a release, requests that fail at times do not, and a shifted replica is named."""
+    monkeypatch.setattr(accuracy, "_PAUSE", 0.0)
+
+    def measured(run: str, *knobs: dict[str, str], retries: int = 2) -> dict[str, Any]:
+        hosts = [f"n{number}" for number in range(len(knobs))]
+        entries = {}
+        with standins(tmp_path, *knobs) as engines:
+            for host, engine in zip(hosts, engines, strict=True):
+                target = {
+                    "name": "llama-0", "deployment": "llama", "model": "lab/llama", "commit": "c0ffee", "image": run,
+                    "served_model": "m", "port": engine.port, "server": {"host": "127.0.0.1"},
+                }  # fmt: skip
+                args = {
+                    "targets": [target],
+                    "work": work_of(host, hosts),
+                    "concurrency": 16,
+                    "retries": retries,
+                }
+                found, failed = run_module(vllm_accuracy.main, args)
+                assert not failed, found["msg"]
+                entries[host] = found["instances"]
+        return report(entries, run=run)
+
+    healthy = {}
+    same = measured("same", healthy, healthy, healthy)
+    assert not same.get("failed"), same["msg"]
+    # Patterns of the category as_json are no answers, so a stand-in has these wrong.
+    assert read(same)["deployments"]["llama"]["tasks"]["sanity"]["right"] == 288
+
+    failing = measured("failing", healthy, {"STANDIN_FAIL_RATE": "0.05"}, healthy, retries=0)
+    assert not failing.get("failed"), failing["msg"]
+    sanity = read(failing)["deployments"]["llama"]["tasks"]["sanity"]
+    assert sanity["failed"]
+    assert sanity["against"]["verdict"] == "pass"
+    assert (sanity["against"]["lost"], sanity["n"]) == (0, 300 - len(sanity["failed"]))
+
+    perturbed = measured("perturbed", healthy, healthy, {"STANDIN_NLL_SHIFT": "0.05"})
+    assert perturbed["failed"]
+    assert [line.partition(":")[0] for line in perturbed["problems"]["llama"]] == ["n2/llama-0"]
+
+    worse = measured("worse", *[{"STANDIN_WRONG_RATE": "0.12"}] * 3)
+    assert worse["failed"]
+    (line,) = worse["problems"]["llama"]
+    assert line.startswith("sanity: fail: ")
