@@ -40,7 +40,7 @@ venv-dev: $(VENV)/.installed-dev
 
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-options --no-header
 
-.PHONY: lock router-lock
+.PHONY: lock router-lock lm-eval-lock
 lock: venv-dev ## write the two lock files anew from pyproject.toml
 	$(COMPILE) --upgrade --output-file requirements.lock pyproject.toml
 	$(COMPILE) --upgrade --extra dev --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
@@ -50,6 +50,12 @@ router-lock: ## write the lock file of vllm-router anew (ROUTER=version; needs u
 	@set -e; file=$(ROUTER_LOCK); version=$$(sed -n 's/^vllm-router==\([^ ]*\).*/\1/p' $$file); \
 	    { head -1 $$file; echo "vllm-router==$(or $(ROUTER),$$version)" | uv pip compile - --quiet --no-header --upgrade \
 	    --universal --python-version 3.9 --generate-hashes --no-build; } > $$file.new; mv $$file.new $$file
+
+LM_EVAL_LOCK := roles/accuracy/files/lm-eval-requirements.txt
+lm-eval-lock: ## write the lock file of lm-eval anew (LM_EVAL=version; needs uv)
+	@set -e; file=$(LM_EVAL_LOCK); version=$$(sed -n 's/^lm-eval==\([^ ]*\).*/\1/p' $$file); \
+	    { head -1 $$file; echo "lm-eval[api]==$(or $(LM_EVAL),$$version)" | uv pip compile - --quiet --no-header --upgrade \
+	    --universal --python-version 3.10 --generate-hashes; } > $$file.new; mv $$file.new $$file
 
 # ---- demo ------------------------------------------------------------------------------------------------------------
 .PHONY: demo demo-down lab-up lab-down

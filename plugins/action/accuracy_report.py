@@ -28,8 +28,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired imp
     AccuracyError,
     check_tolerance,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import SCHEMA, gather
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import (
+    SANITY,
+    SCHEMA,
+    gather,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
@@ -47,7 +52,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
 )
 
 FILE = "accuracy.json"
-RESULT, FAILURE = "__accuracy_result", "__accuracy_failure"
+RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"
 """Variables of a host: what its instances answered; and why a task of it failed."""
 
 
@@ -61,6 +66,7 @@ class ActionModule(ControllerAction):
         "run": {"type": "str", "default": ""},
         "results_dir": {"type": "path", "default": "results"},
         "tasks": {"type": "raw", "default": ["sanity", "nll"]},
+        "data_dir": {"type": "path", "default": ""},
         "tolerance": {"type": "float", "default": 2},
         "baseline": {"type": "str", "default": PREVIOUS},
         "live": {"type": "bool", "default": False},
@@ -69,7 +75,8 @@ class ActionModule(ControllerAction):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return what to ask; or the verdicts, after they were written."""
         knowledge = Knowledge(CATALOG)
-        sets = parse_tasks(options["tasks"], knowledge.accuracy["sets"])
+        shipped, known = knowledge.accuracy["sets"], knowledge.accuracy["tasks"]
+        names = parse_tasks(options["tasks"], [*shipped, *known])
         check_tolerance(options["tolerance"])
         now = datetime.now(UTC)
         run = check_run(options["run"] or now.strftime("accuracy-%Y%m%dT%H%M%SZ"))
@@ -77,13 +84,24 @@ class ActionModule(ControllerAction):
         earlier = _earlier(results_dir)
         check_baseline(options["baseline"], earlier)
         if options["phase"] == "check":
-            return {"changed": False, "sets": list(sets)}
+            others = planned_tasks(
+                [name for name in names if name not in shipped], known, options["data_dir"]
+            )
+            return {
+                "changed": False,
+                "sets": [name for name in names if name in shipped],
+                "lm_eval": [task.to_json() for task in others],
+            }
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
         reader = InventoryReader(facts)
-        own = {host: reader.values(host, (RESULT, FAILURE), lenient=True) for host in reader.hosts(None)}
+        own = {host: reader.values(host, (*RESULTS, FAILURE), lenient=True) for host in reader.hosts(None)}
         entries = {
-            host: to_plain_data((values.get(RESULT) or {}).get("instances") or [], str)
+            host: [
+                entry
+                for name in RESULTS
+                for entry in to_plain_data((values.get(name) or {}).get("instances") or [], str)
+            ]
             for host, values in own.items()
         }
         failures = {host: why for host, values in own.items() if (why := _failure(values))}
@@ -154,18 +172,25 @@ def _earlier(results_dir: Path) -> dict[str, Mapping[str, Any]]:
 
 def _failure(values: Mapping[str, Any]) -> str:
     """Return why a host has no answers; "" if it has some."""
-    for name in (RESULT, FAILURE):
+    for name in (*RESULTS, FAILURE):
         found = values.get(name) or {}
         if found.get("failed") or found.get("unreachable"):
             return str(found.get("msg") or "the host did not answer")
-    return "" if values.get(RESULT) else "its instances were not asked"
+    return "" if any(values.get(name) for name in RESULTS) else "its instances were not asked"
 
 
 def _answers(entries: Mapping[str, Iterable[Mapping[str, Any]]]) -> str:
     rows = (
-        {"host": host, "instance": entry["name"], **answer}
+        {"host": host, "instance": entry["name"], "task": task, **answer}
         for host, of_host in entries.items()
         for entry in of_host
-        for answer in entry["answers"]
+        for task, answers in _answers_of(entry)
+        for answer in answers
     )
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _answers_of(entry: Mapping[str, Any]) -> Iterable[tuple[str, Iterable[Mapping[str, Any]]]]:
+    yield SANITY, entry.get("answers") or ()
+    for name, task in (entry.get("tasks") or {}).items():
+        yield name, task["samples"]

@@ -9,8 +9,8 @@ module: accuracy_report
 short_description: Judge the answers of all instances, and write the report
 version_added: "0.1.0"
 description:
-  - Reads what M(instinct.fleet.vllm_accuracy) returned for each host, scores it, compares it item by item with an
-    earlier run, and the replicas of a deployment with each other.
+  - Reads what M(instinct.fleet.vllm_accuracy) and M(instinct.fleet.lm_eval) returned for each host, scores it, and
+    compares it item by item with an earlier run, and the replicas of a deployment with each other.
   - Writes C(results_dir/run/accuracy.txt), which it also prints, C(accuracy.json) for machines and later comparisons,
     and the answers as C(answers.jsonl).
   - Fails if a release lost more than the tolerance allows, if a replica differs from the others, or if an instance
@@ -31,9 +31,15 @@ options:
     type: path
     default: results
   tasks:
-    description: What is measured, as a list or with commas; V(sanity), V(nll).
+    description:
+      - What is measured, as a list or with commas; V(sanity), V(nll), a task of C(catalog/accuracy.yml) such as
+        V(gsm8k), or a directory of tasks of lm-eval, named with a slash.
     type: raw
     default: [sanity, nll]
+  data_dir:
+    description: Directory on the control node with the data of tasks of the catalogue.
+    type: path
+    default: ""
   tolerance:
     description: Points of a task's score that a release may lose; 1 is a hundredth.
     type: float
@@ -83,8 +89,15 @@ text:
   type: str
   returned: when something was measured
 sets:
-  description: The names of the tasks to measure.
+  description: The shipped sets to measure, for M(instinct.fleet.vllm_accuracy).
   type: list
   elements: str
+  returned: in phase V(check)
+lm_eval:
+  description:
+    - The other tasks, for M(instinct.fleet.lm_eval), each with C(title), C(name), C(items), C(metric), C(filter),
+      C(yaml) (the text of its file, empty if it is among the files) and C(files) (C(src) and C(dest)).
+  type: list
+  elements: dict
   returned: in phase V(check)
 """

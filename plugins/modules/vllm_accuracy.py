@@ -28,9 +28,10 @@ options:
     default: []
   sets:
     description:
-      - What is asked, as a list or with commas; V(sanity) for the items, V(nll) for the passages.
+      - What is asked; V(sanity) for the items, V(nll) for the passages.
       - Evaluated on the control node, by the module's action plugin.
-    type: raw
+    type: list
+    elements: str
     default: [sanity, nll]
   concurrency:
     description: Items that one instance answers at the same time.
@@ -108,7 +109,7 @@ def argument_spec():
     """Return the module's options."""
     return {
         "targets": {"type": "list", "elements": "dict", "default": []},
-        "sets": {"type": "raw", "default": ["sanity", "nll"]},
+        "sets": {"type": "list", "elements": "str", "default": ["sanity", "nll"]},
         "concurrency": {"type": "int", "default": 4},
         "request_timeout": {"type": "int", "default": 120},
         "retries": {"type": "int", "default": 2},

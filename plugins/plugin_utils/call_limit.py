@@ -22,6 +22,7 @@ DEFAULTS = {
     "rocm_partition": 300,
     "vllm_bench": 7200,
     "vllm_accuracy": 1800,
+    "lm_eval": 14400,
 }
 """The modules' own defaults of their parameter `timeout`, in seconds."""
 TIMES = {"vllm_image": 2, "rocm_partition": 2}

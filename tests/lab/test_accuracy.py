@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -112,17 +113,45 @@ def test_an_unknown_task_is_refused_before_an_instance_is_drained(endpoint: Endp
     assert not {"balancer_server", "vllm_accuracy"} & set(run.modules())
 
 
-@pytest.mark.deep  # two real engines on two cores
-def test_a_perturbed_tensor_of_the_real_vllm_is_found(
-    lab_up: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def real(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine of the real vLLM on each node."""
     reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("perturbed"))
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("real"))
     args = {"max_model_len": 1024, "max_num_seqs": 16, "enforce_eager": True}
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     lab.write_vars(vllm_deployments=[deployment(image=IMAGE, engine_args=args, env=env)])
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-3000:]
+    yield lab
+    reset_lab()
+
+
+@pytest.mark.deep  # 760 MB of packages
+def test_lm_eval_scores_the_shipped_items_of_the_real_vllm(real: Lab) -> None:
+    """Set LM_EVAL_PACKAGES to a directory that `pip download` filled as the runbook says: nodes have no network."""
+    packages = os.environ.get("LM_EVAL_PACKAGES")
+    if not packages:
+        pytest.skip("LM_EVAL_PACKAGES names no directory of downloaded packages")
+    variables = {"accuracy_tasks": [f"{ROOT}/catalog/accuracy"], "accuracy_lm_eval_packages": packages}
+    for verdict in (None, "pass"):
+        run = real.play(
+            "accuracy", "-e", f"accuracy_results_dir={real.tmp}/lm-eval", "-e", json.dumps(variables)
+        )
+        assert run.rc == 0, run.out[-3000:]
+        path = max(
+            Path(real.tmp, "lm-eval").glob("*/accuracy.json"), key=lambda path: path.stat().st_mtime_ns
+        )
+        found = json.loads(path.read_text())["deployments"]["llama"]["tasks"]["instinct_sanity"]
+        assert (found["n"], found["failed"]) == (300, [])
+        assert (found["against"] or {}).get("verdict") == verdict
+    left = real.on(real.hosts[0], "ls /var/lib/instinct-fleet/lm-eval/work")
+    assert left == "", "a cache that would answer for the next release"
+
+
+@pytest.mark.deep  # two real engines on two cores
+def test_a_perturbed_tensor_of_the_real_vllm_is_found(real: Lab) -> None:
+    lab = real
     healthy, odd = lab.hosts[:2]
 
     first = play(lab)
@@ -156,4 +185,3 @@ def test_a_perturbed_tensor_of_the_real_vllm_is_found(
         r["result"]["instances"][0]["seconds"] for r in second.records if r["module"] == "vllm_accuracy"
     ]
     print(f"found in {sum(seconds):.0f} s of asking", flush=True)
-    reset_lab()

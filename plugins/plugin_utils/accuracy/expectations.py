@@ -76,10 +76,16 @@ def compare(
         if expected["kind"] == "score" and expected["n"]:
             ends = wilson(round(expected["score"] * expected["n"]), expected["n"])
         state = BELOW if high < ends[0] else ABOVE if low > ends[1] else WITHIN
+        own = {
+            "commit": key.commit,
+            "task_hash": key.task_hash,
+            "shots": key.shots,
+            "template": key.template,
+        }
         differs = [
             words
             for name, words in _KEY.items()
-            if expected.get(name) is None or expected.get(name) != getattr(key, name)
+            if expected.get(name) is None or expected.get(name) != own[name]
         ]
         found.append(ExpectationNote(state, tuple(differs), expected))
     return tuple(found)

@@ -129,7 +129,8 @@ class _Gathered:
         for name, task in (entry.get("tasks") or {}).items():
             own = self.outcomes.setdefault(name, {})
             own.update({row["doc"]: ItemOutcome(row["prompt"], row["correct"]) for row in task["samples"]})
-            self.about[name] = task["about"]
+            own.update({f"item {number} of {name}": ItemOutcome("", None) for number in task["failed"]})
+            self.about[name] = task["about"] or self.about.get(name, {})
             if task["error"]:
                 self.errors.append(f"{replica}: {name}: {task['error']}")
 

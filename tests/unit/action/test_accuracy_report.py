@@ -211,7 +211,7 @@ def test_a_bad_release_is_not_compared_with_itself(report: Report) -> None:
     [
         ({"tasks": "sanety"}, "unknown task sanety. sanety: Did you mean sanity?"),
         ({"tasks": ["nll", "foo", "bar"]}, "unknown tasks foo, bar."),
-        ({"tasks": ""}, "accuracy_tasks names no task. Valid: nll, sanity."),
+        ({"tasks": ""}, "accuracy_tasks names no task. Valid: gsm8k, mmlu_pro_biology, nll, sanity."),
         ({"tolerance": 0}, "accuracy_tolerance is 0 points"),
         ({"run": "latest"}, "cannot name a run"),
     ],
@@ -225,7 +225,42 @@ def test_mistakes_are_refused_before_anything_is_asked(
 
 
 def test_the_check_returns_what_to_ask(report: Report) -> None:
-    assert report({"n1": {}}, phase="check", tasks="nll, sanity")["sets"] == ["nll", "sanity"]
+    found = report({"n1": {}}, phase="check", tasks="nll, sanity")
+    assert (found["sets"], found["lm_eval"]) == (["nll", "sanity"], [])
+    found = report({"n1": {}}, phase="check", tasks=["nll", f"{ROOT}/catalog/accuracy"])
+    assert (found["sets"], [task["name"] for task in found["lm_eval"]]) == (["nll"], ["instinct_sanity"])
+
+
+def lm_eval(correct: str, failed: tuple[int, ...] = (), error: str = "", **about: Any) -> dict[str, Any]:
+    """What lm_eval returned for an instance: "1" for a right answer, "0" for a wrong one."""
+    samples = [
+        {"doc": f"d{number}", "prompt": "p", "correct": one == "1", "answer": "a"}
+        for number, one in enumerate(correct)
+    ]
+    task = {"samples": samples, "failed": list(failed), "error": error, "about": about}
+    return {**entry(), "answers": [], "passages": [], "tasks": {"gsm8k": task}}
+
+
+def test_tasks_of_lm_eval_are_judged_likewise(report: Report) -> None:
+    ran = {"__accuracy_lm_eval": {"instances": [lm_eval("1" * 270 + "0" * 30, shots=5)]}}
+    first = report({"n1": ran}, run="one")
+    assert not first.get("failed"), first["msg"]
+    assert read(first)["deployments"]["llama"]["tasks"]["gsm8k"]["score"] == 0.9
+    worse = {"__accuracy_lm_eval": {"instances": [lm_eval("1" * 240 + "0" * 60, (7, 8))]}}
+    second = report({"n1": worse}, run="two")
+    assert second["failed"]
+    gsm8k = read(second)["deployments"]["llama"]["tasks"]["gsm8k"]
+    assert gsm8k["against"]["verdict"] == "fail"
+    assert gsm8k["failed"] == ["item 7 of gsm8k", "item 8 of gsm8k"]
+    assert gsm8k["n"] == 300
+
+
+def test_a_task_that_could_not_be_run_is_a_problem(report: Report) -> None:
+    gave_up = {"__accuracy_lm_eval": {"instances": [lm_eval("", (0, 1), "lm-eval failed: no data")]}}
+    result = report({"n1": gave_up}, run="one")
+    assert result["failed"]
+    assert "n1/llama-0: gsm8k: lm-eval failed: no data" in result["text"]
+    assert read(result)["deployments"]["llama"]["tasks"]["gsm8k"]["score"] is None
 
 
 def test_check_mode_and_an_empty_fleet_write_nothing(report: Report, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ ELSEWHERE = {
 BY_PARAMETERS = {
     f"instinct.fleet.{name}"
     for name in (
-        "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "hf_model", "rocm_partition", "partition_boot",
+        "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "rocm_partition",
+        "partition_boot",
     )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 

@@ -1,0 +1,1 @@
+../plugins/modules/lm_eval.py
