@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import lm_eval, smoke_run
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.lm_eval import LmEval, LmEvalTask
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import ServerAddress
 from ansible_collections.instinct.fleet.plugins.modules import lm_eval as module
 
@@ -182,6 +182,7 @@ def test_the_module_runs_each_task_on_each_instance(
     (home / "work").mkdir()
     monkeypatch.setattr(lm_eval, "DIRECTORY", str(home))
     monkeypatch.setattr(module, "DIRECTORY", str(home))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
     monkeypatch.setattr(smoke_run, "node_key", lambda: KEY)
     task = {"title": "gsm8k", "name": "fleet_gsm8k", "metric": "exact_match", "filter": "flexible-extract"}
@@ -199,6 +200,7 @@ def test_without_lm_eval_it_says_what_installs_it(
     run_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(lm_eval, "DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path))
     work = {"llama-0": {"t": [0]}}
     result, failed = run_module(
