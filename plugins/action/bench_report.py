@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import read_earlier
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -99,7 +100,7 @@ def _write(
     measured = collect(list(own), own, redact, models, sources)
     if not measured.rows and not measured.failures:
         return {"changed": False, "msg": "There was no instance to measure."}
-    summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured)
+    summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured, read_earlier(results_dir))
     files: dict[str, str | bytes] = {
         "summary.json": json_text(summary),
         "benchmarks.csv": csv_text(summary),

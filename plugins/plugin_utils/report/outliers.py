@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare nodes that do the same work: every instance with the median of comparable ones."""
+"""The speed of rows and nodes against the median of those that did the same work, and which of them are slow.
+
+What is slow was judged when the summary was built (outliers/verdicts.py, `gpu_verdicts` of summary.json).
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..outliers.robust import MIN_SLOWER
+from ..outliers.samples import cell_speeds, comparison_key
 from .rows import ended
+from .tables import total_of
 
-SLOW = 0.10
-"""Ten percent worse than the median is slow. Equal nodes differ by a few percent between runs."""
+LIMIT = 1 - MIN_SLOWER
+"""Speed, as a share of the median, above which nothing is called slow."""
 
 Row = Mapping[str, Any]
-
-# The metrics that are compared: the first is the speed, the others reveal slowness too. At a fixed request rate every
-# node has the same throughput, and only the time per token reveals a slow one.
-_MEASURES: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
-    "serve": (("output_throughput", True, "output tok/s"), ("median_tpot_ms", False, "TPOT p50")),
-    "throughput": (("total_token_throughput", True, "total tok/s"),),
-    "latency": (("mean_batch_latency_ms", False, "batch latency"),),
-}
+Verdicts = Sequence[Mapping[str, Any]]
+"""`gpu_verdicts` of summary.json."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RelativeSpeed:
 
 @dataclass(frozen=True)
 class NodeSpeed:
-    """A node: the sum of its instances against the sum of their medians, and why it is slow, if it is."""
+    """A node: its instances' throughput, its speed (1.0 at the median), and why it is slow, if it is."""
 
     host: str
     instances: int
@@ -44,47 +45,34 @@ class NodeSpeed:
     slow: tuple[str, ...] = ()
 
 
-def comparison_key(row: Row) -> tuple[Any, ...]:
-    """Return the key that is equal for rows with the same work on the same number of GPUs."""
-    load = (row["num_prompts"], row["max_concurrency"], row["request_rate"])
-    return (row["deployment"], row["kind"], row["cell"], len(row["gpus"]), *load)
+def speeds(rows: Sequence[Row], verdicts: Verdicts) -> list[RelativeSpeed]:
+    """Return the speed of each row, in the order of `rows`."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for cell in cell_speeds(rows):
+        groups.setdefault(cell.cell, []).append(cell.speeds[0] or 0.0)
+    return [_speed(row, groups.get(comparison_key(row), []), verdicts) for row in rows]
 
 
-def speeds(rows: Sequence[Row]) -> list[RelativeSpeed]:
-    """Return the the speed of each row, in the order of `rows`."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(comparison_key(row), []).append(row)
-    return [_speed(row, groups[comparison_key(row)]) for row in rows]
-
-
-def node_speeds(rows: Sequence[Row]) -> list[NodeSpeed]:
-    """Return the the speed of each node, over its serving benchmarks, in natural order of the names."""
+def node_speeds(rows: Sequence[Row], verdicts: Verdicts) -> list[NodeSpeed]:
+    """Return the speed of each node by rows of which each deployment has one cell, in natural order of the names."""
     served = [row for row in rows if row["kind"] == "serve"]
-    per_row = speeds(served)
+    per_row = speeds(served, verdicts)
     nodes = []
     for host in sorted({row["host"] for row in served}, key=natural):
         own = [(row, speed) for row, speed in zip(served, per_row) if row["host"] == host]
-        done = [row["output_throughput"] for row, _unused in own if row["output_throughput"] is not None]
-        # An instance's median is its result divided by its relative speed.
-        known = [
-            (row["output_throughput"], row["output_throughput"] / speed.value)
-            for row, speed in own
-            if row["output_throughput"] is not None and speed.value
-        ]
-        expected = sum(median for _unused, median in known)
-        value = sum(rate for rate, _unused in known) / expected if expected else None
-        cells = len({row["cell"] for row, _unused in own})
-        slow = [
-            (f"{row['instance']}{', ' + row['cell'] if cells > 1 else ''}: " if len(own) > 1 else "")
-            + ", ".join(speed.slow)
-            for row, speed in own
-            if speed.slow
-        ]
-        if value is not None and value < 1 - SLOW and len(own) > 1:
-            slow.insert(0, f"output tok/s of the node {_percent(1 - value)} below the median")
-        instances = len({row["instance"] for row, _unused in own})
-        nodes.append(NodeSpeed(host, instances, sum(done) if done else None, value, tuple(slow)))
+        known = [speed.value for _unused, speed in own if speed.value is not None]
+        instances = {row["instance"] for row, _unused in own}
+        # One slow GPU of several does not make the node slow.
+        whole = [item for item in verdicts if item["scope"] == "node" or len(instances) == 1]
+        nodes.append(
+            NodeSpeed(
+                host=host,
+                instances=len(instances),
+                output_throughput=total_of([row for row, _unused in own], "output_throughput"),
+                value=statistics.fmean(known) if known else None,
+                slow=_reasons(host, instances, whole),
+            )
+        )
     return nodes
 
 
@@ -106,28 +94,21 @@ def sequential_hosts(rows: Sequence[Row]) -> list[str]:
     return sorted(apart, key=natural)
 
 
-def reference(values: Sequence[float], higher_is_better: bool) -> float:
-    """Return the median; of an even number, the better of the middle two, so that one of two nodes can be slow."""
-    return statistics.median_high(values) if higher_is_better else statistics.median_low(values)
+def _speed(row: Row, group: Sequence[float], verdicts: Verdicts) -> RelativeSpeed:
+    own = cell_speeds([row])
+    value = None
+    if own and len(group) > 1:
+        value = math.exp((own[0].speeds[0] or 0.0) - statistics.median(group))
+    return RelativeSpeed(value, _reasons(row["host"], {row["instance"]}, verdicts))
 
 
-def _speed(row: Row, group: Sequence[Row]) -> RelativeSpeed:
-    first: float | None = None
-    slow = []
-    for position, (metric, higher, label) in enumerate(_MEASURES[row["kind"]]):
-        values = [other[metric] for other in group if other[metric] is not None]
-        if row[metric] is None or len(values) < 2:
-            continue
-        median = reference(values, higher)
-        if not median or (not higher and not row[metric]):
-            continue
-        if position == 0:
-            first = row[metric] / median if higher else median / row[metric]
-        off = 1 - row[metric] / median if higher else row[metric] / median - 1
-        if off > SLOW:
-            slow.append(f"{label} {_percent(off)} {'below' if higher else 'above'} the median")
-    return RelativeSpeed(first, tuple(slow))
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
+def _reasons(host: str, instances: Set[str], verdicts: Verdicts) -> tuple[str, ...]:
+    """Return why instances of a host are slow, each reason once; empty if they are not."""
+    found = (
+        reason
+        for verdict in verdicts
+        if verdict["host"] == host and verdict["speed"] == "slow"
+        if not instances.isdisjoint(verdict["instances"])
+        for reason in verdict["reasons"]
+    )
+    return tuple(dict.fromkeys(found))

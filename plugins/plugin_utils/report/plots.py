@@ -126,7 +126,7 @@ def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) ->
     ax.axhline(100, color=COLOUR["ink"], linewidth=1)
     ax.axhline(slow_limit * 100, color=COLOUR["warn"], linewidth=1, linestyle=(0, (3, 3)))
     ax.annotate(
-        f"slow: below {slow_limit * 100:.0f}% of the median", (len(ordered), slow_limit * 100),
+        f"above {slow_limit * 100:.0f}% of the median nothing is slow", (len(ordered), slow_limit * 100),
         xytext=(-2, 4), textcoords="offset points", ha="right", fontsize=11, color=COLOUR["warn"],
     )  # fmt: skip
     last_label = -1e9

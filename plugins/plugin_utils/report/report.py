@@ -14,9 +14,10 @@ from typing import Any
 
 from ...module_utils.common.errors import natural
 from ..text import plural
+from .gpu_findings import GpuFinding, gpu_findings, headline, unjudged
 from .hosts import hosts_view, reproduction
-from .outliers import SLOW, NodeSpeed, node_speeds, speeds
-from .sections import Pairs, deployment_section, nodes_section, offline_sections
+from .outliers import NodeSpeed, node_speeds, speeds
+from .sections import deployment_section, nodes_section, offline_sections
 from .tables import count, ms, rate, signed, total_of
 from .titles import headline_rows, notes
 
@@ -51,9 +52,11 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the page's content. Plots are functions ("draw") that return SVG."""
     rows: list[Row] = summary["benchmarks"]
     served = [row for row in rows if row["kind"] == "serve"]
-    pairs = list(zip(rows, speeds(rows)))
+    verdicts = summary["gpu_verdicts"]
+    findings = gpu_findings(verdicts)
+    pairs = list(zip(rows, speeds(rows, verdicts)))
     best = headline_rows(served)
-    nodes = node_speeds(best)
+    nodes = node_speeds(best, verdicts)
     hosts = sorted({row["host"] for row in rows}, key=natural)
     expected = {*hosts, *(failure["host"] for failure in summary["failures"])}
     names = sorted({row["deployment"] for row in served}, key=natural)
@@ -63,10 +66,10 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
         "finished": _moment(summary["finished"]),
         "subject": _subject(rows),
         "failures": summary["failures"],
-        "slow": _slow(node_speeds(rows), pairs),
-        "slow_limit": f"{SLOW * 100:.0f}%",
-        "notes": notes(rows),
-        "cards": _cards(best, nodes, len(hosts), len(expected)),
+        "findings": findings,
+        "findings_title": headline(findings),
+        "notes": [*notes(rows), *unjudged(verdicts)],
+        "cards": _cards(best, nodes, findings, len(hosts), len(expected)),
         "nodes": nodes_section(nodes),
         "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
         "offline": offline_sections(pairs),
@@ -90,7 +93,11 @@ def _subject(rows: Sequence[Row]) -> str:
 
 
 def _cards(
-    served: Sequence[Row], nodes: Sequence[NodeSpeed], hosts: int, expected: int
+    served: Sequence[Row],
+    nodes: Sequence[NodeSpeed],
+    findings: Sequence[GpuFinding],
+    hosts: int,
+    expected: int,
 ) -> list[dict[str, str]]:
     """Return the headline: every number with its unit and what it counts. `served`: one cell of each deployment."""
     total = f"sum of {plural(len(served), 'instance')}"
@@ -105,11 +112,7 @@ def _cards(
     ]
     compared = [node for node in nodes if node.value is not None]
     if len(compared) > 1:
-        slowest = min(compared, key=lambda node: node.value or 0.0)
-        tone = "warn" if slowest.slow else ""
-        cards.append(
-            _card("Slowest node", signed(slowest.value), f"{slowest.host}, against the median", tone)
-        )
+        cards.append(_slowest(compared, findings))
     for label, key in (("TTFT p50, ms", "p50_ttft_ms"), ("TPOT p50, ms", "p50_tpot_ms")):
         known = [row[key] for row in served if row[key] is not None]
         if known:
@@ -122,20 +125,12 @@ def _card(label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "note": note, "tone": tone}
 
 
-def _slow(nodes: Sequence[NodeSpeed], pairs: Pairs) -> list[dict[str, Any]]:
-    """Return slow nodes with the most specific reasons: the node's own, else those of its instances."""
-    found: dict[str, list[str]] = {node.host: list(node.slow) for node in nodes if node.slow}
-    for row, speed in pairs:
-        if row["kind"] != "serve" and speed.slow:
-            found.setdefault(row["host"], []).extend(
-                f"{row['instance']}, {row['kind']} benchmark {row['cell']}: {why}" for why in speed.slow
-            )
-    shown = []
-    for host, reasons in sorted(found.items(), key=lambda item: natural(item[0])):
-        whole = [reason for reason in reasons if "of the node" in reason]
-        if whole:
-            slow = len({row["instance"] for row, speed in pairs if row["host"] == host and speed.slow})
-            whole.append(f"{plural(slow, 'instance')} of it slow")
-        lines = whole or reasons
-        shown.append({"host": host, "reasons": lines[:4], "more": max(0, len(lines) - 4)})
-    return shown
+def _slowest(nodes: Sequence[NodeSpeed], findings: Sequence[GpuFinding]) -> dict[str, str]:
+    """Return the card of the slowest node: of two against the other, else against the median."""
+    slowest, *_between, fastest = sorted(nodes, key=lambda node: node.value or 0.0)
+    # The colour says what the findings say: a node is slowest in every fleet, and slow in few.
+    tone = "warn" if any(finding.host == slowest.host for finding in findings) else ""
+    if len(nodes) == 2:
+        value = (slowest.value or 0.0) / (fastest.value or 1.0)
+        return _card("Slower node", signed(value), f"{slowest.host}, against {fastest.host}", tone)
+    return _card("Slowest node", signed(slowest.value), f"{slowest.host}, against the median", tone)

@@ -15,7 +15,7 @@ from ...module_utils.common.errors import natural
 from ..text import plural
 from . import plots
 from .cell_summary import relative_half_width
-from .outliers import SLOW, NodeSpeed, RelativeSpeed
+from .outliers import LIMIT, NodeSpeed, RelativeSpeed
 from .tables import rate, signed, table
 from .titles import by_cell, title
 
@@ -61,7 +61,7 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
     title = "Output throughput of each node against the median node"
     if len(nodes) > MANY:
         dots = [plots.Dot(node.host, node.value or 0.0, bool(node.slow)) for node in nodes]
-        return {"title": title, "key": "", "draw": lambda: plots.node_dots("nodes", title, dots, 1 - SLOW)}
+        return {"title": title, "key": "", "draw": lambda: plots.node_dots("nodes", title, dots, LIMIT)}
     bars = [
         plots.Bar(
             node.host,
@@ -175,7 +175,7 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
         return {
             "title": "Output throughput of every instance against the median",
             "key": "",
-            "draw": lambda: plots.node_dots(identity, title, dots, 1 - SLOW),
+            "draw": lambda: plots.node_dots(identity, title, dots, LIMIT),
         }
     known = [row["output_throughput"] for row in rows if row["output_throughput"] is not None]
     median = statistics.median(known) if len(known) > 2 else None

@@ -12,6 +12,7 @@ from ...module_utils.common.bench_metrics import KINDS, ResultError
 from ...module_utils.common.errors import natural
 from ...module_utils.common.redact import MASK, Redactor, is_secret_name
 from ..hints import cause
+from ..outliers.verdicts import Earlier, gpu_verdicts
 from .cell_summary import cell_summaries
 from .node_facts import SoftwareSources, host_facts, versions
 from .rows import MeasuredRun, Row, entry_cell, instance_plan, run_rows
@@ -106,21 +107,26 @@ def _place(run: MeasuredRun) -> tuple[Any, ...]:
     return (*names, run.row["block"] or 0)
 
 
-def build_summary(run: str, finished: str, measured: Measured) -> dict[str, Any]:
+def build_summary(
+    run: str, finished: str, measured: Measured, earlier: Earlier | None = None
+) -> dict[str, Any]:
     """Return the content of summary.json.
 
-    `finished` is UTC, ISO 8601; `started` is the start of the first run.
+    `finished` is UTC, ISO 8601; `started` is the start of the first run. `earlier`: the GPUs' earlier
+    medians.
     """
+    cells = cell_summaries(measured.rows)
     starts = [row["started"] for row in measured.rows if row["started"]]
     return {
         "schema": SCHEMA,
         "run": run,
         "started": min(starts) if starts else None,
         "finished": finished,
-        "benchmarks": cell_summaries(measured.rows),
+        "benchmarks": cells,
         "deployments": {name: dict(item) for name, item in measured.deployments.items()},
         "hosts": {name: dict(item) for name, item in measured.hosts.items()},
         "failures": [failure.to_json() for failure in measured.failures],
+        "gpu_verdicts": [verdict.to_json() for verdict in gpu_verdicts(cells, measured.hosts, earlier)],
     }
 
 

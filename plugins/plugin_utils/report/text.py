@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format a summary for the terminal: one line for the fleet, short tables, then failures and slow nodes."""
+"""Format a summary for the terminal: one line for the fleet, short tables, then GPUs to look at, and failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from ..text import plural
 from .cell_summary import relative_half_width
-from .outliers import RelativeSpeed, node_speeds, speeds
+from .gpu_findings import gpu_findings, unjudged
+from .outliers import RelativeSpeed, speeds
 from .tables import count, ms, rate, signed, spread, total_of
 from .titles import by_cell, headline_rows, notes, title
 
@@ -28,15 +29,19 @@ _OFFLINE = ("host", "instance", "benchmark", "cell", "runs", "95%", "result")
 def text_summary(summary: Mapping[str, Any]) -> str:
     """Return several lines without colours. Unknown numbers are dashes."""
     rows: Sequence[Row] = summary["benchmarks"]
-    served = [(row, speed) for row, speed in zip(rows, speeds(rows)) if row["kind"] == "serve"]
+    verdicts = summary["gpu_verdicts"]
+    per_row = speeds(rows, verdicts)
+    served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
     offline = [row for row in rows if row["kind"] != "serve"]
     lines = [_headline(summary["run"], [row for row, _unused in served], rows), *_served(served)]
     if offline:
         lines += aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
         if len(offline) > LINES:
             lines.append(f"{len(offline) - LINES} more in benchmarks.csv")
-    lines += [f"NOTE    {text}" for text in notes(rows)]
-    lines += [f"SLOW    {node.host}: {'; '.join(node.slow[:3])}" for node in node_speeds(rows) if node.slow]
+    lines += [f"NOTE    {text}" for text in (*notes(rows), *unjudged(verdicts))]
+    for finding in gpu_findings(verdicts):
+        lines.append(f"{finding.verdict.upper():<8}{finding.place}: {finding.text}")
+        lines.append(f"        {finding.next_step}")
     lines += [f"FAILED  {item['host']}: {item['what']}: {item['message']}" for item in summary["failures"]]
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: one self-contained page, everything escaped, failures and slow nodes first."""
+"""The report: one self-contained page, everything escaped, failures and GPUs to look at first."""
 
 from __future__ import annotations
 
@@ -163,11 +163,11 @@ def test_small_report_has_headline_figures_and_reproduction(pages: dict[str, tup
     ):
         assert words in page.text
     assert "Failures" not in page.text
-    assert "slow node" not in page.text
+    assert "GPUs to look at" not in page.text
     assert page.tags["svg"] == 2
 
 
-def test_failures_and_slow_nodes_come_before_the_numbers(pages: dict[str, tuple[str, Page]]) -> None:
+def test_failures_and_gpus_to_look_at_come_before_the_numbers(pages: dict[str, tuple[str, Page]]) -> None:
     text = pages["failures"][1].text
     places = [
         text.index(words)
@@ -175,7 +175,7 @@ def test_failures_and_slow_nodes_come_before_the_numbers(pages: dict[str, tuple[
             "3 failures",
             "ConnectionRefusedError",
             "No route to host",
-            "1 slow node",
+            "8 suspect GPUs",
             "Output tok/s",
         )
     ]
@@ -183,6 +183,30 @@ def test_failures_and_slow_nodes_come_before_the_numbers(pages: dict[str, tuple[
     assert "Nodes measured 3 of 5" in text
     assert "What differs" in text
     assert "5.15.0-91-generic" in text
+
+
+def test_the_first_screen_does_not_contradict_itself(pages: dict[str, tuple[str, Page]]) -> None:
+    two = {host: variables(host, [entry(host)]) for host in ("n1", "n2")}
+    two["n2"]["__benchmark_serve"]["benchmarks"][0]["runs"][0]["result"] = serve_result(
+        random.Random(1), speed=0.8
+    )
+    text = Page(render_report(summary_of(two))).text
+    # The card and the note have the same number, and nothing is called slow.
+    assert "n2: 19% slower than n1: without at least 3 runs of both this is not judged" in text
+    assert "Slower node −19% n2, against n1" in text  # noqa: RUF001
+    assert " slow GPU" not in text
+    assert "suspect" not in text
+    # The slowest node of a healthy fleet is no finding.
+    for name in ("small", "mixed"):
+        assert not any(words in pages[name][1].text for words in ("slow GPU", "suspect GPU", "bad GPU"))
+
+
+def test_findings_say_what_the_tables_mark(pages: dict[str, tuple[str, Page]]) -> None:
+    text = pages["large"][1].text
+    assert "2 suspect GPUs" in text
+    assert "gpu017 GPU 1 (0000:15:00.0) suspect output tok/s" in text
+    assert "in one run only" in text
+    assert "playbooks/burnin.yml --limit gpu017" in text
 
 
 def test_many_instances_are_distributions_and_folded_tables(pages: dict[str, tuple[str, Page]]) -> None:
