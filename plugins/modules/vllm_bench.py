@@ -231,6 +231,13 @@ benchmarks:
         error:
           description: Why it failed; null if it succeeded.
           type: str
+        telemetry:
+          description:
+            - What the instance's GPUs did meanwhile - C(gpus) with power, clocks, temperatures, throttle shares, ECC
+              counts and PCIe link of each; C(problems) of reading them; C(shared) if other instances ran on them.
+            - Throttle shares and new errors are those of all runs of the call.
+            - Null on a node without GPUs, for a run of an earlier call, and for requests through a load balancer.
+          type: dict
     log:
       description: The last lines that were printed, if the cell failed.
       type: str

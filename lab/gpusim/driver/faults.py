@@ -46,6 +46,7 @@ FAULTS: dict[str, Fault] = {
     "link-width": Fault("field", "LANES[@GPU,…]: the PCIe link came up narrower, such as 8",
                         ("1", "2", "4", "8", "16")),
     "ecc": Fault("field", "COUNT[@GPU,…]: uncorrectable memory errors"),
+    "thermal": Fault("gpus", "GPU,…: memory temperature throttles these GPUs a quarter of the time"),
     "kernel-error": Fault("gpus", "GPU,…: errors of amdgpu about these GPUs in the kernel log"),
     "nic-down": Fault("nics", "NIC,…: the ports of these RDMA NICs are down"),
     "tool-hang": Fault("choice", "this tool never returns", ("rocm-smi", "amd-smi", "all")),

@@ -71,10 +71,30 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
         "fw_version": folder(**{f"{name}_fw_version": text(f"0x{v:08x}") for name, v in FIRMWARE.items()}),
         "ras": folder(umc_err_count=text(f"ue: {gpu.sensors.uncorrectable}\nce: 0")),
         "power": folder(runtime_status=text("active"), control=text("on")),
+        "hwmon": folder(**{f"hwmon{k + 2}": _sensors(gpu, spec.power_cap)}),
     }
     if node.driver.partition_files:
         found |= _partition_files(node, k)
     return found
+
+
+def _sensors(gpu: Gpu, power_cap: int) -> Dir:
+    """Return the GPU's hwmon directory: microwatt, millidegree, hertz."""
+    s = gpu.sensors
+    return folder(
+        name=text("amdgpu"),
+        power1_label=text("PPT"),
+        power1_average=text(s.power * 1_000_000),
+        power1_cap=text(power_cap * 1_000_000),
+        temp2_label=text("junction"),
+        temp2_input=text(s.hotspot * 1000),
+        temp3_label=text("mem"),
+        temp3_input=text(s.memory * 1000),
+        freq1_label=text("sclk"),
+        freq1_input=text(s.gfx_clock * 1_000_000),
+        freq2_label=text("mclk"),
+        freq2_input=text(s.memory_clock * 1_000_000),
+    )
 
 
 def _partition_files(node: Node, k: int) -> dict[str, Entry]:

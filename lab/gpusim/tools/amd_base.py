@@ -186,7 +186,7 @@ class AmdBase:
                        "-B/--board", "-R/--process-isolation", "-r/--ras", "-p/--partition", "-l/--limit",
                        "-u/--numa"],
             "metric": ["-m/--mem-usage", "-u/--usage", "-p/--power", "-c/--clock", "-t/--temperature",
-                       "-P/--pcie", "-e/--ecc"],
+                       "-P/--pcie", "-e/--ecc", "-v/--throttle", "-E/--energy"],
             "process": ["-G/--general", "-e/--engine"],
             "monitor": ["-p/--power-usage", "-t/--temperature", "-u/--gfx", "-m/--mem", "-n/--encoder",
                         "-d/--decoder", "-e/--ecc", "-v/--vram-usage", "-r/--pcie", "-q/--process"],

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from typing import Any
 
+from ..driver import faults
 from ..machine.models import MIB
 from .amd_base import AmdBase
 from .amd_format import Row, default_view, human, json_text, size
@@ -51,6 +53,8 @@ class AmdMetrics(AmdBase):
                     "total_uncorrectable_count": v(s.uncorrectable),
                     "total_deferred_count": v(0),
                 },
+                "throttle": self._throttle(d.gpu) if d.primary else "N/A",
+                "energy": {"total_energy_consumption": self.unit(v(round(s.power * time.time(), 3)), "J")},
                 "mem_usage": {
                     "total_vram": self.unit(total // MIB, "MB"),
                     "used_vram": self.unit(used // MIB, "MB"),
@@ -60,6 +64,25 @@ class AmdMetrics(AmdBase):
             chosen = [name for name in sections if getattr(args, name)]
             rows.append({"gpu": d.index, **{name: sections[name] for name in chosen or sections}})
         self.emit(rows, wrap=self.static_wrap)
+
+    def _throttle(self, gpu: int) -> Row:
+        """The accumulators of MI300: they rise with a counter of 1 kHz while the GPU is throttled."""
+        counter = int(time.time() * 1000)
+        hot = gpu in (faults.value(self.lib.node, "thermal") or ())
+        counts = dict.fromkeys(("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal"), 0)
+        counts["hbm_thermal"] = counter // 4 if hot else 0
+        return {
+            "accumulation_counter": counter,
+            **{f"{cause}_accumulated": count for cause, count in counts.items()},
+            **{
+                f"{cause}_violation_status": "ACTIVE" if count else "NOT ACTIVE"
+                for cause, count in counts.items()
+            },
+            **{
+                f"{cause}_violation_activity": self.unit(25 if count else 0, "%")
+                for cause, count in counts.items()
+            },
+        }
 
     def do_monitor(self, args: argparse.Namespace) -> None:
         groups = (

@@ -35,6 +35,7 @@ def run_entry(kind: str, record: Record, carried: int) -> Json:
         "detail": packed(lists, carried),
         "log": "\n".join(tail(record["log"], LOG_LINES)) if error or kind == "throughput" else "",
         "error": error,
+        "telemetry": None,
     }
 
 

@@ -26,6 +26,7 @@ from .containers import CLIENT_CA, CLIENT_ENV, BenchmarkTarget, container_body
 from .entries import ContainerEnd, Measurement, entries_of
 from .jobs import prepare
 from .results import CARRIED_BYTES
+from .telemetry import Recorder
 
 _STOP_SECONDS = 30
 _WAIT_SLICE = 5.0  # seconds of one wait request
@@ -73,11 +74,13 @@ def _measure(
     if check or not targets:
         return {"changed": False, "actions": actions, "benchmarks": []}
     carried = CARRIED_BYTES // max(1, sum(target.job.most_runs for target in targets))
+    recorder = Recorder()
     with ThreadPoolExecutor(max_workers=len(targets)) as pool:
         measured = list(pool.map(lambda target: _measure_target(connect(), target, wanted, carried), targets))
     with contextlib.suppress(OSError):
         os.rmdir(wanted.directory)  # unless a target's runs stay there for the next call
     entries = [entry for target in measured for entry in target.entries]
+    recorder.finish(entries)
     warnings = [target.kept for target in measured if target.kept]
     result = {"changed": False, "actions": actions, "benchmarks": entries, "warnings": warnings}
     failed = [entry for entry in entries if entry["error"]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gather what is known of each GPU that was measured: its facts, what its sensors showed, and its faults. Pure.
 
-The facts are those of summary.json: `hosts` (node_state) and the rows' `gpu_telemetry` (module_utils/bench/telemetry.py).
+The facts are those of summary.json: `hosts` (node_state), and `gpu_telemetry` of the rows (bench/telemetry.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _FACTS = {
     "vbios": "VBIOS",
     "power_cap_w": "power cap, W",
     "link_speed_max": "maximum link speed",
-    "firmware": "firmware",
 }
 
 

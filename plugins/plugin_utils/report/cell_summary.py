@@ -11,17 +11,26 @@ from ...module_utils.common.bench_metrics import METRICS
 from ...module_utils.common.errors import natural
 from ...module_utils.common.intervals import median_interval, variation
 from .rows import UNMEASURED, Row, client_bound
+from .telemetry import most_throttled
 
 _OF_ONE_RUN = ("block", "order", "seed")
-_SUMMED_UP = (*METRICS, *UNMEASURED, "seconds", "client_cpu_share")
+_SUMMED_UP = (
+    *METRICS,
+    *UNMEASURED,
+    "seconds",
+    "client_cpu_share",
+    "power_w",
+    "joules_per_output_token",
+)
+_ERRORS = ("ecc_uncorrectable", "ecc_uncorrectable_new", "ecc_correctable_new")
 
 
 def cell_summaries(rows: Iterable[Row]) -> list[Row]:
     """Return one row for each (host, instance, kind, cell), in that order, with medians over its runs.
 
     runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
-    cell's `metric`. `failed` is that of the run with the most failed requests: a median would hide them. `started` is
-    that of the first run.
+    cell's `metric`. What a median would hide is that of the worst run: failed requests, throttling, memory errors,
+    invalid energy. `started` is that of the first run.
     """
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
@@ -44,24 +53,47 @@ def _summary(runs: Sequence[Row]) -> Row:
     for key in keys:
         if key in _SUMMED_UP or key.endswith("_ms"):
             made[key] = median([row.get(key) for row in runs])
-    failed = [row["failed"] for row in runs if row["failed"] is not None]
     rates = [row["output_throughput"] for row in runs if row["output_throughput"] is not None]
     main = [row[first["metric"]] for row in runs if row.get(first["metric"]) is not None]
     other = {key: median([row["other"].get(key) for row in runs]) for row in runs for key in row["other"]}
     made |= {
-        "failed": max(failed) if failed else None,
+        "failed": _most(runs, "failed"),
         "other": {key: value for key, value in other.items() if value is not None},
         "goodput": {
             name: median([row["goodput"].get(name) for row in runs])
             for row in runs
             for name in row["goodput"]
         },
+        **_telemetry(runs),
         "runs": len(runs),
         "cv": variation(rates),
         "interval": list(interval) if (interval := median_interval(main)) else None,
     }
     made["client_bound"] = client_bound(made)
     return made
+
+
+def _telemetry(runs: Sequence[Row]) -> Row:
+    gpus: dict[str, list[Mapping[str, Any]]] = {}
+    for row in runs:
+        for gpu in row["gpu_telemetry"]:
+            gpus.setdefault(gpu["bdf"], []).append(gpu)
+    valid = [row["power_valid"] for row in runs if row["power_valid"] is not None]
+    return {
+        "gpu_telemetry": [_gpu(own) for own in gpus.values()],
+        "power_valid": all(valid) if valid else None,
+        "throttled": most_throttled(runs),
+        "ecc": _most(runs, "ecc"),
+    }
+
+
+def _gpu(own: Sequence[Mapping[str, Any]]) -> Row:
+    made = {key: median([gpu.get(key) for gpu in own]) for key in own[0]}
+    return {**made, "throttled": most_throttled(own), **{key: _most(own, key) for key in _ERRORS}}
+
+
+def _most(items: Sequence[Mapping[str, Any]], key: str) -> Any:
+    return max((item[key] for item in items if item.get(key) is not None), default=None)
 
 
 def median(values: Sequence[Any]) -> Any:

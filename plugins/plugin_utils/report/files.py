@@ -112,7 +112,7 @@ def csv_text(summary: Mapping[str, Any]) -> str:
     Unknown values are empty. Further scalars of vLLM follow the known ones under their own names.
     """
     rows: Sequence[Row] = summary["benchmarks"]
-    fixed = {*_IDENTITY, *METRICS, *_REPRODUCTION, "other"}
+    fixed = {*_IDENTITY, *METRICS, *_REPRODUCTION, "other", "gpu_telemetry"}
     extra = sorted({key for row in rows for key in row if key not in fixed})
     other = sorted({key for row in rows for key in row["other"]})
     taken = {*fixed, *extra, *_HOST, "run", "cpu"}

@@ -16,6 +16,7 @@ from ...module_utils.common.redact import Redactor
 from ..instances.cells import MAIN_METRIC, describe_cell
 from ..instances.redact import redact_command, redact_variables
 from .percentiles import supported
+from .telemetry import telemetry_columns
 
 Row = dict[str, Any]
 
@@ -27,11 +28,6 @@ UNMEASURED = (
     "preemptions",
     "prefix_hit_rate",
     "acceptance_length",
-    "power_w",
-    "joules_per_output_token",
-    "power_valid",
-    "throttled",
-    "ecc",
 )
 """Keys of a row that need more than the client's result."""
 
@@ -70,6 +66,7 @@ def run_rows(
             "seconds": number(run.get("seconds")),
             **supported(metrics),
             **dict.fromkeys(UNMEASURED),
+            **telemetry_columns(run, metrics),
             "client_cpu_share": number(run.get("client_cpu_share")),
             "goodput": {},
             **reproduction,

@@ -73,6 +73,29 @@ def test_failed_requests_of_one_run_are_not_hidden_by_a_median() -> None:
     ]
 
 
+def test_a_cell_has_the_median_power_and_the_worst_faults_of_its_runs() -> None:
+    gpus = [
+        {
+            "bdf": "0000:05:00.0", "power_w": power, "energy_j": joules, "throttled": throttled,
+            "ecc_uncorrectable": errors, "vbios": "1.2",
+        }
+        for power, joules, throttled, errors in (
+            (700.0, 7000.0, {"ppt": 0.5}, 0), (710.0, 7100.0, {"ppt": 0.1, "prochot": 0.2}, 2),
+            (720.0, None, None, 0),
+        )
+    ]  # fmt: skip
+    measured = with_result(entry("n1"), *[{**BASE, "total_output_tokens": 1000}] * 3)
+    for run, gpu in zip(measured["runs"], gpus, strict=True):
+        run["telemetry"] = {"gpus": [gpu], "problems": [], "shared": False}
+    (row,) = summaries(measured)
+    assert (row["power_w"], row["joules_per_output_token"], row["power_valid"]) == (705.0, 7.05, False)
+    assert row["throttled"] == {"ppt": 0.5, "prochot": 0.2}
+    assert row["ecc"] == 2
+    (gpu,) = row["gpu_telemetry"]
+    assert (gpu["power_w"], gpu["vbios"], gpu["ecc_uncorrectable"]) == (710.0, "1.2", 2)
+    assert gpu["throttled"] == row["throttled"]
+
+
 def test_cells_are_apart_and_the_interval_is_that_of_the_cells_metric() -> None:
     rows = summaries(*suite_entries("n1"))
     assert [row["cell"] for row in rows] == [
