@@ -95,6 +95,7 @@ def module(name: str) -> str:
 
 
 GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
+    "gpu_burnin": lambda: script("burnin"),
     "hf_model": lambda: script("download"),
     "partition_boot": lambda: archive("partition_boot"),
     "vllm_bench": lambda: script("bench_job"),

@@ -62,6 +62,7 @@ ORDER = (
     "benchmark_service",
     "offline_benchmarks",
     "suites",
+    "burnin",
     "storage",
     "accuracy",
 )

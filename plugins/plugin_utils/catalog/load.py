@@ -49,6 +49,12 @@ def load_baselines() -> list[Any]:
     return [read_json(path) for path in sorted((CATALOG / "baselines").glob("*.json"))]
 
 
+def load_acceptance() -> Mapping[str, Any]:
+    """Return what a healthy GPU reaches, by model (gpu_acceptance.yml)."""
+    found: Mapping[str, Any] = read_yaml(CATALOG / "gpu_acceptance.yml")
+    return found
+
+
 class Knowledge:
     """The catalogue in a directory. Methods raise the errors of open() and of the parsers."""
 

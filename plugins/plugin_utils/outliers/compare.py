@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .robust import MIN_SLOWER, Deviation, deviations
-from .samples import CellSpeed, InstanceKey, Interval, Metric, Row, cell_speeds
+from .samples import CellSpeed, InstanceKey, Interval, SpeedMetric, Row, cell_speeds
 
 MIN_RUNS = 3
 """Runs from which an outlier is called slow rather than suspect."""
@@ -41,7 +41,7 @@ class InstanceSpeed:
     group: tuple[Any, ...]
     speed: float
     second: float | None
-    metrics: tuple[Metric, ...]
+    metrics: tuple[SpeedMetric, ...]
     runs: int
     interval: Interval | None
 
@@ -52,7 +52,7 @@ class InstanceSpeed:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SpeedComparison:
     """The outcome for one instance.
 
     Attributes:
@@ -70,12 +70,12 @@ class Comparison:
     reason: str = ""
 
 
-def compare(rows: Sequence[Row], history: History | None = None) -> dict[InstanceKey, Comparison]:
+def compare(rows: Sequence[Row], history: History | None = None) -> dict[InstanceKey, SpeedComparison]:
     """Return the outcome for every instance of `rows`."""
     groups: dict[tuple[Any, ...], list[InstanceSpeed]] = {}
     for speed in instance_speeds(cell_speeds(rows)):
         groups.setdefault(speed.group, []).append(speed)
-    found = {(row["host"], row["instance"]): Comparison(None, reason="no result") for row in rows}
+    found = {(row["host"], row["instance"]): SpeedComparison(None, reason="no result") for row in rows}
     for group in groups.values():
         found.update(_compare_group(group, history or {}))
     return found
@@ -118,7 +118,7 @@ def _instance(
     )
 
 
-def _compare_group(group: Sequence[InstanceSpeed], history: History) -> dict[InstanceKey, Comparison]:
+def _compare_group(group: Sequence[InstanceSpeed], history: History) -> dict[InstanceKey, SpeedComparison]:
     hosts: dict[str, list[InstanceSpeed]] = {}
     for one in group:
         hosts.setdefault(one.host, []).append(one)
@@ -135,17 +135,17 @@ def _compare_group(group: Sequence[InstanceSpeed], history: History) -> dict[Ins
     return outcomes
 
 
-def _unremarkable(one: InstanceSpeed, peers: int) -> Comparison:
+def _unremarkable(one: InstanceSpeed, peers: int) -> SpeedComparison:
     if peers < 2:
-        return Comparison(
+        return SpeedComparison(
             None, runs=one.runs, reason="nothing to compare with: no other instance did this work"
         )
-    return Comparison("ok", relative=_share(one.speed), runs=one.runs)
+    return SpeedComparison("ok", relative=_share(one.speed), runs=one.runs)
 
 
 def _slow_instances(
     group: Sequence[InstanceSpeed], hosts: Mapping[str, Sequence[InstanceSpeed]]
-) -> dict[InstanceKey, Comparison]:
+) -> dict[InstanceKey, SpeedComparison]:
     """Compare instances with the node's median removed, where there are several nodes with a median."""
     removed = len(hosts) > 1 and all(len(own) >= MIN_PEERS for own in hosts.values())
     first = _deviations(group, hosts, removed, second=False)
@@ -153,7 +153,7 @@ def _slow_instances(
     found = {}
     for one in group:
         main, other = first[one.instance], second.get(one.instance)
-        outcome = Comparison("ok", relative=_share(one.speed), z=main.z, runs=one.runs)
+        outcome = SpeedComparison("ok", relative=_share(one.speed), z=main.z, runs=one.runs)
         against = "the median of its node" if removed else "the median"
         if main.slow:
             reason = f"{one.metrics[0].label} {_worse(one.metrics[0], main.relative)} {against}"
@@ -185,7 +185,7 @@ def _deviations(
     return dict(zip(known, deviations([*known.values()]))) if len(known) >= MIN_PEERS else {}
 
 
-def _confirmed(outcome: Comparison, one: InstanceSpeed, other: Deviation | None) -> Comparison:
+def _confirmed(outcome: SpeedComparison, one: InstanceSpeed, other: Deviation | None) -> SpeedComparison:
     """Call an outlier slow if enough runs and its second metric agree, else suspect."""
     if one.runs < MIN_RUNS:
         few = "one run" if one.runs == 1 else f"{one.runs} runs"
@@ -197,8 +197,8 @@ def _confirmed(outcome: Comparison, one: InstanceSpeed, other: Deviation | None)
 
 
 def _slower_than_before(
-    group: Sequence[InstanceSpeed], outcomes: Mapping[InstanceKey, Comparison], history: History
-) -> dict[InstanceKey, Comparison]:
+    group: Sequence[InstanceSpeed], outcomes: Mapping[InstanceKey, SpeedComparison], history: History
+) -> dict[InstanceKey, SpeedComparison]:
     """Compare with the GPUs' own past, after removing what changed for all (a new release, another driver)."""
     known = {one.instance: history[one.instance] for one in group if one.instance in history}
     if len(known) < MIN_PEERS:
@@ -214,8 +214,8 @@ def _slower_than_before(
 
 
 def _slow_nodes(
-    hosts: Mapping[str, Sequence[InstanceSpeed]], outcomes: Mapping[InstanceKey, Comparison]
-) -> dict[InstanceKey, Comparison]:
+    hosts: Mapping[str, Sequence[InstanceSpeed]], outcomes: Mapping[InstanceKey, SpeedComparison]
+) -> dict[InstanceKey, SpeedComparison]:
     found = {}
     medians = [statistics.median(one.speed for one in own) for own in hosts.values()]
     for own, deviation in zip(hosts.values(), deviations(medians)):
@@ -232,8 +232,8 @@ def _slow_nodes(
 
 
 def _slower_of_two(
-    sides: Sequence[Sequence[InstanceSpeed]], outcomes: Mapping[InstanceKey, Comparison]
-) -> dict[InstanceKey, Comparison]:
+    sides: Sequence[Sequence[InstanceSpeed]], outcomes: Mapping[InstanceKey, SpeedComparison]
+) -> dict[InstanceKey, SpeedComparison]:
     """Judge the slower of two: suspect if the repeats show a difference, undecided if they are too few."""
     slower, faster = sorted(sides, key=lambda side: statistics.median(one.speed for one in side))
     low, high = (statistics.median(one.speed for one in side) for side in (slower, faster))
@@ -270,7 +270,7 @@ def _share(log_speed: float) -> float:
     return math.exp(log_speed)
 
 
-def _worse(metric: Metric, relative: float) -> str:
+def _worse(metric: SpeedMetric, relative: float) -> str:
     if metric.higher:
         return f"{_percent(1 - relative)} below"
     return f"{_percent(1 / relative - 1)} above"

@@ -136,7 +136,7 @@ def _evidence(
         instances=instances,
         factors=_factors(facts, gpu, seen),
         readings=_readings(seen),
-        faults=tuple(_faults(seen)),
+        faults=tuple(faults(seen)),
     )
 
 
@@ -181,7 +181,8 @@ def _shares(seen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _faults(seen: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def faults(seen: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return what makes a GPU bad by its telemetry, each as (ecc, link or thermal; text)."""
     found = []
     errors = max((gpu.get("ecc_uncorrectable") or 0 for gpu in seen), default=0)
     if errors:

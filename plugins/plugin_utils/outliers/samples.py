@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Metric:
+class SpeedMetric:
     """A key of rows by which instances are compared, and how a message names it."""
 
     key: str
@@ -29,11 +29,17 @@ class Metric:
 
 # The first metric is the speed; the second confirms it. At a fixed request rate every instance has the same throughput,
 # and only the time per token shows a slow one.
-_LOADED = (Metric("output_throughput", True, "output tok/s"), Metric("median_tpot_ms", False, "TPOT p50"))
-_AT_RATE = (Metric("median_tpot_ms", False, "TPOT p50"), Metric("median_e2el_ms", False, "E2EL p50"))
+_LOADED = (
+    SpeedMetric("output_throughput", True, "output tok/s"),
+    SpeedMetric("median_tpot_ms", False, "TPOT p50"),
+)
+_AT_RATE = (
+    SpeedMetric("median_tpot_ms", False, "TPOT p50"),
+    SpeedMetric("median_e2el_ms", False, "E2EL p50"),
+)
 _OFFLINE = {
-    "throughput": (Metric("total_token_throughput", True, "total tok/s"),),
-    "latency": (Metric("mean_batch_latency_ms", False, "batch latency"),),
+    "throughput": (SpeedMetric("total_token_throughput", True, "total tok/s"),),
+    "latency": (SpeedMetric("mean_batch_latency_ms", False, "batch latency"),),
 }
 
 
@@ -48,7 +54,7 @@ class CellSpeed:
 
     instance: InstanceKey
     cell: tuple[Any, ...]
-    metrics: tuple[Metric, ...]
+    metrics: tuple[SpeedMetric, ...]
     speeds: tuple[float | None, ...]
     runs: int
     interval: Interval | None
@@ -60,7 +66,7 @@ def comparison_key(row: Row) -> tuple[Any, ...]:
     return (row["deployment"], row["kind"], row.get("cell"), len(row["gpus"]), *load)
 
 
-def metrics_of(row: Row) -> tuple[Metric, ...]:
+def metrics_of(row: Row) -> tuple[SpeedMetric, ...]:
     """Return the metrics by which a row is compared, the speed first."""
     if row["kind"] in _OFFLINE:
         return _OFFLINE[row["kind"]]
@@ -86,7 +92,7 @@ def cell_speeds(rows: Sequence[Row]) -> list[CellSpeed]:
     return found
 
 
-def _log(value: Any, metric: Metric) -> float | None:
+def _log(value: Any, metric: SpeedMetric) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
         return None
     return math.log(value) if metric.higher else -math.log(value)
@@ -97,7 +103,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _interval(rows: Sequence[Row], metric: Metric, speeds: Sequence[float]) -> Interval | None:
+def _interval(rows: Sequence[Row], metric: SpeedMetric, speeds: Sequence[float]) -> Interval | None:
     """Return the interval that a summary states; of single runs, the range of at least three."""
     if len(rows) == 1:
         ends = [_log(end, metric) for end in rows[0].get("interval") or ()]

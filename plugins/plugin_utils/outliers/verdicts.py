@@ -11,7 +11,7 @@ from typing import Any
 
 from ...module_utils.common.errors import natural
 from .causes import Cause, causes
-from .compare import Comparison, compare
+from .compare import SpeedComparison, compare
 from .evidence import GpuEvidence, gather, gpus_of, with_readings
 from .samples import CellSpeed, InstanceKey, Row, cell_speeds
 
@@ -131,14 +131,14 @@ def _changes(
     return {instance: statistics.median(changes) for instance, changes in found.items()}
 
 
-def _worst(outcomes: Sequence[Comparison]) -> Comparison:
+def _worst(outcomes: Sequence[SpeedComparison]) -> SpeedComparison:
     order = {"slow": 0, "suspect": 1, None: 3, "ok": 2}
     return min(outcomes, key=lambda outcome: (order[outcome.verdict], outcome.relative or 1.0))
 
 
 def _judge(
     gpu: GpuEvidence,
-    outcome: Comparison,
+    outcome: SpeedComparison,
     slow: Sequence[Mapping[str, str]],
     others: Sequence[Mapping[str, str]],
     widths: Mapping[InstanceKey, int],

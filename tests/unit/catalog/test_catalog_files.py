@@ -70,13 +70,25 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources", "accuracy"])
+@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources", "accuracy", "gpu_acceptance"])
 def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm", "recipe", "images", "host_items", "models", "baselines", "sources", "suite", "accuracy"]
+    "name",
+    [
+        "vllm",
+        "recipe",
+        "images",
+        "host_items",
+        "models",
+        "baselines",
+        "sources",
+        "suite",
+        "accuracy",
+        "gpu_acceptance",
+    ],
 )
 def test_schemas_are_schemas(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))

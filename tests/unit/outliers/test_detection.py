@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a slow GPU is found, and how often a healthy one is accused: simulated fleets of known speed.
 
-`python -m tests.unit.outliers.test_detection` prints the table of detection rates.
+`python -m tests.unit.outliers.test_detection` prints the table of docs/runbooks/slow-gpu.md.
 """
 
 from __future__ import annotations

@@ -23,10 +23,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archi
 from tests.worlds.plan_world import deployment, plan, state
 
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
-SCRIPTS = ("bench_job", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
+SCRIPTS = ("bench_job", "burnin", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
 GIVEN = {
     "hf_model": script("download"),
     "partition_boot": archive("partition_boot"),
+    "gpu_burnin": script("burnin"),
     "vllm_bench": script("bench_job"),
     "vllm_image": script("inspect_image"),
     "vllm_server": bundle("supervisor").files,
@@ -49,7 +50,7 @@ def imported(text: str) -> set[str]:
 def test_a_program_of_one_text_needs_nothing_of_ours(name: str) -> None:
     text = script(name)
     compile(text, name, "exec")
-    own = {"huggingface_hub"} if name == "download" else set()  # the image's
+    own = {"burnin": {"torch"}, "download": {"huggingface_hub"}}.get(name, set())  # the image's
     assert imported(text) - own <= set(sys.stdlib_module_names)
     assert "__main__" in text
 

@@ -1,0 +1,1 @@
+../plugins/modules/burnin_report.py
