@@ -61,7 +61,7 @@ class BurninRequest:
     @property
     def on_gpus(self) -> bool:
         """Return whether GPUs are tested: on a CPU, the program itself is tried."""
-        return self.options.get("device", "gpu") == "gpu"
+        return bool(self.options.get("device", "gpu") == "gpu")
 
 
 def burn_in(

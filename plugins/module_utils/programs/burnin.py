@@ -11,6 +11,7 @@ any element that differs from the first result was computed or stored wrong.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 MARK = "instinct-burnin: "
@@ -85,7 +87,8 @@ def describe(torch: Any, options: BurninOptions, rank: int) -> dict[str, Any]:
         return {"gpu": rank, "name": "CPU", "arch": None, "bdf": None, "memory_bytes": None}
     found = torch.cuda.get_device_properties(rank)
     place = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    bdf = None if None in place else "{:04x}:{:02x}:{:02x}.0".format(*place)
+    known = [int(part) for part in place if part is not None]
+    bdf = "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == 3 else None
     arch = getattr(found, "gcnArchName", "").split(":")[0] or None
     return {"gpu": rank, "name": found.name, "arch": arch, "bdf": bdf, "memory_bytes": found.total_memory}
 
@@ -159,7 +162,7 @@ def alone(torch: Any, options: BurninOptions, rank: int) -> dict[str, Any]:
     """Test one device by itself."""
     device, facts = Device(torch, options, rank), describe(torch, options, rank)
     kinds = types(torch, options, facts["arch"])
-    results = {name: attempt(lambda kind=kind: gemm(device, options, kind)) for name, kind in kinds.items()}
+    results = {name: attempt(partial(gemm, device, options, kind)) for name, kind in kinds.items()}
     return {**facts, "gemm": results, "copy_gbps": attempt(lambda: copy_rate(device, options))}
 
 
@@ -170,7 +173,7 @@ def peers(torch: Any, options: BurninOptions, _rank: int) -> dict[str, Any]:
         for target in range(torch.cuda.device_count()):
             if source != target:
                 rates.setdefault(str(source), {})[str(target)] = attempt(
-                    lambda a=source, b=target: _peer(torch, options, a, b)
+                    partial(_peer, torch, options, source, target)
                 )
     return {"rates": rates}
 
@@ -199,7 +202,7 @@ def reduce(torch: Any, options: BurninOptions, rank: int) -> dict[str, Any]:
             raise ValueError(f"the sum of {mib} MiB over all devices is wrong")
         data.zero_()
         # A fixed number, so that all ranks run it equally often.
-        count, seconds = device.timed(lambda data=data: torch.distributed.all_reduce(data), 0.0, 20)
+        count, seconds = device.timed(partial(torch.distributed.all_reduce, data), 0.0, 20)
         rates[str(mib)] = 2 * (ranks - 1) / ranks * mib * MIB * count / seconds / 1e9
     torch.distributed.destroy_process_group()
     return {"rates": rates}
@@ -266,8 +269,7 @@ def phases(options: BurninOptions, count: int) -> Iterator[tuple[str, list[dict[
 
 def main(arguments: list[str]) -> int:
     """Print the result of all phases, or that of one process of a phase."""
-    import torch
-
+    torch = importlib.import_module("torch")  # the image has it
     given = json.loads(arguments[0]) if arguments else {}
     options = BurninOptions(
         **{**given, "reduce_mib": tuple(given.get("reduce_mib", BurninOptions.reduce_mib))}

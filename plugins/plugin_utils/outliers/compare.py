@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare instances that do the same work: with each other, node with node, and with their own past. Pure.
 
-A slow node is told from a slow GPU: an instance is compared after removing the median of the node's *other* instances,
-so that its own slowness is not part of what is removed, and the nodes' medians are compared with each other. Of two,
-neither can be called slow: which of the two is at fault is not shown.
+A slow node is distinguished from a slow GPU: an instance is compared after removing the median of the node's *other*
+instances, so that its own slowness is not part of what is removed, and the nodes' medians are compared with each other.
+Of two, neither can be called slow: which of the two is at fault is not shown.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .robust import MIN_SLOWER, Deviation, deviations
-from .samples import CellSpeed, InstanceKey, Interval, SpeedMetric, Row, cell_speeds
+from .samples import CellSpeed, InstanceKey, Interval, Row, SpeedMetric, cell_speeds
 
 MIN_RUNS = 3
 """Runs from which an outlier is called slow rather than suspect."""
+ONE_METRIC = 2 * MIN_SLOWER
+"""Share of speed that one metric must lack where the other does not agree: two metrics, two chances of a false alarm."""
 MIN_PEERS = 3
 """Members of a group from which one of them can be an outlier, and instances of a node from which it has a median."""
 
@@ -157,8 +159,8 @@ def _slow_instances(
         against = "the median of its node" if removed else "the median"
         if main.slow:
             reason = f"{one.metrics[0].label} {_worse(one.metrics[0], main.relative)} {against}"
-            outcome = _confirmed(replace(outcome, reason=reason), one, other)
-        elif other and other.slow:
+            outcome = _confirmed(replace(outcome, reason=reason), one, main, other)
+        elif other and other.slow and other.slower >= ONE_METRIC:
             reason = f"{one.metrics[1].label} {_worse(one.metrics[1], other.relative)} {against}"
             reason += f", but {one.metrics[0].label} is not"
             outcome = replace(outcome, verdict="suspect", z=other.z, reason=reason)
@@ -185,8 +187,12 @@ def _deviations(
     return dict(zip(known, deviations([*known.values()]))) if len(known) >= MIN_PEERS else {}
 
 
-def _confirmed(outcome: SpeedComparison, one: InstanceSpeed, other: Deviation | None) -> SpeedComparison:
-    """Call an outlier slow if enough runs and its second metric agree, else suspect."""
+def _confirmed(
+    outcome: SpeedComparison, one: InstanceSpeed, main: Deviation, other: Deviation | None
+) -> SpeedComparison:
+    """Call an outlier slow if enough runs and its second metric agree; else suspect, or ok if it is a small one."""
+    if other is not None and other.slower < MIN_SLOWER and main.slower < ONE_METRIC:
+        return replace(outcome, verdict="ok", reason="")
     if one.runs < MIN_RUNS:
         few = "one run" if one.runs == 1 else f"{one.runs} runs"
         return replace(outcome, verdict="suspect", reason=f"{outcome.reason}, in {few} only")
@@ -209,7 +215,7 @@ def _slower_than_before(
             continue
         reason = f"{_percent(change.slower)} slower than in its earlier runs, relative to the others"
         outcome = replace(outcomes[one.instance], z=change.z, scope="gpu", reason=reason)
-        found[one.instance] = _confirmed(outcome, one, None)
+        found[one.instance] = _confirmed(outcome, one, change, None)
     return found
 
 
@@ -227,7 +233,7 @@ def _slow_nodes(
             if outcomes[one.instance].verdict == "slow":  # slow within its node as well
                 continue
             outcome = replace(outcomes[one.instance], scope="node", z=deviation.z, reason=reason)
-            found[one.instance] = _confirmed(outcome, one, None)
+            found[one.instance] = _confirmed(outcome, one, deviation, None)
     return found
 
 

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ...module_utils.common.errors import natural
@@ -102,7 +103,17 @@ def gpu_verdicts(
     slow = [gpu.factors for gpu, outcome in drafts if outcome.verdict == "slow"]
     others = [gpu.factors for gpu, outcome in drafts if outcome.verdict == "ok" and not gpu.faults]
     widths = {key: len(indices) for key, indices in gpus_of(rows, hosts).items()}
-    judged = [_judge(gpu, outcome, slow, others, widths) for gpu, outcome in drafts]
+
+    @cache  # the GPUs of a slow node have the same factors
+    def causes_of(factors: tuple[tuple[str, str], ...]) -> tuple[Cause, ...]:
+        return causes(dict(factors), slow, others)
+
+    judged = [
+        _judge(
+            gpu, outcome, causes_of(tuple(gpu.factors.items())) if outcome.verdict == "slow" else (), widths
+        )
+        for gpu, outcome in drafts
+    ]
     return sorted(judged, key=lambda item: (natural(item.gpu.host), item.gpu.index or 0))
 
 
@@ -139,8 +150,7 @@ def _worst(outcomes: Sequence[SpeedComparison]) -> SpeedComparison:
 def _judge(
     gpu: GpuEvidence,
     outcome: SpeedComparison,
-    slow: Sequence[Mapping[str, str]],
-    others: Sequence[Mapping[str, str]],
+    named: tuple[Cause, ...],
     widths: Mapping[InstanceKey, int],
 ) -> GpuVerdict:
     reasons = [text for _unused, text in gpu.faults]
@@ -149,7 +159,6 @@ def _judge(
     scope = outcome.scope if outcome.verdict in ("slow", "suspect") else None
     if scope == "gpu" and any(widths[gpu.host, name] > 1 for name in gpu.instances):
         scope = "instance"
-    named = causes(gpu.factors, slow, others) if outcome.verdict == "slow" else ()
     verdict = "bad" if gpu.faults else outcome.verdict
     return GpuVerdict(
         gpu=gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,24 @@ def earlier_medians(summaries: Iterable[Mapping[str, Any]]) -> Earlier:
     """Return the first metric of each cell, by unique id of the GPU and by cell, in the order of the summaries."""
     found: dict[str, dict[str, list[float]]] = {}
     for summary in summaries:
-        rows, hosts = summary.get("benchmarks") or [], summary.get("hosts") or {}
-        gpus = gpus_of(rows, hosts)
-        for cell in cell_speeds(rows):
-            host, speed = cell.instance[0], cell.speeds[0]
-            if speed is None:
-                continue
-            value = math.exp(speed if cell.metrics[0].higher else -speed)
-            for gpu in hosts.get(host, {}).get("gpus") or []:
-                if gpu["index"] in gpus[cell.instance] and gpu.get("unique_id"):
-                    own = found.setdefault(gpu["unique_id"], {})
-                    own.setdefault(cell_name(cell.cell), []).append(value)
+        try:
+            medians = list(_medians(summary))
+        except (KeyError, TypeError, AttributeError):
+            continue  # written by another program, or by a release with other keys
+        for gpu, cell, value in medians:
+            found.setdefault(gpu, {}).setdefault(cell, []).append(value)
     return found
+
+
+def _medians(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Return the unique id of each GPU, with each of its cells and the median there."""
+    rows, hosts = summary["benchmarks"], summary["hosts"]
+    gpus = gpus_of(rows, hosts)
+    for cell in cell_speeds(rows):
+        host, speed = cell.instance[0], cell.speeds[0]
+        if speed is None:
+            continue
+        value = math.exp(speed if cell.metrics[0].higher else -speed)
+        for gpu in hosts.get(host, {}).get("gpus") or []:
+            if gpu["index"] in gpus[cell.instance] and gpu.get("unique_id"):
+                yield gpu["unique_id"], cell_name(cell.cell), value

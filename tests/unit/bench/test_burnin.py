@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu_burnin: refused while GPUs are used, one container with all of them, and devices told by their address."""
+"""gpu_burnin: refused while GPUs are used, one container with all of them, and devices known by their address."""
 
 from __future__ import annotations
 

@@ -27,19 +27,19 @@ def past(fleet: GpuFleet) -> Earlier:
     )
 
 
-def accused(fleet: GpuFleet, earlier: Earlier | None = None) -> set[tuple[str, int | None]]:
-    """The GPUs that are called slow."""
+def accused(fleet: GpuFleet, earlier: Earlier | None = None) -> dict[tuple[str, int | None], str | None]:
+    """The GPUs that are called slow or suspect, and which of both."""
     found = gpu_verdicts(fleet.rows(), fleet.hosts(), earlier)
-    return {(item.gpu.host, item.gpu.index) for item in found if item.verdict == "slow"}
+    return {(item.gpu.host, item.gpu.index): item.verdict for item in found if item.verdict != "ok"}
 
 
 def rates(shape: tuple[int, int], cv: float, lacks: float, count: int, remembered: bool) -> float:
-    """The share of `count` fleets in which the slow GPU is called slow; without one, any GPU."""
+    """The share of `count` fleets in which the slow GPU is called slow; without one, any GPU slow or suspect."""
     hits = 0
     for seed in range(count):
         fleet = GpuFleet(*shape, cv=cv, seed=seed, slower={(0, 3 % shape[1]): lacks} if lacks else {})
         found = accused(fleet, past(fleet) if remembered else None)
-        hits += ("n1", 3 % shape[1]) in found if lacks else bool(found)
+        hits += found.get(("n1", 3 % shape[1])) == "slow" if lacks else bool(found)
     return hits / count
 
 
@@ -63,8 +63,8 @@ def test_five_percent_are_found_by_the_gpus_own_past() -> None:
 @pytest.mark.parametrize("cv", CVS)
 @pytest.mark.parametrize("name", FLEETS)
 @pytest.mark.parametrize("remembered", [False, True])
-def test_false_alarms_stay_rare_in_400_fleets(name: str, cv: float, remembered: bool) -> None:
-    assert rates(FLEETS[name], cv, 0.0, 400, remembered) <= 0.02
+def test_false_alarms_stay_rare_in_200_fleets(name: str, cv: float, remembered: bool) -> None:
+    assert rates(FLEETS[name], cv, 0.0, 200, remembered) <= 0.02
 
 
 def test_a_fleet_is_the_same_every_time() -> None:

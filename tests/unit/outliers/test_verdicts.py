@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.causes import causes
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.evidence import physical
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import GpuVerdict, gpu_verdicts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import (
+    earlier_medians,
+    read_earlier,
+)
 
 from tests.worlds.gpu_fleet import GpuFleet, row
 
@@ -54,7 +60,7 @@ def test_64_gpus_one_slow_one_throttled_one_with_ecc_are_named_with_their_causes
     assert "replace the GPU" in (ecc.next_step or "")
 
 
-def test_a_slow_node_is_told_from_a_slow_gpu() -> None:
+def test_a_slow_node_is_distinguished_from_a_slow_gpu() -> None:
     fleet = GpuFleet(slower={(3, None): 0.12, (5, 2): 0.12}, host_facts={3: {"driver": "6.12.12"}})
     found = judged(fleet)
     slow = {key: item.scope for key, item in found.items() if item.verdict == "slow"}
@@ -222,3 +228,41 @@ def test_causes_are_what_is_more_frequent_among_the_slow(
 ) -> None:
     found = causes({"f": "a"}, [{"f": value} for value in slow], [{"f": value} for value in others])
     assert [cause.value for cause in found] == expected
+
+
+def test_the_gpus_own_past_names_what_the_fleet_does_not_show() -> None:
+    fleet = GpuFleet(nodes=1, seed=6, slower={(0, 6): 0.05})
+    assert {item.verdict for item in judged(fleet).values()} == {"ok"}
+    past = earlier_medians(
+        {"benchmarks": fleet.rows(session, ill=False), "hosts": fleet.hosts()} for session in (1, 2, 3)
+    )
+    found = [item for item in gpu_verdicts(fleet.rows(), fleet.hosts(), past) if item.verdict != "ok"]
+    assert [(item.gpu.index, item.verdict) for item in found] == [(6, "slow")]
+    assert "slower than in its earlier runs, relative to the others" in found[0].reasons[0]
+
+
+def test_a_past_of_other_cells_or_other_gpus_says_nothing() -> None:
+    fleet = GpuFleet(nodes=1, slower={(0, 6): 0.05})
+    rows = [{**item, "cell": "other"} for item in fleet.rows(1, ill=False)]
+    past = earlier_medians([{"benchmarks": rows, "hosts": fleet.hosts()}])
+    assert gpu_verdicts(fleet.rows(), fleet.hosts(), past) == gpu_verdicts(fleet.rows(), fleet.hosts())
+
+
+def test_a_history_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    fleet = GpuFleet(nodes=1, per_node=2)
+    texts = {
+        "r1": json.dumps({"benchmarks": fleet.rows(), "hosts": fleet.hosts()}),
+        "r2": "{",
+        "r3": "[]",
+        "r4": '{"benchmarks": [{"host": "n1"}], "hosts": {}}',
+        "r5": '{"other": 1}',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(text)
+    (tmp_path / "latest").symlink_to("r1")
+    (tmp_path / "empty").mkdir()
+    past = read_earlier(tmp_path)
+    assert sorted(past) == ["00000000", "00000001"]
+    assert [len(values) for values in past["00000000"].values()] == [1]
+    assert read_earlier(tmp_path / "missing") == {}
