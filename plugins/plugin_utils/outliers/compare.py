@@ -20,7 +20,7 @@ from .samples import CellSpeed, InstanceKey, Interval, Row, SpeedMetric, cell_sp
 MIN_RUNS = 3
 """Runs from which an outlier is called slow rather than suspect."""
 ONE_METRIC = 2 * MIN_SLOWER
-"""Share of speed that one metric must lack where the other does not agree: two metrics, two chances of a false alarm."""
+"""Share of speed that one metric must lack where the other does not agree: two metrics, two chances of an alarm."""
 MIN_PEERS = 3
 """Members of a group from which one of them can be an outlier, and instances of a node from which it has a median."""
 
