@@ -89,8 +89,8 @@ options:
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
-      - Let V(stop), V(benchmark), O(reboots) and changes of partition modes leave a deployment fewer engines in service
-        than O(min_in), or none.
+      - Let V(stop), V(benchmark), O(reboots), O(stops) and changes of partition modes leave a deployment fewer engines
+        in service than O(min_in), or none.
     type: bool
     default: false
   deployment:
@@ -159,6 +159,11 @@ options:
     description: Hosts that reboot at a time, a number, a percentage, or a list of these.
     type: raw
     default: [1, "20%"]
+  stops:
+    description: Hosts whose instances this run stops at the same time, for a while. It is refused like O(reboots).
+    type: list
+    elements: str
+    default: []
   measure:
     description:
       - Whether a deploy measures what it starts. RV(todo) then names the instances that no load balancer uses before

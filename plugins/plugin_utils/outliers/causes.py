@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 STRONG = 3.0
@@ -35,7 +35,15 @@ class Cause:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `causes` in summary.json."""
-        return {**asdict(self), "lift": round(self.lift, 2)}
+        return {
+            "factor": self.factor,
+            "value": self.value,
+            "slow": self.slow,
+            "of_slow": self.of_slow,
+            "others": self.others,
+            "of_others": self.of_others,
+            "lift": round(self.lift, 2),
+        }
 
 
 def causes(

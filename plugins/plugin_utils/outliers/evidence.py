@@ -186,7 +186,13 @@ def faults(seen: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = []
     errors = max((gpu.get("ecc_uncorrectable") or 0 for gpu in seen), default=0)
     if errors:
-        fresh = sum(gpu.get("ecc_uncorrectable_new") or 0 for gpu in seen)
+        # Each run has the differences of its whole call, so they must not be added up.
+        before = min(
+            gpu["ecc_uncorrectable"] - (gpu.get("ecc_uncorrectable_new") or 0)
+            for gpu in seen
+            if gpu.get("ecc_uncorrectable") is not None
+        )
+        fresh = errors - before
         when = f"{fresh} of them during the measurement" if fresh else "all before the measurement"
         found.append(("ecc", f"{errors} uncorrectable memory errors, {when}"))
     links = [(gpu.get("link_width"), gpu.get("link_width_max")) for gpu in seen]

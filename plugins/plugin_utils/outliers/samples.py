@@ -75,9 +75,14 @@ def metrics_of(row: Row) -> tuple[SpeedMetric, ...]:
 
 
 def cell_speeds(rows: Sequence[Row]) -> list[CellSpeed]:
-    """Return each instance in each of its cells. Rows without the cell's first metric are left out."""
+    """Return each instance in each of its cells.
+
+    Rows without the cell's first metric are left out, and those of a load balancer: any instance answered there.
+    """
     groups: dict[tuple[InstanceKey, tuple[Any, ...]], list[Row]] = {}
     for row in rows:
+        if row.get("live"):
+            continue
         groups.setdefault(((row["host"], row["instance"]), comparison_key(row)), []).append(row)
     found = []
     for (instance, cell), own in groups.items():
@@ -106,6 +111,8 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _interval(rows: Sequence[Row], metric: SpeedMetric, speeds: Sequence[float]) -> Interval | None:
     """Return the interval that a summary states; of single runs, the range of at least three."""
     if len(rows) == 1:
+        if rows[0].get("metric", metric.key) != metric.key:
+            return None
         ends = [_log(end, metric) for end in rows[0].get("interval") or ()]
         known = sorted(end for end in ends if end is not None)
         return (known[0], known[-1]) if len(known) == 2 else None

@@ -96,6 +96,7 @@ def gpu_verdicts(
 
     hosts: `hosts` of summary.json. earlier: the GPUs' own earlier medians.
     """
+    rows = [row for row in rows if not row.get("live")]
     cells = cell_speeds(rows)
     outcomes = compare(rows, _changes(cells, gpus_of(rows, hosts), hosts, earlier or {}))
     gpus = with_readings(gather(rows, hosts))

@@ -64,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
     "partition_serial": public_variables()["gpu_partition_serial"].option,
     "reboots": {"type": "list", "elements": "str", "default": []},
+    "stops": {"type": "list", "elements": "str", "default": []},
     "reboot_serial": public_variables()["host_prep_serial"].option,
     "measure": {"type": "bool", "default": False},
     "one_host": {"type": "bool", "default": False},
@@ -130,7 +131,7 @@ def requested_rollout(
     fleet's GPU hosts that are not in this run.
     """
     operation = options["operation"]
-    if options["apply"] or options["reboots"]:
+    if options["apply"] or options["reboots"] or options["stops"]:
         stops = _refused_stops(options, plan, others)
         if stops:
             raise FleetError(stops)
@@ -262,7 +263,7 @@ def _rollout(
 
 
 def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -> tuple[Problem, ...]:
-    """Return why hosts may not stop what they run, as they do for reboots and other partition modes."""
+    """Return why hosts may not stop what they run, as they do for reboots, burn-ins and other partition modes."""
     if options["offline"] or options["at_once"] or options["operation"] not in (None, DEPLOY):
         return ()
     stops, problems = _host_stops(options, plan)
@@ -277,6 +278,8 @@ def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -
 
 def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:
     """Return the hosts whose instances this run stops, and what is wrong with the number of them at a time."""
+    if options["stops"]:  # all of them at the same time
+        return HostStops(options["stops"], ("100%",)), ()
     hosts, balancers = tuple(options["reboots"]), frozenset[str]()
     name, given = "host_prep_serial", options["reboot_serial"]
     if hosts:

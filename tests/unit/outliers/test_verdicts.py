@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.causes import causes
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.evidence import physical
+from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.samples import cell_speeds
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import GpuVerdict, gpu_verdicts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import (
     earlier_medians,
@@ -97,6 +98,30 @@ def test_of_two_hosts_none_is_called_slow(
     assert found["n1"].verdict == "ok"
     assert found["n2"].verdict == verdict
     assert reason in " ".join(found["n2"].reasons)
+
+
+def test_the_interval_of_another_metric_shows_nothing() -> None:
+    rows = [
+        row(node, 0, output, None) for node, output in enumerate(([99.0, 100.0, 101.0], [90.0, 91.0, 92.0]))
+    ]
+    rows = [{**item, "metric": "request_throughput"} for item in rows]
+    found = {item.gpu.host: item for item in gpu_verdicts(rows, {})}
+    assert found["n2"].verdict is None
+    assert "without at least 3 runs of both" in found["n2"].reasons[0]
+
+
+def test_a_load_balancer_is_no_measurement_of_a_gpu() -> None:
+    fleet = GpuFleet(nodes=1, slower={(0, 4): 0.15})
+    rows = fleet.rows()
+    assert gpu_verdicts([{**item, "live": True} for item in rows], fleet.hosts()) == []
+    assert cell_speeds([{**rows[0], "live": True}]) == []
+
+
+def test_errors_of_a_call_count_once_however_many_runs_it_had() -> None:
+    fleet = GpuFleet(nodes=1, telemetry={(0, 0): {"ecc_uncorrectable": 5, "ecc_uncorrectable_new": 2}})
+    rows = [{**item, "cell": cell} for item in fleet.rows() for cell in ("c1", "c2", "c3")]
+    first = gpu_verdicts(rows, fleet.hosts())[0]
+    assert first.reasons == ("5 uncorrectable memory errors, 2 of them during the measurement",)
 
 
 def test_two_nodes_of_eight_gpus_show_a_slow_gpu_and_no_slow_node() -> None:

@@ -234,3 +234,17 @@ def test_the_host_of_the_last_load_balancer_does_not_reboot(
     assert text.startswith(said)
     assert bool(text) == bool(said), text
     assert asked(states, there, apply=False, reboots=["n1", "n2"], at_once=True) == ""
+
+
+# ---- burn-ins, which need all GPUs of a host ---------------------------------------------------------
+
+
+def test_instances_stop_for_a_burn_in_where_others_serve() -> None:
+    states, (balancer,) = served(PAIR)
+    assert asked(states, [balancer], apply=False, stops=["n1"]) == ""
+    text = asked(states, [balancer], apply=False, stops=["n1", "n2"])
+    assert text.startswith(
+        "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: "
+    )
+    assert "Take fewer at a time: --limit n1,lb." in text
+    assert asked(states, [balancer], apply=False, stops=["n1", "n2"], at_once=True) == ""
