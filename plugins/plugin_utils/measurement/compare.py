@@ -11,8 +11,8 @@ from typing import Any
 
 from .cells import CellKey, Side, Unmatched, by_cell, unmatched
 from .designs import BEFORE_AFTER, CROSSED, DRIFT, INTERLEAVED, Effect, TimedValue, effect, units_needed
-from .repeats import LEVEL
 from .rows import TPOT, TTFT, ComparedMetric, Row, main_metrics, succeeded, value_of
+from .shift import LEVEL
 
 BETTER, WORSE, SAME, NOT_CLEAR = "better", "worse", "same", "not clear"
 TOLERANCE = 0.02

@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .repeats import LEVEL
-from .shift import Estimate, paired_shift, pairs_needed, stratified_shift
+from .shift import LEVEL, Estimate, paired_shift, pairs_needed, stratified_shift
 
 DRIFT = 0.02
 """Standard deviation of an instance's speed between sessions, as a share, if no other is given (a judgement)."""

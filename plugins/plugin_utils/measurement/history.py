@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .repeats import repeats
+from ...module_utils.common.intervals import median_interval
 from .requests import LoadPoint
 from .rows import ComparedMetric, Row, TokenLengths, cell_name, load_of, main_metrics, shape_of, value_of
 
@@ -89,15 +89,16 @@ def _point(
     blocks: dict[int, list[float]] = {}
     for row, value in values:
         blocks.setdefault(row.get("block") or 0, []).append(value)
-    spread = repeats([statistics.median(own) for own in blocks.values()])
+    repeats = [statistics.median(own) for own in blocks.values()]
+    low, high = median_interval(repeats) or (None, None)
     served = [row for row, _value in values]
     point = HistoryPoint(
         run=run,
         started=min(str(row.get("started") or "") for row in served),
         value=statistics.median(value for _row, value in values),
-        low=spread.low,
-        high=spread.high,
-        runs=spread.runs,
+        low=low,
+        high=high,
+        runs=len(repeats),
         instances=len({(row["host"], row["instance"]) for row in served}),
         image=_joined(row.get("image") for row in served),
         digest=_joined(row.get("digest") for row in served),

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats of a cell, and the rank statistics of comparisons."""
+"""The rank statistics of comparisons."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.repeats import repeats
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.shift import (
     Estimate,
     paired_shift,
@@ -16,37 +14,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.shift i
     shift,
     stratified_shift,
 )
-
-
-def test_spread_and_interval_of_repeats() -> None:
-    found = repeats([100.0, 101.0, 99.0])
-    assert (found.runs, found.median) == (3, 100.0)
-    assert found.cv == pytest.approx(0.01)
-    # Student's quantile for two degrees of freedom is 4.303.
-    half = 4.303 * 0.01 / math.sqrt(3)
-    assert found.interval == pytest.approx([100 * (1 - half), 100 * (1 + half)], rel=1e-3)
-
-
-@pytest.mark.parametrize(("values", "cv"), [([5.0], None), ([5.0, 5.0], 0.0)])
-def test_few_runs_have_no_interval(values: list[float], cv: float | None) -> None:
-    found = repeats(values)
-    assert (found.cv, found.interval) == (cv, None)
-
-
-@pytest.mark.parametrize("values", [[], [1.0, 0.0]])
-def test_repeats_need_values(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        repeats(values)
-
-
-@pytest.mark.parametrize("count", [3, 5, 10])
-def test_the_interval_contains_the_median_in_95_percent(count: int) -> None:
-    rng = random.Random(2)
-    inside = 0
-    for _ in range(1000):
-        low, high = repeats([100 * math.exp(rng.gauss(0, 0.05)) for _ in range(count)]).interval or (0, 0)
-        inside += low <= 100 <= high
-    assert 930 <= inside <= 970
 
 
 # Wilcoxon's signed ranks: the critical values of the tables at 5 %. An interval leaves out that many averages.
