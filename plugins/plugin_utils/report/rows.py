@@ -15,7 +15,7 @@ from ...module_utils.common.bench_metrics import ResultError, finite, normalise,
 from ...module_utils.common.redact import Redactor
 from ..instances.cells import MAIN_METRIC, describe_cell
 from ..instances.redact import redact_command, redact_variables
-from .percentiles import supported
+from ..measurement.percentiles import without_unsupported
 from .telemetry import telemetry_columns
 
 Row = dict[str, Any]
@@ -64,7 +64,7 @@ def run_rows(
             **{key: run.get(key) for key in ("block", "order", "seed")},
             "started": iso(run.get("started")),
             "seconds": number(run.get("seconds")),
-            **supported(metrics),
+            **without_unsupported(metrics),
             **dict.fromkeys(UNMEASURED),
             **telemetry_columns(run, metrics),
             "client_cpu_share": number(run.get("client_cpu_share")),

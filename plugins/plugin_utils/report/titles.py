@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..measurement.percentiles import shortfall, supported
 from .outliers import sequential_hosts
-from .percentiles import lacking, needed
 from .tables import total_of
 
 Row = Mapping[str, Any]
 _KINDS = ("concurrency", "all", "rate", "batch")
+_PERCENTILES = (90.0, 95.0, 99.0)
 
 
 def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
@@ -67,14 +68,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
     bound = [row for row in rows if row["client_bound"]]
     if bound:
         found.append(f"The client, not the server, was the limit of {_named(bound)}.")
-    short: dict[tuple[str, ...], list[Row]] = {}
+    short: dict[tuple[float, ...], list[Row]] = {}
     for row in rows:
-        if few := lacking(row):
-            short.setdefault(tuple(few), []).append(row)
-    for missing, own in short.items():
-        least = ", ".join(f"{name} needs {needed(float(name[1:]))}" for name in missing)
-        most = max(row["completed"] for row in own)
-        found.append(f"Too few requests (at most {most:,}) for percentiles of {_named(own)}: {least}.")
+        if row["kind"] == "serve" and row["completed"] is not None:
+            short.setdefault(supported(_PERCENTILES, row["completed"]), []).append(row)
+    for own in short.values():
+        if few := shortfall(_PERCENTILES, max(row["completed"] for row in own)):
+            found.append(f"{_named(own)}: {few}; they are null.")
     return found
 
 

@@ -12,10 +12,10 @@ from ..catalog.findings import BAD_CHOICE, GONE, NOT_YET, Finding
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from ..instances.benchmark import compose_command
+from ..measurement.percentiles import shortfall, supported
 from .cells import SuiteCell
 from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
-from .percentiles import shortfall, supported
 from .suite import METRICS, SERVE, Suite
 
 OTHER_RELEASE = (NOT_YET, GONE, BAD_CHOICE)

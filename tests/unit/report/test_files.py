@@ -189,7 +189,7 @@ def test_text_says_which_percentiles_are_missing_and_whether_the_client_was_the_
     lines = text_summary(summary_of({"n1": variables("n1", [few])})).splitlines()
     assert lines[3:] == [
         "NOTE    The client, not the server, was the limit of in1024-out1024-c128.",
-        "NOTE    Too few requests (at most 80) for percentiles of in1024-out1024-c128: p95 needs 90, p99 needs 459.",
+        "NOTE    in1024-out1024-c128: 80 requests are too few: p95 needs 90, p99 needs 459; they are null.",
     ]
 
 

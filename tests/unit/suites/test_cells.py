@@ -14,10 +14,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose impo
     suite_cells,
     suite_commands,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.percentiles import (
-    needed_requests,
-    supported,
-)
 
 from tests.rendered_suites import DATA, instance, suite
 from tests.worlds.catalogue import knowledge
@@ -27,13 +23,6 @@ def cells(name: str, *flags: str, overrides: dict[str, Any] | None = None, **key
     """A suite for an instance of 0.11.0, or of another release."""
     engine = instance(keys.pop("release", "0.11.0"), *flags, **keys)
     return suite_cells(knowledge(), suite(name), engine, overrides)
-
-
-@pytest.mark.parametrize(("percentile", "number"), [(90, 44), (95, 90), (99, 459), (99.9, 4603)])
-def test_requests_that_a_percentile_needs(percentile: float, number: int) -> None:
-    assert needed_requests(percentile) == number
-    assert supported([percentile], number) == (percentile,)
-    assert supported([percentile], number - 1) == ()
 
 
 def test_a_cell_is_what_the_module_takes() -> None:
