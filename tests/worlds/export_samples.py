@@ -20,6 +20,7 @@ OF_SUITES = {
         "send_lag_ms",
         "client_bound",
         "goodput",
+        "warnings",
     ),
     *(
         "kv_usage_max",

@@ -19,42 +19,17 @@ class LatencyLimits:
     e2el: float | None = None
 
 
-@dataclass(frozen=True)
-class Goodput:
-    """Requests that kept an SLO, missed it (failed ones too), or could not show whether they keep it.
+def goodput(requests: Requests, slo: LatencyLimits) -> float | None:
+    """Return the requests/s that kept an SLO, over the whole run; None for a run without a duration.
 
-    rate: requests/s that kept it, over the whole run; None for a run without a duration.
-    """
-
-    kept: int
-    missed: int
-    undecided: int
-    rate: float | None
-
-    @property
-    def attainment(self) -> float | None:
-        """Return the share of the decided requests that kept the SLO (0-1); None if none was decided."""
-        decided = self.kept + self.missed
-        return self.kept / decided if decided else None
-
-
-def goodput(requests: Requests, slo: LatencyLimits) -> Goodput:
-    """Judge each request by an SLO.
-
-    An answer of one token or none has no time per output token: it misses a TPOT limit no more than it keeps it, unless
-    it misses another limit. (vLLM's own client counts such answers as good.)
+    An answer of one token or none has no time per output token, so it does not show whether it keeps a TPOT limit, and
+    does not count. (vLLM's own client counts such answers as good.)
     """
     import numpy as np
 
-    count = len(requests.ttft)
-    missed, unknown = np.zeros(count, bool), np.zeros(count, bool)
+    kept = np.ones(len(requests.ttft), bool)
     for name in LIMITS:
         limit = getattr(slo, name)
         if limit is not None:
-            values = getattr(requests, name) * 1000
-            missed |= values > limit
-            unknown |= np.isnan(values)
-    undecided = unknown & ~missed
-    kept = int(count - missed.sum() - undecided.sum())
-    rate = kept / requests.duration if requests.duration > 0 else None
-    return Goodput(kept, int(missed.sum()) + requests.failed, int(undecided.sum()), rate)
+            kept &= getattr(requests, name) * 1000 <= limit
+    return float(kept.sum() / requests.duration) if requests.duration > 0 else None

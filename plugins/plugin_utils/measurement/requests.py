@@ -81,24 +81,32 @@ class Requests:
 
 
 def read_requests(raw: Mapping[str, Any]) -> Requests | None:
-    """Return the requests of a result of `vllm bench serve`; None if it was saved without details."""
+    """Return the requests of a result of `vllm bench serve`; None if it was saved without details.
+
+    Where the many gaps between tokens were left out (vllm_bench does that where results are large), the tokens of an
+    answer count as evenly spaced. Raise TypeError or ValueError for lists that are no such.
+    """
     import numpy as np
 
-    lists = [raw.get(key) for key in ("ttfts", "itls", "output_lens")]
-    if not all(isinstance(item, list) for item in lists):
+    ttfts, outputs = raw.get("ttfts"), raw.get("output_lens")
+    itls = raw.get("itls") or _even_gaps(raw)
+    if not isinstance(ttfts, list) or not isinstance(outputs, list) or not itls:
         return None
-    ttfts, itls, outputs = (list(item or ()) for item in lists)
     count = min(len(ttfts), len(itls), len(outputs))
     errors = list(raw.get("errors") or ())[:count]
     errors += [""] * (count - len(errors))
     # Before 0.9.2, failures have no text; their time to the first token is 0.
-    done = [at for at in range(count) if not errors[at] and ttfts[at] and outputs[at] is not None]
+    done = [
+        at
+        for at in range(count)
+        if not errors[at] and ttfts[at] and outputs[at] is not None and itls[at] is not None
+    ]
     given = raw.get("start_times")
     starts, first = None, 0.0
-    if isinstance(given, list) and len(given) >= count > 0:
+    if isinstance(given, list) and len(given) >= count > 0 and None not in given[:count]:
         starts, first = np.array([given[at] for at in done], float), min(map(float, given[:count]))
     order = np.arange(len(done)) if starts is None else np.argsort(starts, kind="stable")
-    chunks = [np.asarray(itls[done[at]] or (), float) for at in order]
+    chunks = [np.asarray(itls[done[at]], float) for at in order]
     ttft = np.array([ttfts[done[at]] for at in order], float)
     return Requests(
         ttft=ttft,
@@ -109,3 +117,16 @@ def read_requests(raw: Mapping[str, Any]) -> Requests | None:
         failed=max(count - len(done), int(raw.get("failed") or 0)),
         duration=float(raw.get("duration") or 0.0),
     )
+
+
+def _even_gaps(raw: Mapping[str, Any]) -> list[list[float] | None]:
+    """Return evenly spaced gaps between the tokens of each answer, from its latency; None where that is unknown."""
+    lists = (raw.get(key) or () for key in ("ttfts", "output_lens", "latencies"))
+    return [
+        None
+        if whole is None or first is None
+        else [(whole - first) / (count - 1)] * (count - 1)
+        if (count or 0) > 1
+        else []
+        for first, count, whole in zip(*lists, strict=False)
+    ]

@@ -37,6 +37,6 @@ def run_fields(
         "steady_share": steady.share,
         "send_lag_ms": lag,
         "client_bound": client_bound(cpu_share, lag),
-        "goodput": {name: goodput(requests, slo).rate for name, slo in slos.items()},
+        "goodput": {name: goodput(requests, slo) for name, slo in slos.items()},
     }
     return fields, steady.warnings

@@ -36,7 +36,8 @@ LEAST_TREND = 0.01
 class SteadyState:
     """The window in seconds since the first request, output tokens/s in it, and its share of the run (0-1).
 
-    All None if there is no window; then `warnings` says why.
+    All None if there is no window; then `warnings` says why. Warnings have no numbers of the run: those of several runs
+    are one.
     """
 
     start: float | None = None
@@ -47,8 +48,14 @@ class SteadyState:
 
 
 def steady_state(requests: Requests, load: LoadPoint) -> SteadyState:
-    """Return the steady window of a run: from when the load was reached, and speed had settled, to the last send."""
+    """Return the steady window of a run: from when the load was reached, and speed had settled, to the last send.
+
+    Requests that are all sent at once have none: nothing follows that could keep the load up.
+    """
     import numpy as np
+
+    if load.kind == "all":
+        return SteadyState()
 
     starts, ends = requests.starts, requests.ends
     if starts is None or ends is None:
@@ -71,10 +78,11 @@ def steady_state(requests: Requests, load: LoadPoint) -> SteadyState:
     share = (last - start) / duration
     warnings = []
     if share < LEAST_SHARE:
-        warnings.append(f"only {share:.0%} of the run was steady: use more requests")
+        warnings.append(f"less than {LEAST_SHARE:.0%} of the run was steady: use more requests")
     change = _trend(times[inside], tokens[inside], start, last)
     if change is not None:
-        warnings.append(f"not yet steady: the throughput changed by {change:+.1%} over the steady window")
+        direction = "rose" if change > 0 else "fell"
+        warnings.append(f"not yet steady: the throughput {direction} over the steady window")
     return SteadyState(start, last, throughput, share, tuple(warnings))
 
 
@@ -88,7 +96,7 @@ def _reached(starts: NDArray[Any], ends: NDArray[Any], load: LoadPoint) -> float
     steps = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
     order = np.lexsort((steps, times))  # at the same time, an answer makes room first
     inflight = np.cumsum(steps[order])
-    limit = load.value if load.kind == "concurrency" and load.value else float(inflight.max())
+    limit = load.value or float(inflight.max())
     full = np.flatnonzero(inflight >= REACHED * limit)
     return float(times[order][full[0]]) if len(full) else None
 
@@ -96,7 +104,7 @@ def _reached(starts: NDArray[Any], ends: NDArray[Any], load: LoadPoint) -> float
 def _never(load: LoadPoint) -> str:
     if load.kind == "rate":
         return f"the run was too short: the first {RATE_LEAST:.0f} s, or three times the p95 of E2EL, do not count"
-    return f"the run never was at its load ({load.text}) while requests were still sent: use more requests"
+    return "the run never was at its load while requests were still sent: use more requests"
 
 
 def _settled(times: NDArray[Any], tokens: NDArray[Any], start: float, last: float) -> float:

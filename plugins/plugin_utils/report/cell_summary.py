@@ -10,7 +10,8 @@ from typing import Any
 from ...module_utils.common.bench_metrics import METRICS
 from ...module_utils.common.errors import natural
 from ...module_utils.common.intervals import median_interval, variation
-from .rows import UNMEASURED, Row, client_bound
+from ..measurement.client_bound import client_bound
+from .rows import UNMEASURED, Row
 from .telemetry import most_throttled
 
 _OF_ONE_RUN = ("block", "order", "seed")
@@ -19,6 +20,9 @@ _SUMMED_UP = (
     *UNMEASURED,
     "seconds",
     "client_cpu_share",
+    "steady_output_throughput",
+    "steady_share",
+    "send_lag_ms",
     "power_w",
     "joules_per_output_token",
 )
@@ -65,11 +69,12 @@ def _summary(runs: Sequence[Row]) -> Row:
             for name in row["goodput"]
         },
         **_telemetry(runs),
+        "warnings": list(dict.fromkeys(text for row in runs for text in row["warnings"])),
         "runs": len(runs),
         "cv": variation(rates),
         "interval": list(interval) if (interval := median_interval(main)) else None,
     }
-    made["client_bound"] = client_bound(made)
+    made["client_bound"] = client_bound(made["client_cpu_share"], made["send_lag_ms"])
     return made
 
 

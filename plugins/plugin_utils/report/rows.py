@@ -15,24 +15,21 @@ from ...module_utils.common.bench_metrics import ResultError, finite, normalise,
 from ...module_utils.common.redact import Redactor
 from ..instances.cells import MAIN_METRIC, describe_cell
 from ..instances.redact import redact_command, redact_variables
+from ..measurement.goodput import LatencyLimits
 from ..measurement.percentiles import without_unsupported
+from ..measurement.requests import LoadPoint
+from ..measurement.run_fields import run_fields
 from .telemetry import telemetry_columns
 
 Row = dict[str, Any]
 
 UNMEASURED = (
-    "steady_output_throughput",
-    "steady_share",
-    "send_lag_ms",
     "kv_usage_max",
     "preemptions",
     "prefix_hit_rate",
     "acceptance_length",
 )
 """Keys of a row that need more than the client's result."""
-
-CLIENT_CPU, SEND_LAG_MS = 0.8, 5.0
-"""Above these the client is taken to be the limit: CPU time per second of its one process, median lag of a request."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ def run_rows(
         if result is None:
             continue
         metrics = normalise(str(entry.get("kind")), result, str(run.get("log") or ""))
+        detail = _unpacked(run.get("detail"))
         row: Row = {
             **shared,
             **{key: run.get(key) for key in ("block", "order", "seed")},
@@ -67,26 +65,12 @@ def run_rows(
             **without_unsupported(metrics),
             **dict.fromkeys(UNMEASURED),
             **telemetry_columns(run, metrics),
-            "client_cpu_share": number(run.get("client_cpu_share")),
-            "goodput": {},
+            **_of_requests({**result, **(detail or {})}, shared["load"], entry, run),
             **reproduction,
             "versions": dict(versions),
             "other": other_scalars(result),
         }
-        row["client_bound"] = client_bound(row)
-        yield MeasuredRun(
-            redact.data(row), finite(redact.data(result)), _unpacked(run.get("detail")), run.get("error")
-        )
-
-
-def client_bound(row: Mapping[str, Any]) -> bool | None:
-    """Return whether the client was the limit of a run; None if nothing is known about that."""
-    known = [
-        row[key] > limit
-        for key, limit in (("client_cpu_share", CLIENT_CPU), ("send_lag_ms", SEND_LAG_MS))
-        if row[key] is not None
-    ]
-    return any(known) if known else None
+        yield MeasuredRun(redact.data(row), finite(redact.data(result)), detail, run.get("error"))
 
 
 def entry_cell(entry: Mapping[str, Any]) -> str:
@@ -140,6 +124,22 @@ def _identity(host: str, entry: Mapping[str, Any]) -> Row:
         "image": entry.get("image") or plan.get("image"),
         "digest": entry.get("digest"),
     }
+
+
+def _of_requests(
+    raw: Mapping[str, Any], load: Mapping[str, Any], entry: Mapping[str, Any], run: Mapping[str, Any]
+) -> Row:
+    """Return what the single requests of a run show, and `warnings` about it. Raise ResultError for broken lists."""
+    slos = {
+        str(slo["name"]): LatencyLimits(slo.get("ttft_ms"), slo.get("tpot_ms"), slo.get("e2el_ms"))
+        for slo in entry.get("slos") or ()
+    }
+    point = LoadPoint(str(load["kind"]), number(load["value"]))
+    try:
+        fields, warnings = run_fields(raw, point, slos, number(run.get("client_cpu_share")))
+    except (TypeError, ValueError) as error:
+        raise ResultError(f"its lists of requests cannot be read ({error})") from None
+    return {**finite(fields), "warnings": list(warnings)}
 
 
 def _described(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for own in short.values():
         if few := shortfall(_PERCENTILES, max(row["completed"] for row in own)):
             found.append(f"{_named(own)}: {few}; they are null.")
+    for text in dict.fromkeys(text for row in rows for text in row["warnings"]):
+        found.append(f"{_named([row for row in rows if text in row['warnings']])}: {text}.")
     return found
 
 

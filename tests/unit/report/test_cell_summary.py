@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import packed, separate
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock
@@ -18,10 +19,19 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts i
     SoftwareSources,
     versions,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import client_bound
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
 
-from tests.worlds.bench_samples import GPU_MODELS, entry, suite_entries, variables, with_result
+from tests.worlds.bench_samples import (
+    GPU_MODELS,
+    entry,
+    run,
+    suite_entries,
+    summary_of,
+    variables,
+    with_result,
+)
+from tests.worlds.request_timings import Client, Server, simulate
 
 BASE = {"completed": 100, "num_prompts": 100, "failed": 0, "duration": 10.0}
 
@@ -133,19 +143,57 @@ def test_median(values: list[Any], expected: Any) -> None:
     assert median(values) == expected
 
 
-@pytest.mark.parametrize(
-    ("share", "lag", "bound"),
-    [
-        (None, None, None),
-        (0.8, None, False),
-        (0.81, None, True),
-        (None, 5.1, True),
-        (0.2, 5.1, True),
-        (0.2, 1.0, False),
-    ],
-)
-def test_client_bound(share: float | None, lag: float | None, bound: bool | None) -> None:
-    assert client_bound({"client_cpu_share": share, "send_lag_ms": lag}) is bound
+# ---- what single requests show -----------------------------------------------------------------------
+
+LIMITS = [{"name": "chat", "ttft_ms": 310, "tpot_ms": None, "e2el_ms": None}]
+
+
+def detailed(*raws: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """An entry whose runs carry their lists as vllm_bench packs them."""
+    runs = []
+    for block, raw in enumerate(raws, 1):
+        plain, lists = separate("serve", raw)
+        runs.append(run(plain, block, detail=packed(lists, 1 << 24)))
+    return {**entry("n1", slos=LIMITS, **more), "runs": runs}
+
+
+def cell_of(concurrency: int) -> dict[str, Any]:
+    load = {"kind": "concurrency", "value": concurrency}
+    return {"cell": f"c{concurrency}", "load": load, "metric": "output_throughput"}
+
+
+def test_single_requests_fill_the_steady_part_goodput_and_lag() -> None:
+    server = Server()
+    raws = [simulate(server, Client(640, concurrency=32), seed=seed) for seed in (1, 2, 3)]
+    (row,) = summaries(detailed(*raws, **cell_of(32)))
+    assert row["steady_output_throughput"] == pytest.approx(server.truth(32, 200), rel=0.01)
+    assert 0.5 < row["steady_share"] < 1
+    assert row["send_lag_ms"] == pytest.approx(0, abs=0.02)  # times are carried to 10 µs
+    assert row["client_bound"] is False
+    assert 0 < row["goodput"]["chat"] < row["request_throughput"]
+    assert row["warnings"] == []
+
+
+def test_a_client_that_sends_late_is_named_and_so_is_a_run_that_was_too_short() -> None:
+    late = simulate(server := Server(), Client(640, concurrency=32, lag=0.008))
+    short = [simulate(server, Client(64, concurrency=64), seed=seed) for seed in (1, 2)]
+    entries = [detailed(late, **cell_of(32)), detailed(*short, **cell_of(64))]
+    summary = summary_of({"n1": variables("n1", entries)})
+    assert [row["client_bound"] for row in summary["benchmarks"]] == [True, False]
+    lines = [line for line in text_summary(summary).splitlines() if line.startswith("NOTE")]
+    assert lines == [
+        "NOTE    The client, not the server, was the limit of c32.",
+        "NOTE    c64: 64 requests are too few: p95 needs 90, p99 needs 459; they are null.",
+        "NOTE    c64: the run never was at its load while requests were still sent: use more requests.",
+    ]
+
+
+def test_lists_that_are_no_such_are_a_failure_of_the_cell() -> None:
+    own = detailed(simulate(Server(), Client(8, concurrency=2)), **cell_of(2))
+    own["runs"][0]["detail"] = packed({"ttfts": ["soon"], "itls": [[]], "output_lens": [1]}, 1 << 20)
+    measured = collect(["n1"], {"n1": variables("n1", [own])}, Redactor())
+    assert measured.rows == []
+    assert "its lists of requests cannot be read" in measured.failures[0].message
 
 
 # ---- versions ----------------------------------------------------------------------------------------
