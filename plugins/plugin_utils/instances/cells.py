@@ -34,9 +34,14 @@ def describe_cell(kind: str, argv: Sequence[str]) -> dict[str, Any]:
         shape = {"input": int(length_in), "output": int(length_out)}
     load, suffix = _load(kind, options)
     prefix = f"in{shape['input']}-out{shape['output']}" if shape else data_set
-    metric = RATE_METRIC if load["kind"] == "rate" else MAIN_METRIC[kind]
+    metric = main_metric(kind, load["kind"])
     name = f"{prefix}-{suffix}"
     return {"cell": name, "kind": kind, "argv": list(argv), "shape": shape, "load": load, "metric": metric}
+
+
+def main_metric(kind: str, load: str) -> str:
+    """Return the metric by which the runs of a cell are compared, for its kind of benchmark and of load."""
+    return RATE_METRIC if load == "rate" else MAIN_METRIC[kind]
 
 
 def _load(kind: str, options: Mapping[str, str]) -> tuple[dict[str, Any], str]:

@@ -203,7 +203,7 @@ def cell_json(cell: CellVerdict) -> dict[str, Any]:
         "deployment": key.deployment,
         "kind": key.kind,
         "cell": key.cell,
-        "load": {"kind": key.load.kind, "value": key.load.value},
+        "load": key.load.to_json(),
         "shape": {"input": key.shape.input, "output": key.shape.output},
         "model": key.model,
         "commit": key.commit or None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """What a client imposed. kind: concurrency, rate (requests/s), batch, or all (every request at once)."""
+    """What a client imposed. kind: concurrency (requests in flight), rate (requests/s), batch, or all (at once)."""
 
     kind: str
     value: float | None = None
@@ -27,6 +27,10 @@ class LoadPoint:
         if self.value is None:
             return "all at once" if self.kind == "all" else self.kind
         return f"{self.kind} {self.value:g}" + (" requests/s" if self.kind == "rate" else "")
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the load as it stands in a row."""
+        return {"kind": self.kind, "value": self.value}
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..measurement.requests import LoadPoint
 from .expand import OmittedCell
-from .suite import Load, Shape, Slo
+from .suite import Shape, Slo
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class SuiteCell:
     kind: str
     argv: tuple[str, ...]
     shape: Shape | None
-    load: Load
+    load: LoadPoint
     num_prompts: int | None
     slos: tuple[Slo, ...]
     percentiles: tuple[float, ...]

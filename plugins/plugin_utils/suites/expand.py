@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..catalog.flag_values import Value
+from ..measurement.requests import LoadPoint
 from .engine import EngineVariant, InstanceEngine, beside
-from .suite import LOAD_ARGUMENTS, SERVE, Group, Load, Shape
+from .suite import LOAD_ARGUMENTS, SERVE, Group, Shape
 
 _MARKS = {"concurrency": "c", "rate": "r", "batch": "b"}
 
@@ -21,7 +22,7 @@ class PlannedCell:
     name: str
     group: Group
     shape: Shape | None
-    load: Load
+    load: LoadPoint
     num_prompts: int | None
     args: Mapping[str, Value]
     basis: frozenset[str]
@@ -65,7 +66,7 @@ def expand(
             )
 
 
-def _name(group: Group, shape: Shape | None, load: Load) -> str:
+def _name(group: Group, shape: Shape | None, load: LoadPoint) -> str:
     dataset = () if group.dataset in ("", "random") else (group.dataset,)
     lengths = (f"in{shape.input}", f"out{shape.output}") if shape else ()
     arrival = "all" if load.value is None else f"{_MARKS[load.kind]}{load.value:g}"
@@ -73,7 +74,7 @@ def _name(group: Group, shape: Shape | None, load: Load) -> str:
 
 
 def _basis(
-    group: Group, shape: Shape | None, load: Load, prompts: int | None, datasets: Mapping[str, Any]
+    group: Group, shape: Shape | None, load: LoadPoint, prompts: int | None, datasets: Mapping[str, Any]
 ) -> dict[str, Value]:
     found: dict[str, Value] = {"dataset_name": group.dataset} if group.dataset else {}
     if shape:

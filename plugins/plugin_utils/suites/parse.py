@@ -12,7 +12,8 @@ from ..catalog.bench_args import reserved
 from ..catalog.bench_clients import unknown_arguments
 from ..catalog.checker import Checker
 from ..catalog.load import Knowledge
-from .suite import LOAD_ARGUMENTS, LOADS, SERVE, Group, Load, PromptRule, Repeats, Shape, Slo, Suite, Variant
+from ..measurement.requests import LoadPoint
+from .suite import LOAD_ARGUMENTS, LOADS, SERVE, Group, PromptRule, Repeats, Shape, Slo, Suite, Variant
 
 SUITE_KEYS = (
     "schema", "suite", "title", "repeats", "percentiles", "slos", "variants",
@@ -133,7 +134,7 @@ class _Parser:
             *(self.check.integer(keys.get(key), (*path, key), 1, 1, COUNT) for key in ("input", "output"))
         )
 
-    def loads(self, kind: str, value: Any, path: Path) -> tuple[Load, ...]:
+    def loads(self, kind: str, value: Any, path: Path) -> tuple[LoadPoint, ...]:
         keys = self.check.mapping(value, path, LOADS[kind])
         if len(keys) != 1:
             what = f"needs exactly one of {', '.join(LOADS[kind])}."
@@ -145,14 +146,14 @@ class _Parser:
         if name == "all":
             if values is not True:
                 self.check.wrong((*path, "all"), "must be true.")
-            return (Load("all"),)
+            return (LoadPoint("all"),)
         items = self.check.listing(values, (*path, name))
         numbers = [self.number(item, (*path, name, index)) for index, item in enumerate(items)]
         if not items:
             self.check.wrong((*path, name), "must not be empty.")
         if name != "rate" and any(number is not None and number != int(number) for number in numbers):
             self.check.wrong((*path, name), "must be whole numbers.")
-        return tuple(Load(name, number) for number in numbers if number is not None)
+        return tuple(LoadPoint(name, number) for number in numbers if number is not None)
 
     def prompts(self, kind: str, keys: Mapping[str, Any], path: Path) -> PromptRule | None:
         where = (*path, "num_prompts")

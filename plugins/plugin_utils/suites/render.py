@@ -12,11 +12,12 @@ from ..catalog.findings import BAD_CHOICE, GONE, NOT_YET, Finding
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from ..instances.benchmark import compose_command
+from ..instances.cells import main_metric
 from ..measurement.percentiles import shortfall, supported
 from .cells import SuiteCell
 from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
-from .suite import METRICS, SERVE, Suite
+from .suite import SERVE, Suite
 
 OTHER_RELEASE = (NOT_YET, GONE, BAD_CHOICE)
 """The client of another release can express it."""
@@ -61,7 +62,7 @@ class Renderer:
             num_prompts=planned.num_prompts,
             slos=self.suite.slos_of(str(self.instance["model"])) if planned.group.kind == SERVE else (),
             percentiles=percentiles,
-            metric=METRICS[planned.group.kind],
+            metric=main_metric(planned.group.kind, planned.load.kind),
             warnings=(*((warning,) if warning else ()), *(item.text() for item in made.findings)),
         )
 

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 
 from ..catalog.flag_values import Value
 from ..catalog.recipes import named
+from ..measurement.requests import LoadPoint
 
 SERVE = "serve"
-METRICS: Mapping[str, str] = {
-    "serve": "output_throughput",
-    "latency": "mean_batch_latency_ms",
-    "throughput": "total_token_throughput",
-}
-"""The metric by which runs of a kind of benchmark are repeated and compared."""
 LOADS: Mapping[str, tuple[str, ...]] = {
     "serve": ("concurrency", "rate", "all"),
     "latency": ("batch",),
@@ -43,18 +38,6 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Load:
-    """How requests arrive. kind: one of LOADS; value: requests in flight, requests per second, or the batch's size."""
-
-    kind: str
-    value: float | None = None
-
-    def to_json(self) -> dict[str, float | str | None]:
-        """Return the load as plain data."""
-        return {"kind": self.kind, "value": self.value}
-
-
-@dataclass(frozen=True)
 class PromptRule:
     """How many requests a run sends: the first rule that is set, and at least `least`."""
 
@@ -64,7 +47,7 @@ class PromptRule:
     seconds: int = 0
     least: int = 1
 
-    def number(self, load: Load, max_num_seqs: int) -> int:
+    def number(self, load: LoadPoint, max_num_seqs: int) -> int:
         """Return the number of requests under a load, for an engine that decodes max_num_seqs sequences at once."""
         wanted = (
             self.count
@@ -86,7 +69,7 @@ class Group:
     kind: str
     dataset: str
     shapes: tuple[Shape, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[LoadPoint, ...]
     prompts: PromptRule | None
     args: Mapping[str, Value] = field(default_factory=dict)
     models: tuple[str, ...] = ()

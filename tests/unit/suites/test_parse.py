@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import LoadPoint
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import parse_suite, read_suite
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import Load, PromptRule
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PromptRule
 from jsonschema import Draft202012Validator
 
 from tests.worlds.catalogue import CATALOG, knowledge
@@ -55,7 +56,7 @@ def test_a_right_one() -> None:
     suite = parse_suite(knowledge(), "own.yml", SUITE)
     assert list(SCHEMA.iter_errors(SUITE)) == []
     assert (suite.repeats.warmups, suite.repeats.blocks, suite.repeats.most) == (1, 3, 10)
-    assert suite.groups[0].loads == (Load("concurrency", 8),)
+    assert suite.groups[0].loads == (LoadPoint("concurrency", 8),)
     assert not suite.offline
 
 
@@ -124,12 +125,12 @@ def test_names_and_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "load", "number"),
     [
-        (PromptRule(count=500), Load("rate", 1), 500),
-        (PromptRule(per_concurrency=10), Load("concurrency", 64), 640),
-        (PromptRule(per_concurrency=10, least=44), Load("concurrency", 1), 44),
-        (PromptRule(per_max_num_seqs=2), Load("all"), 512),
-        (PromptRule(seconds=600), Load("rate", 0.5), 300),
+        (PromptRule(count=500), LoadPoint("rate", 1), 500),
+        (PromptRule(per_concurrency=10), LoadPoint("concurrency", 64), 640),
+        (PromptRule(per_concurrency=10, least=44), LoadPoint("concurrency", 1), 44),
+        (PromptRule(per_max_num_seqs=2), LoadPoint("all"), 512),
+        (PromptRule(seconds=600), LoadPoint("rate", 0.5), 300),
     ],
 )
-def test_number_of_prompts(rule: PromptRule, load: Load, number: int) -> None:
+def test_number_of_prompts(rule: PromptRule, load: LoadPoint, number: int) -> None:
     assert rule.number(load, max_num_seqs=256) == number
