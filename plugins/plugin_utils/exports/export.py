@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..measurement.rows import cell_name
 from .run_results import Row
-from .setup import cell_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def omitted(rows: Sequence[Row], why: str) -> tuple[str, ...]:
     """Return the sentence about rows that a format cannot express; () for no rows."""
     if not rows:
         return ()
-    shown = ", ".join(f"{row.get('host')}/{row.get('instance')} {cell_of(row)}" for row in rows[:3])
+    shown = ", ".join(f"{row.get('host')}/{row.get('instance')} {cell_name(row)}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
     return (f"{shown}{more}: {why}.",)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..measurement.rows import cell_name
 from .export import Export, json_text, known
 from .run_results import Row, RunResults
-from .setup import cell_of
 
 _BIGGER = (("output_throughput", "output tok/s"), ("total_token_throughput", "total tok/s"))
 _SMALLER = (
@@ -39,7 +39,7 @@ def _items(results: RunResults, row: Row, metrics: tuple[tuple[str, str], ...]) 
     return [
         known(
             {
-                "name": f"{row.get('host')}/{row.get('instance')} {row.get('kind')} {cell_of(row)} {key}",
+                "name": f"{row.get('host')}/{row.get('instance')} {row.get('kind')} {cell_name(row)} {key}",
                 "unit": unit,
                 "value": row[key],
                 "range": _range(row, key),

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.bench_metrics import LATENCIES
+from ..measurement.rows import load_of, shape_of
 from .export import Export, csv_table, json_text, known, omitted, ratio
 from .run_results import Row, RunResults
-from .setup import EngineSetup, engine_options, engine_setup, integer, load_of, shape_of
+from .setup import EngineSetup, engine_options, engine_setup, integer
 
 LABEL = "Unofficial: measured by instinct-fleet, not by SemiAnalysisAI/InferenceX."
 POWER_METRIC_SCHEMA_VERSION = 2

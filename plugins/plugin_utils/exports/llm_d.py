@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from ..measurement.rows import cell_name, load_of, shape_of
 from .export import Export, file_name, json_text, known, omitted, ratio, unique
 from .run_results import Row, RunResults
-from .setup import cell_of, engine_options, engine_setup, load_of, options_of, shape_of
+from .setup import engine_options, engine_setup, options_of
 
 VERSION = "0.2.1"
 COMPONENT_SCHEMA = "0.0.1"
@@ -39,7 +40,7 @@ def export(results: RunResults) -> Export:
         if row.get("kind") not in ("serve", "throughput"):
             continue
         for number, run in enumerate(results.runs_of(row), 1):
-            name = file_name(row.get("host"), row.get("instance"), cell_of(row), f"run={number}")
+            name = file_name(row.get("host"), row.get("instance"), cell_name(row), f"run={number}")
             files[unique(name, (path.removesuffix(".json") for path in files)) + ".json"] = json_text(
                 report(results, run, number)
             )
@@ -49,7 +50,7 @@ def export(results: RunResults) -> Export:
 
 def report(results: RunResults, row: Row, number: int) -> dict[str, Any]:
     """Return the report of one run; `number` counts the runs of its cell from 1."""
-    identity = [results.run, *(row.get(key) for key in ("host", "instance", "kind")), cell_of(row), number]
+    identity = [results.run, *(row.get(key) for key in ("host", "instance", "kind")), cell_name(row), number]
     scenario = known({"stack": [_engine(results, row)], "load": _load(row)})
     aggregate = known({"requests": _requests(row), "latency": _latency(row), "throughput": _throughput(row)})
     performance = {"request_performance": {"aggregate": aggregate}} if aggregate else {}
@@ -60,7 +61,7 @@ def report(results: RunResults, row: Row, number: int) -> dict[str, Any]:
                 "uid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(identity))),
                 "eid": results.run,
                 "time": _time(row),
-                "description": f"{row.get('kind')} benchmark {cell_of(row)} of {_label(row)}",
+                "description": f"{row.get('kind')} benchmark {cell_name(row)} of {_label(row)}",
             }
         ),
         "scenario": scenario,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..measurement.rows import load_of, shape_of
 from . import madengine
 from .export import Export, csv_table, file_name, omitted, ratio
 from .run_results import Row, RunResults
-from .setup import engine_setup, integer, load_of, shape_of
+from .setup import engine_setup, integer
 
 LATENCY = (
     "model",

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..measurement.rows import cell_name, load_of, shape_of
 from .export import known
 from .run_results import Row, RunResults
-from .setup import cell_of, engine_setup, integer, load_of, options_of, shape_of
+from .setup import engine_setup, integer, options_of
 
 COLUMNS = (
     "model",
@@ -86,7 +87,7 @@ def _name(row: Row) -> str:
     """Return the model's name joined with what identifies the benchmark, as in AMD's perf_MODEL.csv."""
     setup, load, (given, wanted) = engine_setup(row), load_of(row), shape_of(row)
     if row.get("kind") == "serve":
-        parts: list[Any] = [model_name(row), setup.tensor_parallel, cell_of(row), dtype(row)]
+        parts: list[Any] = [model_name(row), setup.tensor_parallel, cell_name(row), dtype(row)]
     else:
         amount = integer(load.value if row.get("kind") == "latency" else row.get("num_prompts"))
         parts = [model_name(row), setup.tensor_parallel, amount, given, wanted, dtype(row)]

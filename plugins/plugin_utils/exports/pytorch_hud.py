@@ -12,9 +12,10 @@ from typing import Any
 
 from ...module_utils.common.bench_metrics import METRICS
 from ...module_utils.common.redact import is_secret_name
+from ..measurement.rows import cell_name
 from .export import Export, json_text, known
 from .run_results import Row, RunResults
-from .setup import cell_of, engine_options, engine_setup, integer, options_of
+from .setup import engine_options, engine_setup, integer, options_of
 
 _OWN: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "latency": {"mean_batch_latency_ms": ("latency", 0.001)},
@@ -79,7 +80,7 @@ def _about(results: RunResults, row: Row) -> dict[str, Any]:
             "run": results.run,
             "host": row.get("host"),
             "instance": row.get("instance"),
-            "cell": cell_of(row),
+            "cell": cell_name(row),
             "device": results.gpu(row, "model"),
             "image": row.get("image"),
             "digest": row.get("digest"),

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read from a row's command lines how the engine was set up and what load it got. Pure."""
+"""Read from a row's command lines how the engine was set up. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..measurement import commands
 from .run_results import Row
 
 Options = Mapping[str, str]
 """Options of a command line by their long name with underscores; one without a value has "true"."""
 
-_SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size"}
-_NUMBER = re.compile(r"-[0-9.]+")
 _IN_NAMES = (
     ("fp8", re.compile(r"(?i)(^|[^a-z])(fp8|float8)")),
     ("fp4", re.compile(r"(?i)(^|[^a-z])(mxfp4|nvfp4|fp4)")),
@@ -52,26 +50,9 @@ class EngineSetup:
     gpus: int | None
 
 
-@dataclass(frozen=True)
-class Load:
-    """A load. kind: concurrency (requests in flight), rate (requests per second), batch (prompts), all (at once)."""
-
-    kind: str
-    value: float | None
-
-
-def options_of(command: object) -> Options:
+def options_of(command: str | None) -> Options:
     """Return the options of a command line, {} for None. Several values of an option are joined by spaces."""
-    found: dict[str, str] = {}
-    name = ""
-    for word in shlex.split(str(command or "")):
-        if word.startswith("-") and not _NUMBER.fullmatch(word):
-            name, equals, value = word.lstrip("-").partition("=")
-            name = _SHORT.get(name, name.replace("-", "_"))
-            found[name] = value if equals else "true"
-        elif name:
-            found[name] = word if found[name] == "true" else f"{found[name]} {word}"
-    return found
+    return {name.lstrip("-").replace("-", "_"): value for name, value in commands.options(command).items()}
 
 
 def engine_options(row: Row) -> Options:
@@ -103,43 +84,6 @@ def engine_setup(row: Row) -> EngineSetup:
         speculative=_speculative(options) if is_known else None,
         gpus=world or len(row.get("gpus") or []) or None,
     )
-
-
-def shape_of(row: Row) -> tuple[int | None, int | None]:
-    """Return the tokens of a prompt and of an answer, as requested from the client."""
-    shape = row.get("shape")
-    if isinstance(shape, Mapping):
-        return integer(shape.get("input")), integer(shape.get("output"))
-    client = options_of(row.get("command"))
-    return (
-        integer(client.get("random_input_len") or client.get("input_len")),
-        integer(client.get("random_output_len") or client.get("output_len")),
-    )
-
-
-def load_of(row: Row) -> Load:
-    """Return the load of a row."""
-    load = row.get("load")
-    if isinstance(load, Mapping) and load.get("kind"):
-        return Load(str(load["kind"]), load.get("value"))
-    if row.get("kind") == "latency":
-        return Load("batch", integer(options_of(row.get("command")).get("batch_size")))
-    rate, concurrency = row.get("request_rate"), row.get("max_concurrency")
-    if isinstance(rate, (int, float)):
-        return Load("rate", rate)
-    return Load("all", None) if concurrency is None else Load("concurrency", concurrency)
-
-
-def cell_of(row: Row) -> str:
-    """Return the name of a row's cell; of results without cells, one of the same form: in1024-out1024-c128."""
-    if row.get("cell"):
-        return str(row["cell"])
-    load, (given, wanted) = load_of(row), shape_of(row)
-    parts = [f"in{given}" if given else "", f"out{wanted}" if wanted else ""]
-    letter = {"concurrency": "c", "rate": "r", "batch": "b"}.get(load.kind)
-    if letter and load.value is not None:
-        parts.append(f"{letter}{load.value:g}")
-    return "-".join(filter(None, parts)) or str(row.get("kind"))
 
 
 def integer(value: Any, default: int | None = None) -> int | None:

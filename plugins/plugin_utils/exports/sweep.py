@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..measurement.rows import cell_name, shape_of
 from .export import Export, csv_table, file_name, json_text, omitted, unique
 from .run_results import Row, RunResults
-from .setup import cell_of, engine_setup, shape_of
+from .setup import engine_setup
 
 _VLLM = {"duration_s": "duration", "model": "model_id"}
 """vLLM's names of keys that rows call otherwise."""
@@ -29,7 +30,7 @@ def export(results: RunResults) -> Export:
     empty = [row for row in served if not _measured(results, row)]
     for row in (row for row in served if row not in empty):
         serve = {"host": row.get("host"), "instance": row.get("instance")}
-        bench = {"label": cell_of(row)}
+        bench = {"label": cell_name(row)}
         name = "-".join(["SERVE-", *_pairs(serve), "BENCH-", *_pairs(bench)])
         directories.append(unique(file_name(name), directories))
         runs = [

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..measurement.rows import cell_name, load_of
 from .export import Export, csv_table, json_text
 from .run_results import Row, RunResults
-from .setup import cell_of, load_of
 
 _TITLES = {
     ("serve", "concurrency"): "Serving at a concurrency",
@@ -55,7 +55,7 @@ def export_markdown(results: RunResults) -> Export:
 
 
 def _csv(results: RunResults, rows: Sequence[Row]) -> str:
-    flat = [{"run_name": results.run, **dict(_flat({**row, "cell": cell_of(row)}))} for row in rows]
+    flat = [{"run_name": results.run, **dict(_flat({**row, "cell": cell_name(row)}))} for row in rows]
     found = dict.fromkeys(key for row in flat for key in row)
     first = [key for key in ("run_name", *_IDENTITY) if key in found]
     return csv_table([*first, *(key for key in found if key not in first)], flat)
@@ -89,7 +89,7 @@ def _table(kind: str, rows: Sequence[Row]) -> str:
     heads = ["Instance", "Cell", "Runs", *(name for name, _key in columns), "CV"]
     lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)]]
     for row in rows:
-        cells = [f"{row.get('host')}/{row.get('instance')}", cell_of(row), _number(row.get("runs"))]
+        cells = [f"{row.get('host')}/{row.get('instance')}", cell_name(row), _number(row.get("runs"))]
         cells += [_number(row.get(key)) for _name, key in columns]
         spread = row.get("cv")
         lines.append([_text(cell) for cell in (*cells, "" if spread is None else f"{spread * 100:.1f} %")])

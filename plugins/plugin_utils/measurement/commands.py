@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
 
 OWN = frozenset({"--port", "--host", "--uds", "--served-model-name", "--revision", "--tokenizer-revision"})
 """Options that say where an engine listens and what it is called; the rest decides how fast it is."""
+
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+}
+_NAME = re.compile(r"--?[A-Za-z]")
 
 
 @cache
@@ -24,9 +32,9 @@ def options(command: str | None) -> Mapping[str, str]:
     found: dict[str, str] = {}
     name = ""
     for word in words:
-        if word.startswith("--") and len(word) > 2:
+        if _NAME.match(word):
             name, given, value = word.partition("=")
-            name = "--" + name[2:].replace("_", "-")
+            name = _SHORT.get(name, name.replace("_", "-"))
             found[name] = value if given else ""
         elif name:
             found[name] = f"{found[name]} {word}".strip()

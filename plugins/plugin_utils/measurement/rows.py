@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .commands import options
 from .requests import LoadPoint
@@ -38,8 +38,7 @@ BATCH = ComparedMetric("mean_batch_latency_ms", "batch latency", "ms", False)
 METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
 
 
-@dataclass(frozen=True)
-class TokenLengths:
+class TokenLengths(NamedTuple):
     """Tokens of a request; None where the data set decides."""
 
     input: int | None = None
@@ -51,7 +50,7 @@ def load_of(row: Row) -> LoadPoint:
     given = row.get("load")
     if isinstance(given, Mapping):
         return LoadPoint(str(given.get("kind")), _number(given.get("value")))
-    if row["kind"] == "latency":
+    if row.get("kind") == "latency":
         return LoadPoint("batch", _number(options(row.get("command")).get("--batch-size")))
     rate, limit = _number(row.get("request_rate")), _number(row.get("max_concurrency"))
     if rate is not None:
@@ -82,7 +81,7 @@ def cell_name(row: Row) -> str:
     parts += [f"out{shape.output}"] if shape.output else []
     letter = {"concurrency": "c", "rate": "r", "batch": "b"}.get(load.kind)
     parts += [f"{letter}{load.value:g}"] if letter and load.value is not None else []
-    return "-".join(parts) or str(row["kind"])
+    return "-".join(parts) or str(row.get("kind"))
 
 
 def main_metrics(row: Row) -> Iterator[ComparedMetric]:

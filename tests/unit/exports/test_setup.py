@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What command lines say of the engine and its load."""
+"""What command lines say of the engine."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.setup import (
-    Load,
-    cell_of,
-    engine_setup,
-    load_of,
-    options_of,
-    shape_of,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.setup import engine_setup, options_of
 
 
 def test_options() -> None:
@@ -79,24 +70,3 @@ def test_without_a_command_nothing_is_assumed() -> None:
 )
 def test_speculative_decoding(options: str, method: str) -> None:
     assert engine_setup({"kind": "serve", "serve_command": f"vllm serve m {options}"}).speculative == method
-
-
-@pytest.mark.parametrize(
-    ("row", "load", "cell"),
-    [
-        ({"max_concurrency": 128, "request_rate": "inf"}, Load("concurrency", 128), "in1-out2-c128"),
-        ({"max_concurrency": None, "request_rate": 2.5}, Load("rate", 2.5), "in1-out2-r2.5"),
-        ({"max_concurrency": 64, "request_rate": 2.0}, Load("rate", 2.0), "in1-out2-r2"),
-        ({"request_rate": "inf"}, Load("all", None), "in1-out2"),
-        ({"load": {"kind": "rate", "value": 4}, "cell": "own"}, Load("rate", 4), "own"),
-    ],
-)
-def test_load_and_cell_of_serving(row: dict[str, Any], load: Load, cell: str) -> None:
-    full = {"kind": "serve", "command": "vllm bench serve --random-input-len 1 --random-output-len 2", **row}
-    assert (load_of(full), cell_of(full)) == (load, cell)
-
-
-def test_load_and_cell_of_a_batch() -> None:
-    row = {"kind": "latency", "command": "vllm bench latency --batch-size 4 --input-len 1 --output-len 2"}
-    assert (load_of(row), cell_of(row), shape_of(row)) == (Load("batch", 4), "in1-out2-b4", (1, 2))
-    assert (cell_of({"kind": "latency"}), shape_of({})) == ("latency", (None, None))

@@ -84,6 +84,7 @@ def test_cells_of_one_side_only_do_not_count() -> None:
             {"--a": "1", "--b-c": "2", "--flag": "true", "--list": "x y"},
         ),
         ("m --a 1 --a 2 --json '{\"x\": 1}'", {"--a": "2", "--json": '{"x": 1}'}),
+        ("m -tp 8 --seed -1 -O3", {"--tensor-parallel-size": "8", "--seed": "-1", "-O3": "true"}),
     ],
 )
 def test_options_of_a_command(command: str | None, named: dict[str, str]) -> None:
@@ -102,6 +103,8 @@ def test_rows_of_before_there_were_suites() -> None:
     [
         ({"kind": "serve", "request_rate": 4.0, "max_concurrency": 8}, "r4", LoadPoint("rate", 4)),
         ({"kind": "serve", "request_rate": "inf"}, "serve", LoadPoint("all")),
+        ({"kind": "serve", "request_rate": "inf", "max_concurrency": 8}, "c8", LoadPoint("concurrency", 8)),
+        ({"load": {"kind": "rate", "value": 4}, "cell": "own"}, "own", LoadPoint("rate", 4)),
         (
             {"kind": "latency", "command": "x --input-len 128 --batch-size 8"},
             "in128-b8",
