@@ -100,7 +100,8 @@ def test_nothing_is_loaded_from_anywhere(pages: dict[str, tuple[str, Page]], nam
     loading = [
         value for key, value in page.attributes if key in ("src", "href", "xlink:href", "data", "action")
     ]
-    beside = ["benchmarks.csv", "summary.json", "raw/"]  # links to the run's own files, which load nothing
+    # Links to the run's own files load nothing.
+    beside = ["benchmarks.csv", "summary.json", "runs.jsonl", "raw/"]
     assert [value for value in loading if not value.startswith("#")] == beside
     assert set(re.findall(r"url\(([^)]+)\)", text)) <= {f"#{identifier}" for identifier in page.ids}
     assert "@import" not in text
