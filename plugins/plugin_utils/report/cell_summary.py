@@ -22,7 +22,6 @@ _SUMMED_UP = (
     "client_cpu_share",
     "steady_output_throughput",
     "steady_share",
-    "send_lag_ms",
     "power_w",
     "joules_per_output_token",
 )
