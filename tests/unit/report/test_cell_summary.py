@@ -95,8 +95,8 @@ def test_a_cell_has_the_median_power_and_the_worst_faults_of_its_runs() -> None:
         )
     ]  # fmt: skip
     measured = with_result(entry("n1"), *[{**BASE, "total_output_tokens": 1000}] * 3)
-    for run, gpu in zip(measured["runs"], gpus, strict=True):
-        run["telemetry"] = {"gpus": [gpu], "problems": [], "shared": False}
+    for one, gpu in zip(measured["runs"], gpus, strict=True):
+        one["telemetry"] = {"gpus": [gpu], "problems": [], "shared": False}
     (row,) = summaries(measured)
     assert (row["power_w"], row["joules_per_output_token"], row["power_valid"]) == (705.0, 7.05, False)
     assert row["throttled"] == {"ppt": 0.5, "prochot": 0.2}
