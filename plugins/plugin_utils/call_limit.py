@@ -23,6 +23,7 @@ DEFAULTS = {
     "vllm_bench": 7200,
     "vllm_accuracy": 1800,
     "lm_eval": 14400,
+    "gpu_burnin": 1800,
 }
 """The modules' own defaults of their parameter `timeout`, in seconds."""
 TIMES = {"vllm_image": 2, "rocm_partition": 2}

@@ -32,7 +32,7 @@ ELSEWHERE = {
     f"instinct.fleet.{name}"
     for name in (
         "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
-        "bench_report", "accuracy_report",
+        "bench_report", "bench_compare", "bench_export", "bench_history", "accuracy_report", "burnin_report",
     )
 } | {
     f"ansible.builtin.{name}"
@@ -42,8 +42,8 @@ ELSEWHERE = {
 BY_PARAMETERS = {
     f"instinct.fleet.{name}"
     for name in (
-        "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "rocm_partition",
-        "partition_boot",
+        "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "gpu_burnin",
+        "rocm_partition", "partition_boot",
     )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 

@@ -234,7 +234,6 @@ def test_what_changed_between_releases(
         ("0.9.0", "serve", {"temperature": 0.7}, True, "it can from 0.9.1 on"),
         ("0.11.0", "serve", {"warmups": 3}, False, "it can from 0.11.1 on"),
         ("0.6.3", "serve", {"max_concurrency": 3}, False, "it can from 0.6.4 on"),
-        ("0.9.0", "serve", {"save_detailed": True}, False, "it can from 0.9.1 on"),
         # What only another client of the same kind has, a script or `vllm bench`.
         ("0.7.3", "serve", {"dataset_name": "prefix_repetition"}, True, "it can from 0.10.1 on"),
         ("0.8.0", "serve", {"dataset_name": "sharegpt"}, True, "it can from 0.9.1 on"),
