@@ -71,7 +71,10 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
                 "name host instance address port limit target",
             ),
             (MeasurementFailure("n1", "llama-0", "no"), "host what message"),
-            (BatchVerdict(False, False, "", ""), "stop back why told phases steps hosts turned resumable"),
+            (
+                BatchVerdict(False, False, "", ""),
+                "stop back why told phases steps hosts turned resumable missed",
+            ),
             (
                 StatusRow("llama", "n1", "llama-0", "serving"),
                 "deployment host instance state why next_step version generation age kv running waiting tokens "
