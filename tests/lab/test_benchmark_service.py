@@ -89,7 +89,7 @@ def answered(lab: Lab) -> dict[tuple[str, str], int]:
 
 
 def balanced(lab: Lab, name: str) -> int:
-    """Requests that the load balancer has sent to an instance of its own host. HAProxy's counters begin anew with a reload."""
+    """Requests that the load balancer has sent to an instance of its own host, over its reloads."""
     log = "/var/log/instinct-balancer.service.log"
     return int(lab.on(HOST, f"grep -cF ' llama/{HOST}.{name}:' {log} || true"))
 
