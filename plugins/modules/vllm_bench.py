@@ -260,9 +260,12 @@ actions:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import parse_target
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
+    complete_target,
+    parse_target,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import Measurement
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import complete_target, measure
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import measure
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,

@@ -167,7 +167,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.client impor
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import note_servers, resolved
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_servers import (
+    note_servers,
+    resolved,
+)
 
 
 def argument_spec():

@@ -89,8 +89,8 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import cause
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import (
     PATHS,
     ask_all,

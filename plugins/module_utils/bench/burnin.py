@@ -21,7 +21,7 @@ from ..docker.logs import container_log
 from ..observe.gpu_users import read_users
 from ..observe.gpus import kfd_processes, read_gpus
 from ..observe.source import Source
-from .run import stop_and_remove
+from .containers import stop_and_remove
 from .telemetry import Recorder
 
 CONTAINER = "instinct-burnin"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,16 @@ from typing import Any
 from ..common.module_main import NodeError
 from ..common.mounts import BENCH_MOUNT, INSTANCE_MOUNT, KEYS_MOUNT
 from ..common.paths import container_name
-from ..docker.client import Json
+from ..docker.client import DockerClient, Json, NotFound
+from ..docker.containers import remove_container
+from ..docker.lifecycle import stop_gracefully
+from ..serving.store import GenerationStore
 from .jobs import BenchmarkJob, parse_job
 
 LABEL = "instinct-fleet.bench"
 CLIENT_ENV, CLIENT_CA = "client.env", "client.pem"
+
+_STOP_SECONDS = 30
 
 # The Python that runs vLLM need not be the first in PATH.
 START = f"""\
@@ -92,6 +98,19 @@ class BenchmarkTarget:
         return f"instinct-bench-{self.name}"
 
 
+def complete_target(target: Mapping[str, Any], store: GenerationStore) -> Mapping[str, Any]:
+    """Return a target's INSTANCE; if it refers to a stored generation, read it from the node's store.
+
+    A stored server's files may contain secrets. Raise NodeError if the generation is not stored.
+    """
+    server = target.get("server") or {}
+    stands_for = server if server.get("generation") else target
+    if server.get("container") or not stands_for.get("generation"):
+        return target
+    found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
+    return {**found, "client": target.get("client") or {}, "endpoint": target.get("endpoint") or {}}
+
+
 def parse_target(data: Mapping[str, Any], job: object) -> BenchmarkTarget:
     """Build a target from an INSTANCE and its job. Raise NodeError if parts are missing."""
     name = str(data.get("name") or "")
@@ -134,3 +153,10 @@ def container_body(target: BenchmarkTarget, run: str, directory: str, program: s
         "Labels": {LABEL: run, f"{LABEL}.instance": target.name},
         "HostConfig": host,
     }
+
+
+def stop_and_remove(client: DockerClient, container: str) -> None:
+    """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; do nothing if it does not exist."""
+    with contextlib.suppress(NotFound):
+        stop_gracefully(client, container, _STOP_SECONDS)
+        remove_container(client, container)

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,34 +17,18 @@ from ..common.abandoned import leave_if_abandoned
 from ..common.files import write_atomic
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, run_lock
-from ..docker.client import DockerClient, Json, NotFound
-from ..docker.containers import create_container, remove_container, wait_container
-from ..docker.lifecycle import stop_gracefully
+from ..docker.client import DockerClient, Json
+from ..docker.containers import create_container, wait_container
 from ..docker.logs import container_log
-from ..serving.store import GenerationStore
-from .containers import CLIENT_CA, CLIENT_ENV, BenchmarkTarget, container_body
+from .containers import CLIENT_CA, CLIENT_ENV, BenchmarkTarget, container_body, stop_and_remove
 from .entries import ContainerEnd, Measurement, entries_of
 from .jobs import prepare
 from .results import CARRIED_BYTES
 from .telemetry import Recorder
 
-_STOP_SECONDS = 30
 _WAIT_SLICE = 5.0  # seconds of one wait request
 _CUT_OFF = (137, 143)  # exit codes of a benchmark that was stopped or killed: by the next call, or by Docker
 _LEAVE_SECONDS = 45.0  # time for a run whose controller died to clean up and exit
-
-
-def complete_target(target: Mapping[str, Any], store: GenerationStore) -> Mapping[str, Any]:
-    """Return a target's INSTANCE; if it refers to a stored generation, read it from the node's store.
-
-    A stored server's files may contain secrets. Raise NodeError if the generation is not stored.
-    """
-    server = target.get("server") or {}
-    stands_for = server if server.get("generation") else target
-    if server.get("container") or not stands_for.get("generation"):
-        return target
-    found = store.instance({"name": target.get("name"), "deployment": target.get("deployment"), **stands_for})
-    return {**found, "client": target.get("client") or {}, "endpoint": target.get("endpoint") or {}}
 
 
 def measure(
@@ -187,13 +171,6 @@ def remove_client_files(directory: str) -> None:
 def _finished_runs(count: int) -> str:
     """Return a number of finished runs in words."""
     return "1 finished run" if count == 1 else f"{count} finished runs"
-
-
-def stop_and_remove(client: DockerClient, container: str) -> None:
-    """Stop a benchmark (gracefully: an offline one holds GPUs) and remove it; do nothing if it does not exist."""
-    with contextlib.suppress(NotFound):
-        stop_gracefully(client, container, _STOP_SECONDS)
-        remove_container(client, container)
 
 
 def _wait(client: DockerClient, container: str, timeout: int) -> int | None:

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.action.vllm_bench import ActionModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench import run as benches
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
     START,
+    complete_target,
     container_body,
     parse_target,
 )
@@ -512,12 +512,12 @@ def test_a_stored_instance_is_read_from_the_node(
     store.put("llama", "3.json", {"schema": 1, "generation": 3, "members": [member]})
     stands_for = {"name": "llama-0", "deployment": "llama", "generation": 3, "spec_hash": "s"}
     for given in (stands_for, {"name": "llama-0", "deployment": "llama", "server": stands_for}):
-        assert parse_target(benches.complete_target(given, store), job()).model == "lab/tiny-llama"
+        assert parse_target(complete_target(given, store), job()).model == "lab/tiny-llama"
         result, failed = run_module(vllm_bench.main, args(docker, given))
         assert not failed, result["msg"]
         assert result["benchmarks"][0]["runs"][0]["result"] == RESULT
         assert CANARY not in json.dumps(result)
-    assert benches.complete_target(instance(), store) == instance()
+    assert complete_target(instance(), store) == instance()
     result, failed = run_module(vllm_bench.main, args(docker, {**stands_for, "generation": 4}))
     assert failed
     assert "Generation 4 of llama is not kept" in result["msg"]

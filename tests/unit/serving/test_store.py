@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.generations import read_generations
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
-from ansible_collections.instinct.fleet.plugins.module_utils.serving import store
+from ansible_collections.instinct.fleet.plugins.module_utils.serving import store_servers
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 
@@ -254,7 +254,7 @@ def test_a_stored_server_is_what_was_planned(top: Path, run_module: Any) -> None
     record = history.kept[0]
     servers = [record.server(member) for member in record.members]
     plain = {"name": "x-0", "stop_timeout": 3, "generation": None}
-    found = store.resolved([*servers, plain])
+    found = store_servers.resolved([*servers, plain])
     assert found == [*(item["server"] for item in given["instances"]), {"name": "x-0", "stop_timeout": 3}]
 
 
@@ -273,4 +273,4 @@ def test_a_stored_server_that_is_not_there(
     run_module(serving_generation.main, args())
     record = History.from_json(observed(top)).kept[0]
     with pytest.raises(NodeError, match=re.escape(message)):
-        store.resolved([{**record.server(record.members[0]), **change}])
+        store_servers.resolved([{**record.server(record.members[0]), **change}])
