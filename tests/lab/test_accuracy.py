@@ -21,7 +21,7 @@ from .endpoint import HOST, Endpoint
 from .helpers import completion, deployment, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/accuracy.md").read_text(encoding="utf-8")
-OPTIONS = re.findall(r"`… (-e accuracy_tasks=nll|-e accuracy_serial=20%|-e live=true)`", RUNBOOK)
+OPTIONS = re.findall(r"`… (-e accuracy_tasks=nll|-e accuracy_serial=20%|-e accuracy_live=true)`", RUNBOOK)
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 RATE = 20  # requests per second
 
@@ -97,7 +97,7 @@ def test_users_lose_nothing_while_answers_are_scored(endpoint: Endpoint) -> None
 
 
 def test_live_asks_without_draining(endpoint: Endpoint) -> None:
-    run = play(endpoint.lab, "-e live=true", "-e accuracy_tasks=nll")
+    run = play(endpoint.lab, "-e accuracy_live=true", "-e accuracy_tasks=nll")
     assert run.rc == 0, run.out[-3000:]
     assert "balancer_server" not in run.modules()
     found = report(endpoint.lab)
