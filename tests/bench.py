@@ -73,6 +73,13 @@ class Judge:
         return target
 
 
+def run_env() -> dict[str, str]:
+    """The environment of the measured commands: a user's, whose second run finds the bytecode that the first wrote."""
+    env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # set, it has every run compile the toolkit again: 0.15 s
+    return env
+
+
 def timed(command: list[str], env: dict[str, str]) -> tuple[float, str]:
     """Wall seconds of a command that must succeed, and what it printed."""
     start = time.monotonic()
@@ -93,7 +100,7 @@ def measure(nodes: int, judge: Judge) -> None:
     with tempfile.TemporaryDirectory() as tmp:
         lab = copy_inventory(hosts, Path(tmp))
         lab.write_vars(vllm_deployments=[deployment()])
-        env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        env = run_env()
         ping = [str(BIN / "ansible"), "-i", str(lab.inventory), "instinct", "-m", "ansible.builtin.ping"]
         commands = [ping, *(lab.command(playbook, *args) for playbook, args in PLAYBOOKS)]
         for command in reversed(commands):  # the first run of site.yml deploys
@@ -120,7 +127,7 @@ def upgrading(judge: Judge) -> None:
     with tempfile.TemporaryDirectory() as tmp:
         lab = copy_inventory(hosts, Path(tmp))
         (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {hosts[0]}:\n")
-        env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        env = run_env()
         for requests, playbook in ((64, "site"), (65, "upgrade")):
             wanted = deployment(
                 instances_per_host=UPGRADED,
