@@ -51,6 +51,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     warned,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
+    check_cells,
+    measured_instances,
+    requested_kinds,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
@@ -81,6 +86,8 @@ class ActionModule(ControllerAction):
         slips += [*unknown_benchmark_arguments(knowledge, raw), *wrong_suites(knowledge, raw)]
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
+        suite = options["suite"] or ""
+        options = {**options, "kinds": requested_kinds(knowledge, suite, options["kinds"])}
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
             raise FleetError(wrong)
@@ -111,21 +118,25 @@ class ActionModule(ControllerAction):
         if rollout:
             data["rollout"] = rollout.to_json()
         new = request.requested_measurement(options, plan, rollout, endpoint)
+        held = tuple(host for found in foreign.values() for host in found) if locking else None
+        live = request.requested_live(options, plan)
+        todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
+        if suite and (measured := measured_instances(todo)):
+            cells = check_cells(knowledge, suite, options["kinds"], measured, options["suite_args"] or {})
+            news = replace(news, warnings=(*news.warnings, *cells))
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self.show(f"\n{text}")
-        held = tuple(host for found in foreign.values() for host in found) if locking else None
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
             write_json(Path(options["plan_file"]), data)
-        live = request.requested_live(options, plan)
-        todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
         return {
             "changed": False,
             "plan": data,
             # What was not looked at is not acted on.
             "todo": [] if offline else todo,
             "rollout": rollout.to_json() if rollout else None,
+            "kinds": list(options["kinds"]),
             "partial": list(news.partial),
             "hold": request.hold_seconds(options, data),
             "changes": news.changes,

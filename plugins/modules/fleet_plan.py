@@ -170,10 +170,22 @@ options:
         they are measured, with the group C(todo_benchmark); the plan's text says why the others are left out.
     type: bool
     default: false
-  one_host:
-    description: Whether V(benchmark) leaves out engines over several hosts, as the offline benchmarks run on one.
-    type: bool
-    default: false
+  kinds:
+    description:
+      - The benchmarks that V(benchmark) is to run. Without it, those of O(suite), and without a suite V(serve). The
+        others run on one host, so they leave out engines over several hosts.
+    type: list
+    elements: str
+    choices: [serve, latency, throughput]
+    default: []
+  suite:
+    description:
+      - The suite that a benchmark measures, a name in C(catalog/suites) or a path. It is checked for every instance
+        before anything is drained.
+    type: str
+  suite_args:
+    description: What the suite leaves open, as in C(benchmark_suite_args) of the role C(instinct.fleet.benchmark).
+    type: dict
   live:
     description:
       - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the
@@ -239,6 +251,12 @@ rollout:
       serves.
   returned: success
   type: dict
+kinds:
+  description: The benchmarks that V(benchmark) runs.
+  returned: success
+  type: list
+  elements: str
+  sample: [serve]
 partial:
   description: Images that must be probed before the plan is complete.
   returned: success

@@ -26,17 +26,17 @@ SHOWN = 8  # instances that are named one by one
 
 
 def why_unmeasured(
-    found: ObservedInstance | None, known: RecordedInstance | None, stopped: bool, one_host: bool
+    found: ObservedInstance | None, known: RecordedInstance | None, stopped: bool, offline: bool
 ) -> str:
     """Return why a measurement leaves an instance out; "" if it measures it.
 
-    stopped: an interrupted measurement stopped it, so this one starts it again. one_host: it loads models itself.
+    stopped: an interrupted measurement stopped it, so this one starts it again. offline: it loads models itself.
     """
     if found is None or (found.state not in ALIVE and not stopped):
         return "does not run"
     if known is None:
         return "was not started by the toolkit, or its record is gone"
-    if one_host and len(known.member.hosts) > 1:
+    if offline and len(known.member.hosts) > 1:
         return "spans several hosts, and an offline benchmark runs on one"
     return ""
 

@@ -67,7 +67,7 @@ Data = Mapping[str, Any]
 class RolloutRequest:
     """What a run is to do: the operation, the terms (raw variables), and of what; None: of all.
 
-    one_host: leave out engines over several hosts, which an offline benchmark cannot load.
+    offline: leave out engines over several hosts, which an offline benchmark cannot load.
     """
 
     operation: str
@@ -78,7 +78,7 @@ class RolloutRequest:
     absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
     at_once: bool = False  # too few may stay in service
     blind: bool = False  # nothing is known of the fleet's other hosts
-    one_host: bool = False
+    offline: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class _HostRollout:
     def why_unmeasured(self, name: str, wanted: RolloutRequest) -> str:
         """Why a measurement leaves an instance out; "" if it does not."""
         stopped = interrupted(self.name, name, wanted.operation, self.balancers)
-        return why_unmeasured(self.running.get(name), self.known(name), stopped, wanted.one_host)
+        return why_unmeasured(self.running.get(name), self.known(name), stopped, wanted.offline)
 
     def known(self, name: str) -> RecordedInstance | None:
         """The generation that an instance runs; None when none is known."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...module_utils.common.bench_metrics import KINDS as KINDS_OF_BENCHMARK
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.generations import (
     DEPLOY,
@@ -34,7 +35,6 @@ Options = Mapping[str, Any]
 
 MEASURED = 3600
 """Seconds that a canary's measurements, a change of partition modes or a reboot may take."""
-KINDS_OF_BENCHMARK = 3  # one after the other in a batch, each of which may take benchmark_timeout
 CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
@@ -47,6 +47,8 @@ VARIABLES = {
     "measure_timeout": "benchmark_timeout",
     "live": "live",
     "rate": "rate",
+    "suite": "benchmark_suite",
+    "suite_args": "benchmark_suite_args",
 }
 """Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -67,7 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stops": {"type": "list", "elements": "str", "default": []},
     "reboot_serial": public_variables()["host_prep_serial"].option,
     "measure": {"type": "bool", "default": False},
-    "one_host": {"type": "bool", "default": False},
+    "kinds": {"type": "list", "elements": "str", "choices": list(KINDS_OF_BENCHMARK), "default": []},
 }
 
 
@@ -106,10 +108,16 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     found += parse_rate(bool(options.get("live")), options.get("rate"))[1]
     if options.get("live") and operation not in MEASUREMENTS:
         found.append(Problem(("live",), "is of benchmark.yml.", "Leave it out."))
-    if options.get("live") and options.get("one_host"):
+    if options.get("live") and offline_kinds(options):
         what = "the offline benchmarks send no requests, so they cannot be measured through a load balancer."
-        found.append(Problem(("live",), what, "Leave out --tags latency and throughput, or live=true."))
+        fix = "Leave out live=true, or the tags latency and throughput and a suite of those."
+        found.append(Problem(("live",), what, fix))
     return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
+
+
+def offline_kinds(options: Options) -> list[str]:
+    """Return the benchmarks of a run that load models themselves, so that instances stop for them."""
+    return [kind for kind in options.get("kinds") or () if kind != "serve"]
 
 
 def requested_live(options: Options, plan: FleetPlan) -> tuple[LiveTarget, ...]:
@@ -238,7 +246,7 @@ def hold_seconds(options: Options, data: Mapping[str, Any]) -> int:
     """Return how long a batch may take at most, in which no call works on the load balancers that it was drained in."""
     measured = MEASURED
     if options["operation"] in MEASUREMENTS:
-        measured = max(measured, KINDS_OF_BENCHMARK * int(options["measure_timeout"]))
+        measured = max(measured, len(KINDS_OF_BENCHMARK) * int(options["measure_timeout"]))
     return sum(timeouts(options, data).values()) + int(options["soak"] or 0) + measured
 
 
@@ -257,7 +265,7 @@ def _rollout(
         absent=_absent(endpoint),
         at_once=options["at_once"],
         blind=blind,
-        one_host=options["one_host"],
+        offline=bool(offline_kinds(options)),
     )
     return plan_rollout_steps(plan, wanted)
 

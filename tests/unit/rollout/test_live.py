@@ -110,7 +110,7 @@ def options(**given: Any) -> dict[str, Any]:
     [
         ({}, ""),
         ({"rate": None}, "rate: is required with live"),
-        ({"one_host": True}, "live: the offline benchmarks send no requests"),
+        ({"kinds": ["latency"]}, "live: the offline benchmarks send no requests"),
         ({"operation": DEPLOY}, "live: is of benchmark.yml."),
         ({"live": False}, "rate: is the load of a measurement through the load balancer"),
     ],

@@ -119,7 +119,7 @@ CASES = {
         [SPANNING], units=[[["n1/llama-0", "n2/llama-0"]]], measured={"n1": [["llama-0"]]},
     ),
     "… not by an offline benchmark": Case(
-        [SPANNING], request={"one_host": True},
+        [SPANNING], request={"offline": True},
         omitted={"n1/llama-0": "spans several hosts, and an offline benchmark runs on one"},
         problems=("no instance runs that this run can measure. n1/llama-0: spans several hosts, and an offline",),
     ),
