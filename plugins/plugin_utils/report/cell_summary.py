@@ -32,8 +32,9 @@ def cell_summaries(rows: Iterable[Row]) -> list[Row]:
     """Return one row for each (host, instance, kind, cell), in that order, with medians over its runs.
 
     runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
-    cell's `metric`. What a median would hide is that of the worst run: failed requests, throttling, memory errors,
-    invalid energy. `started` is that of the first run.
+    cell's `metric`. Runs with failed requests, as of an engine that died, count only where there are no others. What a
+    median would hide is that of the worst run: failed requests, throttling, memory errors, invalid energy. `started` is
+    that of the first run.
     """
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
@@ -49,7 +50,8 @@ def relative_half_width(row: Mapping[str, Any]) -> float | None:
     return (high - low) / (high + low) if high + low else None
 
 
-def _summary(runs: Sequence[Row]) -> Row:
+def _summary(performed: Sequence[Row]) -> Row:
+    runs = [row for row in performed if not row.get("failed")] or performed
     first = min(runs, key=lambda row: (row["started"] or "", row["block"] or 0))
     keys = {key for row in runs for key in row}
     made = {**first, **dict.fromkeys(_OF_ONE_RUN)}
@@ -60,15 +62,15 @@ def _summary(runs: Sequence[Row]) -> Row:
     main = [row[first["metric"]] for row in runs if row.get(first["metric"]) is not None]
     other = {key: median([row["other"].get(key) for row in runs]) for row in runs for key in row["other"]}
     made |= {
-        "failed": _most(runs, "failed"),
+        "failed": _most(performed, "failed"),
         "other": {key: value for key, value in other.items() if value is not None},
         "goodput": {
             name: median([row["goodput"].get(name) for row in runs])
             for row in runs
             for name in row["goodput"]
         },
-        **_telemetry(runs),
-        "warnings": list(dict.fromkeys(text for row in runs for text in row["warnings"])),
+        **_telemetry(performed),
+        "warnings": list(dict.fromkeys(text for row in performed for text in row["warnings"])),
         "runs": len(runs),
         "cv": variation(rates),
         "interval": list(interval) if (interval := median_interval(main)) else None,

@@ -224,7 +224,7 @@ def _partial(row: Row) -> str | None:
         return "no request completed: the numbers of this instance mean nothing"
     if row["failed"]:
         total = row["num_prompts"] if row["num_prompts"] is not None else row["completed"] + row["failed"]
-        return f"{row['failed']} of {total} requests failed: the numbers are those of the others"
+        return f"{row['failed']} of {total} requests failed: such runs count only where there are no others"
     return None
 
 

@@ -74,13 +74,21 @@ def test_one_run_has_no_interval_and_two_have_a_variation() -> None:
 
 
 def test_failed_requests_of_one_run_are_not_hidden_by_a_median() -> None:
-    results = [{**BASE, "output_throughput": 1.0}, {**BASE, "completed": 60, "failed": 40}, BASE]
+    dying = {**BASE, "completed": 60, "failed": 40, "output_throughput": 9.0}
+    results = [{**BASE, "output_throughput": 1.0}, dying, {**BASE, "output_throughput": 2.0}]
     measured = collect(["n1"], {"n1": variables("n1", [with_result(entry("n1"), *results)])}, Redactor())
     (row,) = cell_summaries(measured.rows)
-    assert (row["failed"], row["completed"]) == (40, 100)
+    assert (row["failed"], row["completed"], row["runs"], row["output_throughput"]) == (40, 100, 2, 1.5)
     assert [item.message for item in measured.failures] == [
-        "40 of 100 requests failed: the numbers are those of the others"
+        "40 of 100 requests failed: such runs count only where there are no others"
     ]
+    (alone,) = summaries(with_result(entry("n1"), dying))
+    assert (alone["failed"], alone["completed"], alone["runs"], alone["output_throughput"]) == (
+        40,
+        60,
+        1,
+        9.0,
+    )
 
 
 def test_a_cell_has_the_median_power_and_the_worst_faults_of_its_runs() -> None:
