@@ -257,6 +257,7 @@ actions:
   returned: as RV(benchmarks)
 """
 
+import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -308,12 +309,12 @@ def work(params, check):
     require_program(params["program"])
     jobs = params["jobs"]
     targets = [parse_target(target, jobs.get(target.get("name"))) for target in params["targets"]]
-    return measure(
-        lambda: DockerClient(params["docker_socket"]),
-        targets,
-        Measurement(params["kind"], run, params["timeout"], params["program"]),
-        check,
-    )
+    wanted = Measurement(params["kind"], run, params["timeout"], params["program"])
+    try:
+        return measure(lambda: DockerClient(params["docker_socket"]), targets, wanted, check)
+    finally:
+        if not params["run"]:  # no other call can continue it
+            shutil.rmtree(wanted.directory, ignore_errors=True)
 
 
 def main():

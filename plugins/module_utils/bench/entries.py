@@ -33,7 +33,7 @@ class Measurement:
 
     @property
     def directory(self) -> str:
-        """Return the node's directory of the run; each target has one below it, until its results are collected."""
+        """Return the node's directory of the run; each target has one below it."""
         return os.path.join(paths.DATA_DIR, "bench", self.run)
 
     def directory_of(self, target: BenchmarkTarget) -> str:

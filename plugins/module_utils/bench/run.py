@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ from .results import CARRIED_BYTES
 from .telemetry import Recorder
 
 _WAIT_SLICE = 5.0  # seconds of one wait request
-_CUT_OFF = (137, 143)  # exit codes of a benchmark that was stopped or killed: by the next call, or by Docker
 _LEAVE_SECONDS = 45.0  # time for a run whose controller died to clean up and exit
 
 
@@ -61,8 +59,6 @@ def _measure(
     recorder = Recorder()
     with ThreadPoolExecutor(max_workers=len(targets)) as pool:
         measured = list(pool.map(lambda target: _measure_target(connect(), target, wanted, carried), targets))
-    with contextlib.suppress(OSError):
-        os.rmdir(wanted.directory)  # unless a target's runs stay there for the next call
     entries = [entry for target in measured for entry in target.entries]
     recorder.finish(entries)
     warnings = [target.kept for target in measured if target.kept]
@@ -121,12 +117,11 @@ def _measure_target(
 ) -> _Measured:
     """Measure one target. `carried`: bytes for the per-request lists of each run.
 
-    The directory goes when the benchmark ended by itself or at its time limit. It stays when it was cut off, by the end
-    of the controller or of Docker: the next call of this name continues then.
+    The directory stays: a call of the same name continues, until the results were reported.
     """
     directory = wanted.directory_of(target)
     code: int | None = 0
-    log, error, ended, earlier = "", "", False, 0
+    log, error, earlier = "", "", 0
     try:
         stop_and_remove(client, target.container)
         served = {"spec": target.plan.get("spec_hash"), "image": target.image, "client": target.client}
@@ -137,7 +132,6 @@ def _measure_target(
         client.start(target.container)
         code = _wait(client, target.container, wanted.timeout)
         log = container_log(client, target.container)
-        ended = code not in _CUT_OFF
     except (NodeError, OSError) as problem:
         error = f"the benchmark's container could not be run: {problem}"
     finally:
@@ -145,8 +139,6 @@ def _measure_target(
             stop_and_remove(client, target.container)
         remove_client_files(directory)  # a directory that is kept for the next call holds no key
     entries = entries_of(client, target, wanted, carried, ContainerEnd(code, log, error))
-    if ended:
-        shutil.rmtree(directory, ignore_errors=True)
     kept = (
         f"{target.name}: {_finished_runs(earlier)} of {wanted.run} kept from an interrupted call"
         if earlier
