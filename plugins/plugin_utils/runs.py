@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path, PurePath
 
 from ansible import context
+from ansible.errors import AnsibleError
 
 from ..module_utils.common.errors import Problem
 from .text import listed
@@ -80,13 +81,19 @@ def _word(value: object) -> str:
 def _run(pid: int) -> Run:
     user = os.environ.get("SUDO_USER") or getpass.getuser()
     names = [PurePath(str(name)).name for name in context.CLIARGS.get("args") or ()]
-    ticks = _ticks(pid)
-    parts = (*_place(), str(pid), ticks)
+    place, ticks = _place(), _ticks(pid)
+    if place[1] and not ticks:
+        # Killed, it leaves the task that was about to begin. The lease of such a task would never be known to be over.
+        raise AnsibleError("The ansible-playbook of this task has ended, so it changes nothing. Run it again.")
+    parts = (*place, str(pid), ticks)
     return Run("/".join(parts), f"{user}@{socket.gethostname()}", " ".join(names) or "ansible", _begun(ticks))
 
 
 def this_run() -> Run:
-    """Return the run that this process belongs to: tasks run in children of the controller."""
+    """Return the run that this process belongs to: tasks run in children of the controller.
+
+    Raise AnsibleError if the controller is gone.
+    """
     parent = multiprocessing.parent_process()
     return _run(parent.pid if parent and parent.pid else os.getpid())
 
@@ -162,12 +169,13 @@ def _place() -> tuple[str, str]:
 
 
 def _ticks(pid: int) -> str:
-    """Return when a process started, in ticks since the boot; "" without such a process."""
+    """Return when a process started, in ticks since the boot; "" without such a process, or if it has ended."""
     try:
         # The program's name is in parentheses and may contain any character.
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if state in ("Z", "X") else fields[18]
 
 
 def _begun(ticks: str) -> str:

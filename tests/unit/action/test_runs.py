@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common import lease
 from ansible_collections.instinct.fleet.plugins.plugin_utils import runs
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease
 
-from tests.helpers.eventually import GENEROUS
+from tests.helpers.eventually import GENEROUS, eventually
 
 FOREIGN = Lease("b/1/100/7", "ann@c1", "upgrade.yml", "2026-01-01T00:00:00Z", "b/1/100/7:2", False, 40.0)
 
@@ -31,12 +32,21 @@ def test_a_run_is_over_once_its_process_is_gone() -> None:
         name = identity(process.pid)
         assert not runs.is_over(name)
         process.kill()
+        eventually("its end", lambda: runs.is_over(name))  # before its parent asks how it ended
         process.wait(GENEROUS)
     assert runs.is_over(name)
     mine = runs.this_run().id
     place, ticks = mine.rsplit("/", 1)
     assert not runs.is_over(mine)
     assert runs.is_over(f"{place}/{int(ticks) + 1}")  # the number belongs to another process now
+
+
+def test_a_task_whose_controller_was_killed_takes_no_lease() -> None:
+    """It would have the name of no process, and nothing would tell that it is over."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(GENEROUS)
+    with pytest.raises(AnsibleError, match="has ended, so it changes nothing"):
+        identity(process.pid)
 
 
 @pytest.mark.parametrize(
