@@ -7,11 +7,16 @@ With pytest-xdist each worker has a lab of its own, side by side on this machine
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,8 @@ import yaml
 
 from lab.config import Config
 from tests import ROOT
+
+from .helpers import wait_for
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     first = int(os.environ.get("LAB_NUMBER", "1"))
@@ -162,6 +169,30 @@ class Lab:
             self.command(playbook, *args), cwd=ROOT, env={**usual, **env}, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+    def killed_at(self, task: str, playbook: str, *args: str, times: int = 1, later: float = 0.7) -> bool:
+        """Run a playbook, and kill its controller seconds after a task began for the nth time; False: it never did."""
+        started = Path(tempfile.mkdtemp(dir=self.tmp)) / "started"
+        started.touch()
+        victim = self.start(playbook, *args, FLEET_STARTED=str(started))
+        assert victim.stdout is not None
+        reader = threading.Thread(target=victim.stdout.read)  # or it would wait for one
+        reader.start()
+
+        def reached() -> bool:
+            lines = started.read_text(encoding="utf-8").splitlines()
+            return sum(line.endswith(task) for line in lines) >= times
+
+        try:
+            wait_for(task, lambda: reached() or victim.poll() is not None)
+            time.sleep(later)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(victim.pid, signal.SIGKILL)
+            reader.join()
+            victim.stdout.close()
+            victim.wait()
+        return reached()
 
     def play(self, playbook: str, *args: str, timeout: float = 1800) -> Run:
         env, record = self.environment()

@@ -9,12 +9,9 @@ is printed for it, in their order. What the trouble itself cost is not counted: 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -69,32 +66,12 @@ def want(lab: Lab, requests: int) -> None:
     lab.write_vars(vllm_deployments=[wanted], upgrade_soak=2, upgrade_serial=[1], canary=False)
 
 
-def begin_and_die(lab: Lab, playbook: str, *args: str) -> None:
-    """Run a playbook until its second batch has left the load balancer, and kill it."""
-    started = lab.tmp / f"started-{next(FRESH)}"
-    started.touch()
-    victim = lab.start(playbook, *args, FLEET_STARTED=str(started))
-    assert victim.stdout is not None
-    reader = threading.Thread(target=victim.stdout.read)  # or it would wait for one
-    reader.start()
-
-    def reached() -> bool:
-        return started.read_text(encoding="utf-8").count("Change instances, phase serve\n") >= 2
-
-    try:
-        wait_for("the second batch", lambda: reached() or victim.poll() is not None)
-        assert victim.poll() is None, f"{playbook} ended before its second batch"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(victim.pid, signal.SIGKILL)
-        reader.join()
-        victim.stdout.close()
-        victim.wait()
+SERVE = "Change instances, phase serve"  # of the second batch: its instances have left the load balancer
 
 
 def interrupted_upgrade(lab: Lab) -> None:
     want(lab, next(FRESH))
-    begin_and_die(lab, "upgrade")
+    assert lab.killed_at(SERVE, "upgrade", times=2, later=0)
 
 
 def interrupted_rollback(lab: Lab) -> None:
@@ -102,7 +79,7 @@ def interrupted_rollback(lab: Lab) -> None:
     want(lab, next(FRESH))
     run = lab.play("upgrade")
     assert run.rc == 0, run.out[-3000:]
-    begin_and_die(lab, "rollback", "-e", "deployment=llama")
+    assert lab.killed_at(SERVE, "rollback", "-e", "deployment=llama", times=2, later=0)
 
 
 def drained(lab: Lab) -> None:

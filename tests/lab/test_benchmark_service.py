@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -259,24 +257,7 @@ def test_the_next_run_returns_what_a_killed_one_left(
     endpoint: Endpoint, tags: tuple[str, ...], task: str, then: tuple[str, ...]
 ) -> None:
     lab = endpoint.lab
-    started = lab.tmp / "started"
-    started.write_text("")
-    victim = lab.start("benchmark", *tags, FLEET_STARTED=str(started))
-    assert victim.stdout is not None
-    reader = threading.Thread(target=victim.stdout.read)
-    reader.start()
-
-    def reached() -> bool:
-        return any(line.endswith(task) for line in started.read_text(encoding="utf-8").splitlines())
-
-    try:
-        wait_for(task, lambda: reached() or victim.poll() is not None)
-        assert reached()
-    finally:
-        if victim.poll() is None:
-            os.killpg(victim.pid, signal.SIGKILL)
-        reader.join()
-        victim.wait()
+    assert lab.killed_at(task, "benchmark", *tags, later=0)
     run = lab.play(*then)
     if run.rc and tags:  # the node went on stopping an instance, after this run had seen it running
         assert "does not run" in run.out.partition("Failed: ")[2], run.out[-4000:]

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 import shlex
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +19,7 @@ from tests.load import Summary
 
 from .conftest import Lab, Run, copy_inventory, reset_lab
 from .endpoint import Endpoint
-from .helpers import MODEL, deployment, wait_for
+from .helpers import MODEL, deployment
 
 HOST = "lab-n1"  # the balancer's, and a GPU host too
 RATE = 30  # requests per second: two cores run a second lab and the unit tests as well
@@ -206,35 +203,11 @@ DEEP = [
 ]
 
 
-def killed_at(lab: Lab, task: str, times: int = 1) -> bool:
-    """Run upgrade.yml, and kill the controller shortly after a task began; False: it never did."""
-    started = lab.tmp / f"started-{next(FRESH)}"
-    started.touch()
-    victim = lab.start("upgrade", FLEET_STARTED=str(started))
-    assert victim.stdout is not None
-    output = threading.Thread(target=victim.stdout.read)  # or it would wait for a reader
-    output.start()
-
-    def reached() -> bool:
-        return started.read_text(encoding="utf-8").splitlines().count(task) >= times
-
-    try:
-        wait_for(task, lambda: reached() or victim.poll() is not None)
-        time.sleep(0.7)
-    finally:
-        if victim.poll() is None:
-            os.killpg(victim.pid, signal.SIGKILL)
-        output.join()
-        victim.stdout.close()
-        victim.wait()
-    return reached()
-
-
 def goes_on(lab: Lab, task: str, canary: bool | None) -> None:
     """A run that is killed at a task, and the next one, which ends what it began."""
     new = next(FRESH)
     serve(lab, new)
-    assert killed_at(lab, task), task
+    assert lab.killed_at(task, "upgrade"), task
     run = book(lab, "$ ansible-playbook -i inventory/mine playbooks/upgrade.yml")
     assert run.rc == 0, run.out[-4000:]
     assert runs(lab) == {str(new)}
