@@ -10,12 +10,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import sub
 
 OK, OUTLIER, SUSPECT, UNMEASURED = "ok", "outlier", "suspect", "not measured"
 SAME, SHIFTED, SUSPICIOUS, BROKEN = "same", "shifted", "suspicious", "broken"
 
 _SIGMA = 1.4826  # the standard deviation of a normal distribution, in its median absolute deviations
 _ROBUST_Z = 4.5  # as for slow GPUs: a false alarm in fewer than 1 of 100 fleets
+_NEIGHBOURS = 64  # with which each replica is compared, so that thousands take seconds
 
 
 @dataclass(frozen=True)
@@ -94,20 +96,21 @@ def judge_replicas(
     """Judge the replicas of one release, by the name of each; one without passages was not measured.
 
     Each is compared with the median of all, passage by passage, so that a shift of some passages does not cancel out.
-    Of two replicas that differ, the one that moved since `previous` (replicas of the release before it) is wrong; if
-    neither or both did, both are suspect.
+    Where most agree, the others are wrong. Where they do not, as with two replicas, or two hosts of which one has
+    wrong weights, those that moved since `previous` (replicas of the release before it) are; if none or all did, or
+    they have no past, all are suspect.
     """
     measured = {name: passages for name, passages in replicas.items() if passages}
-    shared = _shared(list(measured.values()))
-    distances = _distances(measured, shared)
-    limit = max(limits.same, _ROBUST_Z * _SIGMA * _spread(list(distances.values())))
+    scores = _scores(measured)
+    distances = _distances(scores)
+    limit = max(limits.same, _ROBUST_Z * _SIGMA * _spread(list(scores.values())))
     far = {name for name, distance in distances.items() if distance > limit}
-    moved: set[str] = set()
-    if len(measured) == 2 and far:
-        moved = {
+    wrong = far
+    if 2 * len(far) >= len(measured):
+        wrong = {
             name
-            for name in measured
-            if (before := (previous or {}).get(name)) and _distance(measured[name], before) > limits.same
+            for name in far
+            if (before := (previous or {}).get(name)) and _moved(measured[name], before) > limits.same
         }
     found = []
     for name in replicas:
@@ -115,11 +118,12 @@ def judge_replicas(
             found.append(ReplicaNll(name, UNMEASURED, None, None, "it gave no log likelihoods"))
             continue
         state, why = OK, ""
-        if name in far and (len(measured) > 2 or moved == {name}):
-            state = OUTLIER
-            why = f"{distances[name]:.4f} nat per token from the others; up to {limit:.4f} is usual"
-        elif name in far and len(moved) != 1:
-            state, why = SUSPECT, "the two replicas differ, and nothing shows which of them is wrong"
+        if 0 < len(wrong) < len(measured):
+            if name in wrong:
+                state = OUTLIER
+                why = f"{distances[name]:.4f} nat per token from the others; up to {limit:.4f} is usual"
+        elif name in far:
+            state, why = SUSPECT, "the replicas differ, and nothing shows which of them are wrong"
         found.append(ReplicaNll(name, state, mean_nll(measured[name]), distances.get(name), why))
     return tuple(found)
 
@@ -155,32 +159,42 @@ def _shared(sides: Sequence[Passages]) -> list[str]:
     return [name for name in (sides[0] if sides else ()) if all(name in side for side in sides)]
 
 
-def _distances(measured: Mapping[str, Passages], shared: Sequence[str]) -> dict[str, float]:
-    if len(measured) < 2 or not shared:
-        return {}
-    sides = list(measured.values())
-    middle = {name: statistics.median(_per_token(side[name]) for side in sides) for name in shared}
-    found = {
-        name: statistics.fmean(abs(_per_token(passages[item]) - middle[item]) for item in shared)
-        for name, passages in measured.items()
+def _scores(replicas: Mapping[str, Passages]) -> dict[str, list[float]]:
+    """Return the log likelihoods per token of each replica, of the passages that all scored."""
+    shared = _shared(list(replicas.values()))
+    return {
+        name: [passages[item].total / passages[item].tokens for item in shared]
+        for name, passages in replicas.items()
     }
+
+
+def _distances(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    if len(scores) < 2 or not any(scores.values()):
+        return {}
+    middle = [statistics.median(column) for column in zip(*scores.values(), strict=True)]
+    found = {name: _distance(own, middle) for name, own in scores.items()}
     # The middle of two is half way between them.
-    return {name: 2 * distance for name, distance in found.items()} if len(measured) == 2 else found
+    return {name: 2 * distance for name, distance in found.items()} if len(scores) == 2 else found
 
 
-def _distance(one: Passages, other: Passages) -> float:
-    shared = _shared([one, other])
-    return (
-        statistics.fmean(abs(_per_token(one[item]) - _per_token(other[item])) for item in shared)
-        if shared
-        else 0.0
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the mean difference; 0 without a passage."""
+    return sum(map(abs, map(sub, one, other))) / len(one) if one else 0.0
+
+
+def _moved(now: Passages, before: Passages) -> float:
+    return _distance(*_scores({"now": now, "before": before}).values())
+
+
+def _spread(sides: Sequence[Sequence[float]]) -> float:
+    """Return how far replicas that agree are from each other; 0 for fewer than three, where nothing shows it.
+
+    It is the median distance to the nearest other replica: when half of them are wrong, their distance from the median
+    of all is everyone's, and would be taken for usual.
+    """
+    if len(sides) < 3:
+        return 0.0
+    others = sides[:: -(-len(sides) // _NEIGHBOURS)]
+    return statistics.median(
+        min(_distance(one, other) for other in others if other is not one) for one in sides
     )
-
-
-def _per_token(score: PassageScore) -> float:
-    return score.total / score.tokens
-
-
-def _spread(distances: Sequence[float]) -> float:
-    """Return the median absolute deviation of replicas; 0 for fewer than three, where it says nothing."""
-    return statistics.median(distances) if len(distances) > 2 else 0.0

@@ -91,6 +91,27 @@ def test_of_two_replicas_without_a_past_both_are_suspect() -> None:
     assert states({"n0": passages(), "n1": passages(0.002)}) == {"n0": OK, "n1": OK}
 
 
+@pytest.mark.parametrize("each", [2, 3, 8])
+def test_of_two_hosts_the_one_with_wrong_weights_is_found(each: int) -> None:
+    """All replicas of a host read the same files, so half of them are wrong, and no majority is right."""
+    right = {f"n1/{number}": passages(noise=0.001, seed=number) for number in range(each)}
+    wrong = {f"n2/{number}": passages(0.2, noise=0.001, seed=99 - number) for number in range(each)}
+    now = right | wrong
+    assert set(states(now).values()) == {SUSPECT}
+    before = {name: passages(noise=0.001, seed=7 + number) for number, name in enumerate(now)}
+    found = states(now, **before)
+    assert {name for name, state in found.items() if state == OUTLIER} == set(wrong)
+    assert {found[name] for name in right} == {OK}
+
+
+def test_of_three_hosts_one_with_several_wrong_replicas_is_found_without_a_past() -> None:
+    right = {f"n{number % 2}/{number}": passages(noise=0.001, seed=number) for number in range(4)}
+    wrong = {f"n2/{number}": passages(0.2, noise=0.001, seed=99 - number) for number in range(2)}
+    found = states(right | wrong)
+    assert {name for name, state in found.items() if state == OUTLIER} == set(wrong)
+    assert {found[name] for name in right} == {OK}
+
+
 def test_one_replica_has_nothing_to_differ_from() -> None:
     (one,) = judge_replicas({"n0": passages()}, LIMITS)
     assert (one.state, one.distance) == (OK, None)
