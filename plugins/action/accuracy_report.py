@@ -43,6 +43,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
     InventoryReader,
     to_plain_data,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -113,7 +114,9 @@ class ActionModule(ControllerAction):
             NllLimits(**knowledge.accuracy["nll_limits"]),
             tuple(knowledge.accuracy["expectations"]),
         )
-        found = {name: baseline_of(name, earlier, options["baseline"]) for name in runs}
+        found = {
+            name: baseline_of(name, measured, earlier, options["baseline"]) for name, measured in runs.items()
+        }
         verdicts = [
             judge_deployment(name, measured, before[1] if (before := found[name]) else None, rules)
             for name, measured in runs.items()
@@ -175,7 +178,8 @@ def _failure(values: Mapping[str, Any]) -> str:
     for name in (*RESULTS, FAILURE):
         found = values.get(name) or {}
         if found.get("failed") or found.get("unreachable"):
-            return str(found.get("msg") or "the host did not answer")
+            failed = failed_item(found)
+            return cause(failed) or str(failed.get("msg") or "the host did not answer")
     return "" if any(values.get(name) for name in RESULTS) else "its instances were not asked"
 
 

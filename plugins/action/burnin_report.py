@@ -28,6 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     json_text,
     write_run,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 
 RESULT = "__burnin_result"
 
@@ -73,8 +74,8 @@ class ActionModule(ControllerAction):
         result = {"changed": True, "verdicts": data["verdicts"], "path": str(path), "text": text}
         if not bad and not failed:
             return result
-        parts = [f"{len(bad)} GPUs are bad"] if bad else []
-        parts += [f"{len(failed)} hosts were not tested"] if failed else []
+        parts = [f"{plural(len(bad), 'GPU')} bad"] if bad else []
+        parts += [f"{plural(len(failed), 'host')} not tested"] if failed else []
         return {**result, "failed": True, "msg": f"{', '.join(parts)}: see above, and {path}."}
 
 

@@ -30,13 +30,14 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # 
 
 # isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, hint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item, hint
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 COLLECTION = "instinct.fleet."
 PLAN = "instinct.fleet.fleet_plan"
 STATUS = "instinct.fleet.instance_status"
-VERDICT = "instinct.fleet.rollout_verdict"
+VERDICTS = tuple(f"instinct.fleet.{name}" for name in ("rollout_verdict", "accuracy_report", "burnin_report"))
+"""They judge all hosts, and fail on the one where they are run."""
 BALANCERS = "load_balancer"
 LINES = 6
 WIDTH = 400
@@ -100,7 +101,7 @@ class CallbackModule(Default):
         planning = result.task.action == PLAN
         text = message(result.result)
         if not ignore_errors:
-            self._keep(result, text if planning or result.task.action == VERDICT else short(text))
+            self._keep(result, text if planning or result.task.action in VERDICTS else short(text))
             self.planning = self.planning or planning
         if self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
@@ -151,7 +152,7 @@ class CallbackModule(Default):
         address = str(result.host.vars.get("ansible_host", name))
         action = str(result.task.action)
         error = HostError(result.task.get_name(), text, text.replace(address, ""), action)
-        if action == VERDICT:  # it tells of what was rescued before, too
+        if action in VERDICTS:  # it tells of what was rescued before, too
             self.errors[name] = error
         self.errors.setdefault(name, error)
 
@@ -176,8 +177,8 @@ def summary(
     """Return the lines of the closing summary.
 
     planning: the plan itself failed, so nothing was applied. balancers: all load balancers, which a run needs that
-    changes what serves. Of a rollout that ended, the hosts that failed are in its report: the task failed on the one
-    that printed it, and the rollout continues as a whole.
+    changes what serves. Of a rollout or measurement of all hosts, those that failed are in its report: the task failed
+    on the one that printed it, and the operation is run again as a whole.
     """
     lines = []
     for title, hosts in (("Failed", failed), ("Unreachable", dark)):
@@ -187,7 +188,7 @@ def summary(
             groups.setdefault((error.task, error.alike), []).append(name)
         for names in groups.values():
             error = errors.get(names[0], UNKNOWN)
-            who = title if error.action == VERDICT else f"{title}: {', '.join(names)}"
+            who = title if error.action in VERDICTS else f"{title}: {', '.join(names)}"
             lines.append(who + (f", at: {error.task}" if error.task else ""))
             lines += [f"  {line}" for line in error.text.splitlines()]
     if planning:
@@ -198,7 +199,7 @@ def summary(
         lines.append(
             "Next: correct the cause, and run the same command again; completed steps are not repeated."
         )
-        if not any(errors.get(name, UNKNOWN).action == VERDICT for name in everyone):
+        if not any(errors.get(name, UNKNOWN).action in VERDICTS for name in everyone):
             lines.append(f"      Only on these hosts: --limit '{limit}'")
     return lines
 
@@ -207,16 +208,7 @@ def message(result: Mapping[str, Any]) -> str:
     """Return the error of a result, or of its first failed item, with the output of a command."""
     if result.get("censored"):
         return "hidden by no_log"
-    # Not every module has the items of a loop under this name: dnf has lines of text there.
-    items = result.get("results")
-    failed = next(
-        (
-            item
-            for item in (items if isinstance(items, list) else ())
-            if isinstance(item, Mapping) and item.get("failed")
-        ),
-        result,
-    )
+    failed = failed_item(result)
     if cause(failed):
         return cause(failed)
     text = str(failed.get("msg") or result.get("msg") or "no message")

@@ -35,6 +35,16 @@ NO_ROOM = re.compile("No usable temporary directory|\\[Errno 28\\]|No space left
 NO_ANSWER = "Module result deserialization failed"
 
 
+def failed_item(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first failed item of a loop's result, which says why; the result itself where there is none."""
+    # Not every module has the items of a loop under this name: dnf has lines of text there.
+    items = result.get("results")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, Mapping) and item.get("failed"):
+            return item
+    return result
+
+
 def cause(result: Mapping[str, Any]) -> str:
     """Return why a module could not begin on a host, where its output tells; "" if it began, or for another reason.
 

@@ -23,13 +23,13 @@ def check_baseline(wanted: str, runs: Collection[str]) -> None:
 
 
 def baseline_of(
-    deployment: str, runs: Mapping[str, Mapping[str, Any]], wanted: str = PREVIOUS
+    deployment: str, run: DeploymentRun, runs: Mapping[str, Mapping[str, Any]], wanted: str = PREVIOUS
 ) -> tuple[str, DeploymentRun] | None:
     """Return (name, run) of the baseline of a deployment; None if there is none.
 
-    runs: the contents of accuracy.json of earlier runs. Without a wanted one, it is the newest that had no problem with
-    the deployment, so that a bad release is not compared with itself. Raise AccuracyError if the wanted run is not
-    there, or lacks the deployment.
+    run: what is compared with it. runs: the contents of accuracy.json of earlier runs. Without a wanted one, it is the
+    newest that had no problem with the deployment, so that a bad release is not compared with itself; and of those
+    rather one that asked as much. Raise AccuracyError if the wanted run is not there, or lacks the deployment.
     """
     if wanted == NONE:
         return None
@@ -43,11 +43,18 @@ def baseline_of(
             )
         return wanted, found
     newest = sorted(runs, key=lambda name: (str(runs[name].get("finished") or ""), name), reverse=True)
-    for name in newest:
-        found = _read(runs[name], deployment)
-        if found is not None and not runs[name]["deployments"][deployment].get("problems"):
-            return name, found
-    return None
+    good = [
+        (name, found)
+        for name in newest
+        if (found := _read(runs[name], deployment)) is not None
+        and not runs[name]["deployments"][deployment].get("problems")
+    ]
+    asked = [
+        (name, found)
+        for name, found in good
+        if set(run.tasks) <= set(found.tasks) and bool(run.passages) <= bool(found.passages)
+    ]
+    return next(iter(asked or good), None)
 
 
 def _read(run: Mapping[str, Any], deployment: str) -> DeploymentRun | None:

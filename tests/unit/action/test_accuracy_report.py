@@ -157,9 +157,15 @@ def test_an_instance_that_answers_nothing_is_a_problem(report: Report) -> None:
 def test_a_host_that_could_not_be_asked_is_a_problem_and_the_others_are_judged(report: Report) -> None:
     refused = {"__accuracy_failure": {"failed": True, "msg": "llama would keep 0 in service"}}
     gone = {"__accuracy_result": {"unreachable": True, "msg": "no route"}}
-    result = report({"n1": [entry()], "n2": refused, "n3": gone}, run="one")
+    items = [{"failed": False}, {"failed": True, "msg": "no hash of x"}]
+    loop = {"__accuracy_failure": {"failed": True, "msg": "One or more items failed", "results": items}}
+    result = report({"n1": [entry()], "n2": refused, "n3": gone, "n4": loop}, run="one")
     assert result["failed"]
-    assert read(result)["failures"] == {"n2": "llama would keep 0 in service", "n3": "no route"}
+    assert read(result)["failures"] == {
+        "n2": "llama would keep 0 in service",
+        "n3": "no route",
+        "n4": "no hash of x",
+    }
     assert read(result)["deployments"]["llama"]["tasks"]["sanity"]["n"] == 300
 
 
@@ -183,6 +189,15 @@ def test_a_broken_kernel_shows_in_the_log_likelihoods(report: Report) -> None:
     result = report({"n1": [entry(shift=0.2)]}, run="two")
     assert result["failed"]
     assert "NLL +0.2000 nat per token, as with a broken kernel or tensor" in result["text"]
+
+
+def test_a_run_that_asked_less_is_no_baseline_for_what_it_left_out(report: Report) -> None:
+    report({"n1": [entry()]}, run="both")
+    passages = report({"n1": [entry(())]}, run="passages")
+    assert read(passages)["deployments"]["llama"]["against"] == "both"
+    result = report({"n1": [entry()]}, run="two")
+    found = read(result)["deployments"]["llama"]
+    assert (found["against"], found["tasks"]["sanity"]["against"]["verdict"]) == ("both", "pass")
 
 
 def test_the_baseline_is_chosen_by_name_and_the_newest_otherwise(report: Report) -> None:

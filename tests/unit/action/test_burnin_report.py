@@ -59,14 +59,14 @@ def test_a_bad_gpu_fails_and_a_slow_one_does_not() -> None:
     fleet["n1"]["__burnin_result"]["burnin"]["gpus"][0]["gemm"]["fp16"]["wrong_elements"] = 1
     done = report(fleet)
     assert done["failed"]
-    assert done["msg"].startswith("1 GPUs are bad: see above")
+    assert done["msg"].startswith("1 GPU bad: see above")
 
 
 def test_hosts_that_were_not_tested_have_their_reason(tmp_path: Path) -> None:
     fleet = {"n1": outcome(), "n2": {"__burnin_result": {"failed": True, "msg": "GPU 3 is in use"}}, "n3": {}}
     done = report(fleet, run="r1")
     assert done["failed"]
-    assert "2 hosts were not tested" in done["msg"]
+    assert "2 hosts not tested" in done["msg"]
     failed = json.loads((tmp_path / "results/r1/burnin.json").read_text())["failed"]
     assert failed["n2"] == "GPU 3 is in use"
     assert "failed earlier in this run" in failed["n3"]

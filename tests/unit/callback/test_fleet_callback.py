@@ -112,13 +112,14 @@ def test_the_limit_names_the_load_balancers_too(fleet: Any) -> None:
     assert ended(fleet, {"n2": 1}, {"lb-01": 1})[0].endswith("--limit 'n2,lb-01,lb-02'")
 
 
-def test_a_rollout_that_ended_names_no_host_that_only_printed_it(fleet: Any) -> None:
+@pytest.mark.parametrize("action", ["rollout_verdict", "accuracy_report", "burnin_report"])
+def test_a_verdict_on_all_hosts_names_no_host_that_only_printed_it(fleet: Any, action: str) -> None:
     fleet.balancers = ["lb"]
     report = "Upgrade: 1 group of 4 done.\nbatch 2 of 4: n2: Docker does not answer"
     task = "Print what was done"
     fleet.v2_runner_on_failed(result("n1", "Change instances", msg="rescued"))
     for name in ("n1", "n3"):
-        fleet.v2_runner_on_failed(result(name, task, action="instinct.fleet.rollout_verdict", msg=report))
+        fleet.v2_runner_on_failed(result(name, task, action=f"instinct.fleet.{action}", msg=report))
     assert ended(fleet, {"n1": 1, "n3": 1}) == [
         f"Failed, at: {task}\n"
         "  Upgrade: 1 group of 4 done.\n"
