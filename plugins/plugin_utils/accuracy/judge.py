@@ -16,6 +16,7 @@ from .nll import (
     UNMEASURED,
     NllChange,
     NllLimits,
+    Passages,
     ReplicaNll,
     judge_change,
     judge_replicas,
@@ -88,7 +89,7 @@ class DeploymentVerdict:
         change = self.change
         return {
             "tasks": {task.task: task.to_json() for task in self.tasks},
-            "nll": mean_nll(typical(list(self.run.passages.values()))),
+            "nll": mean_nll(_of_deployment(self.run, self.replicas)),
             "replicas": [replica.to_json() for replica in self.replicas],
             "nll_change": {"state": change.state, "change": change.change} if change else None,
             "differences": list(self.differences),
@@ -112,7 +113,7 @@ def judge_deployment(
     )
     change = None
     if before is not None and same_model:
-        old, new = (typical(list(one.passages.values())) for one in (before, run))
+        old, new = typical(list(before.passages.values())), _of_deployment(run, replicas)
         change = judge_change(old, new, rules.limits)
     problems, notes = list(run.errors), list(run.notes)
     for verdict in tasks:
@@ -156,6 +157,11 @@ def _task(
         key = ScoreKey(identity.get("model", ""), name, identity.get("commit") or None, **about)
         published = compare(rules.expectations, key, found.right, found.answered)
     return TaskVerdict(name, found, against, why, _groups(found), tuple(published))
+
+
+def _of_deployment(run: DeploymentRun, replicas: Iterable[ReplicaNll]) -> Passages:
+    """Return the typical scores without the wrong replicas, which say nothing of the release."""
+    return typical([run.passages[one.name] for one in replicas if one.state not in (OUTLIER, UNMEASURED)])
 
 
 def _groups(found: TaskRun) -> dict[str, tuple[int, int]]:

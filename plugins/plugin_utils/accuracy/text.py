@@ -35,7 +35,7 @@ def _deployment(verdict: DeploymentVerdict, against: str) -> Iterator[str]:
     what = ", ".join(identity[key] for key in ("model", "commit", "image") if identity.get(key))
     yield f"{verdict.name}: {'PROBLEM' if verdict.problems else 'ok'}"
     yield f"  {what}"
-    yield f"  compared with {against}" if against else "  compared with nothing: it is the first run"
+    yield f"  compared with {against}" if against else "  compared with no earlier run"
     yield from (f"  changed  {line}" for line in verdict.differences)
     yield from (f"  PROBLEM  {line}" for line in verdict.problems)
     for task in verdict.tasks:

@@ -177,6 +177,17 @@ def test_the_replica_with_other_weights_is_named(report: Report) -> None:
     assert result["problems"]["llama"][0].startswith("n1/llama-0: 0.0500 nat per token from the others")
 
 
+def test_a_wrong_replica_is_no_change_of_the_release(report: Report) -> None:
+    half = {"n1": ITEMS[::2], "n2": ITEMS[1::2]}
+    report({host: [entry(items)] for host, items in half.items()}, run="one")
+    result = report(
+        {host: [entry(items, shift=0.5 if host == "n2" else 0.0)] for host, items in half.items()}, run="two"
+    )
+    found = read(result)["deployments"]["llama"]
+    assert [problem.partition(":")[0] for problem in found["problems"]] == ["n2/llama-0"]
+    assert (found["nll"], found["nll_change"]) == (pytest.approx(2.0), {"state": "same", "change": 0})
+
+
 def test_another_model_is_compared_for_information_only(report: Report) -> None:
     report({"n1": [entry()]}, run="one")
     result = report({"n1": [entry(wrong=100, model="lab/other", shift=1.0)]}, run="two")
