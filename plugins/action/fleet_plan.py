@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import STOP
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BENCHMARK, STOP
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
@@ -51,6 +51,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     warned,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
+    OF_OPERATIONS,
+    wrong_datasets,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
     check_cells,
     measured_instances,
@@ -84,6 +88,10 @@ class ActionModule(ControllerAction):
         slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
         raw = {name: reader.raw(name) for name in names}
         slips += [*unknown_benchmark_arguments(knowledge, raw), *wrong_suites(knowledge, raw)]
+        measuring = BENCHMARK if options["measure"] else options["operation"]
+        if read := OF_OPERATIONS.get(measuring) if again is None else None:
+            given = {name: reader.values(name, read) for name in names}
+            slips += wrong_datasets(knowledge, measuring, given)
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
         suite = options["suite"] or ""

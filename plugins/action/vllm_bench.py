@@ -6,6 +6,7 @@ Documentation: plugins/modules/vllm_bench.py (`ansible-doc -t module instinct.fl
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,22 +16,28 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
     Problem,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.call_limit import CallTimeout, time_limit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import DatasetFile, with_dataset
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 _OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width")
 """The module's options that become jobs here."""
 _TIMEOUT = 7200
+_COPY_SECONDS = 1800
 
 
 class ActionModule(ProgramAction):
     """vllm_bench."""
 
+    TRANSFERS_FILES = True
     changes = False
+    dataset: DatasetFile | None = None
+    """The file of the data set that the clients read."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """The module's own result, or why an instance cannot be measured so."""
@@ -44,12 +51,47 @@ class ActionModule(ProgramAction):
         given = super().arguments(facts)
         if given.get("targets"):
             given["targets"] = [self._target(item, facts) for item in given["targets"]]
+        name = "overrides" if given.get("suite") else "args"
+        given[name], self.dataset = with_dataset(given.get(name) or {}, name)
         jobs, warnings = _jobs(given)
+        if self.dataset:
+            jobs = {target: {**job, "binds": [self.dataset.bind]} for target, job in jobs.items()}
         for text in warnings:
             self._display.warning(printable(text))
         kept = {name: value for name, value in given.items() if name not in _OF_JOBS}
         most = max((len(job["cells"]) for job in jobs.values()), default=1)
         return {**kept, "jobs": jobs, "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
+
+    def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the module's own result, or why the data set could not be copied to the node."""
+        failed = self._copied(self.dataset, facts) if self.dataset and not self._task.check_mode else None
+        return failed or super().call(args, facts)
+
+    def _copied(self, dataset: DatasetFile, facts: dict[str, Any]) -> dict[str, Any] | None:
+        """Bring a file to the node unless it is there. Return a failure, None if it is there now."""
+        task = self._task.copy()
+        # The slash lets the module make the directory.
+        task.args = {
+            "src": str(dataset.path),
+            "dest": f"{dataset.directory}/",
+            "owner": "root",
+            "mode": "0644",
+        }
+        copy = self._shared_loader_obj.action_loader.get(
+            "ansible.legacy.copy", task=task, connection=self._connection, play_context=self._play_context,
+            loader=self._loader, templar=self._templar, shared_loader_obj=self._shared_loader_obj,
+        )  # fmt: skip
+        try:
+            with time_limit(_COPY_SECONDS):
+                found = copy.run(task_vars=facts)
+        except CallTimeout:
+            found = {"failed": True, "msg": f"it took more than {_COPY_SECONDS} s."}
+        if not found.get("failed"):
+            return None
+        what = (
+            f"{shlex.quote(str(dataset.path))} could not be copied to {dataset.directory}: {found.get('msg')}"
+        )
+        return {**found, "changed": False, "msg": f"Nothing was measured: {what}"}
 
     def _target(self, target: Mapping[str, Any], facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a target, and for one at a load balancer what its clients need."""

@@ -67,6 +67,7 @@ options:
     description:
       - What a suite leaves to the operator, such as C(blocks), C(most), C(half_width), C(warmups), C(seed),
         C(percentiles) and C(dataset_path).
+      - C(dataset_path), here and in O(args), is a file on the control node.
     type: dict
     default: {}
   repeat:
@@ -96,12 +97,11 @@ options:
     default: 7200
   jobs:
     description:
-      - What is measured of each target, by its name. The module's action plugin composes it from the options above;
-        leave it out.
+      - What is measured of each target. The module's action plugin composes it; leave it out.
     type: dict
     default: {}
   program:
-    description: The program that performs the runs. The module's action plugin sets it; leave it out.
+    description: Set by the module's action plugin; leave it out.
     type: str
     default: ""
 extends_documentation_fragment:
@@ -118,7 +118,7 @@ attributes:
     details: A measurement changes nothing.
   idempotent:
     support: none
-    details: Every call measures again. It leaves nothing on the node, so it reports no change.
+    details: Every call measures again. It leaves only data sets on the node, and reports no change.
 """
 
 EXAMPLES = r"""

@@ -143,7 +143,8 @@ def container_body(target: BenchmarkTarget, run: str, directory: str, program: s
     host = {
         key: value for key, value in (target.body.get("HostConfig") or {}).items() if key != "RestartPolicy"
     }
-    host["Binds"] = [*(host.get("Binds") or []), f"{directory}:{BENCH_MOUNT}:rw"]
+    binds = [*(host.get("Binds") or []), *target.job.data.get("binds", ())]
+    host["Binds"] = [*binds, f"{directory}:{BENCH_MOUNT}:rw"]
     entrypoint = ["/bin/bash", "-c", START, "vllm-bench", program]
     return {
         **target.body,

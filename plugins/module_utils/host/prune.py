@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 IMAGE, WEIGHTS = "image", "weights"
-CACHE, BENCH = "cache", "bench"  # also the names of their directories
+CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class FoundWeights:
 
 @dataclass(frozen=True)
 class FoundThings:
-    """What is on a node. caches, benches: bytes of directories by instance, and by measurement."""
+    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content."""
 
     images: tuple[FoundImage, ...] = ()
     weights: tuple[FoundWeights, ...] = ()
     caches: Mapping[str, int] = field(default_factory=dict)
     benches: Mapping[str, int] = field(default_factory=dict)
+    datasets: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -64,6 +65,7 @@ class FoundThings:
                 *((WEIGHTS, item.name) for item in self.weights),
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
+                *((DATASET, name) for name in self.datasets),
             ]
         )
 
@@ -98,7 +100,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, WEIGHTS, CACHE, BENCH)
+    order = (IMAGE, WEIGHTS, CACHE, BENCH, DATASET)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -116,8 +118,9 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
         if name not in roots.instances:
             yield Leftover(CACHE, name, name, size)
     if not roots.measuring:
-        for name, size in found.benches.items():
-            yield Leftover(BENCH, name, name, size)
+        for kind, directories in ((BENCH, found.benches), (DATASET, found.datasets)):
+            for name, size in directories.items():
+                yield Leftover(kind, name, name, size)
 
 
 def _unused(image: FoundImage, roots: Roots) -> bool:

@@ -95,6 +95,7 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
         weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
+        datasets=_sizes(f"{node.data_dir}/dataset"),
     )
 
 

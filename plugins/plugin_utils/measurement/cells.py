@@ -33,6 +33,7 @@ class CellKey:
     cell: str
     shape: TokenLengths
     load: LoadPoint
+    dataset: str
     model: str
     commit: str
     precision: str
@@ -52,7 +53,7 @@ class Unmatched:
 def key_of(row: Row, hosts: Mapping[str, Mapping[str, Any]]) -> CellKey:
     """Return the key of a row."""
     host = hosts.get(row["host"], {})
-    named = options(row.get("serve_command"))
+    named, client = options(row.get("serve_command")), options(row.get("command"))
     modes = (host.get("compute_partition"), host.get("memory_partition"))
     return CellKey(
         deployment=str(row["deployment"]),
@@ -60,6 +61,8 @@ def key_of(row: Row, hosts: Mapping[str, Mapping[str, Any]]) -> CellKey:
         cell=cell_name(row),
         shape=shape_of(row),
         load=load_of(row),
+        # Its path has a part of the file's hash.
+        dataset=client.get("--dataset-path") or client.get("--dataset") or "",
         model=str(row.get("model") or ""),
         commit=str(row.get("commit") or ""),
         precision=" ".join(

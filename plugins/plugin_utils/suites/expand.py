@@ -51,10 +51,11 @@ def expand(
     for shape in group.shapes or (None,):
         for load in group.loads:
             name = prefix + _name(group, shape, load)
-            long = shape.input + shape.output if shape else 0
+            long = shape.input + shape.output if shape else datasets.get(group.dataset, {}).get("longest", 0)
             if engine.max_model_len is not None and long > engine.max_model_len:
+                most = "" if shape else "up to "
                 yield OmittedCell(
-                    name, f"{long} tokens are more than --max-model-len {engine.max_model_len}."
+                    name, f"{most}{long} tokens are more than --max-model-len {engine.max_model_len}."
                 )
                 continue
             prompts = group.prompts.number(load, engine.max_num_seqs) if group.prompts else None

@@ -15,6 +15,7 @@ from ..instances.benchmark import compose_command
 from ..instances.cells import main_metric
 from ..measurement.percentiles import shortfall, supported
 from .cells import SuiteCell
+from .datasets import dataset_path, missing
 from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
 from .suite import SERVE, Suite
@@ -89,12 +90,9 @@ class Renderer:
     def _check_file(self, planned: PlannedCell, arguments: Mapping[str, Value]) -> None:
         dataset = planned.group.dataset
         needs = self.knowledge.bench_book["datasets"].get(dataset, {}).get("file")
-        if needs and not (arguments.get("dataset_path") or arguments.get("dataset-path")):
-            what = f"the data set {dataset} is a file, and none is given."
-            raise FleetError([Problem((f"suite {self.suite.name}", "dataset_path"), what, FILE_FIX)])
-
-
-FILE_FIX = "Put the file on the nodes, and give its path as dataset_path."
+        if needs and not dataset_path(arguments):
+            what, fix = missing(self.knowledge, dataset)
+            raise FleetError([Problem((f"suite {self.suite.name}", "dataset_path"), what, fix)])
 
 
 def _lost(found: Finding, basis: frozenset[str]) -> bool:

@@ -294,9 +294,11 @@ def test_the_container_is_the_instances_own_with_another_command(docker: FakeDoc
         return client()(container)
 
     docker.programs["instinct-bench-"] = program
-    run_module(vllm_bench.main, args(docker, instance()))
+    bind = "/var/lib/instinct-fleet/dataset/12ab:/dataset/12ab:ro"
+    run_module(vllm_bench.main, args(docker, instance(), jobs={"llama-0": {**job(), "binds": [bind]}}))
     body = seen[0].body
     assert body["Image"] == IMAGE
+    assert bind in body["HostConfig"]["Binds"]
     assert body["Labels"] == {"instinct-fleet.bench": "r1", "instinct-fleet.bench.instance": "llama-0"}
     assert body["Entrypoint"][:2] == ["/bin/bash", "-c"]
     assert ". /instinct/env" in body["Entrypoint"][2]

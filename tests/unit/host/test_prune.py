@@ -44,8 +44,8 @@ TAG, DIGEST = "r.example/vllm:1", "r.example/vllm@sha256:" + "1" * 64
 
 IMAGE = FoundImage("sha256:1", (TAG, DIGEST), 100, probed=True)
 WEIGHTS = FoundWeights("/hf", "a/b", OLD, 50)
-FOUND = FoundThings((IMAGE,), (WEIGHTS,), {"llama-0": 7}, {"run-1": 1})
-ALL = ["image r.example/vllm:1", f"weights a/b@{OLD[:12]}", "cache llama-0", "bench run-1"]
+FOUND = FoundThings((IMAGE,), (WEIGHTS,), {"llama-0": 7}, {"run-1": 1}, {"12ab": 1})
+ALL = ["image r.example/vllm:1", f"weights a/b@{OLD[:12]}", "cache llama-0", "bench run-1", "dataset 12ab"]
 
 
 def named(found: FoundThings, roots: Roots) -> list[str]:
@@ -173,9 +173,11 @@ def test_everything_that_nothing_refers_to(docker: FakeDocker, node: PrunePaths)
     fetched(node, NEW, {"config.json": "new", "sub/m.bin": "shared"})
     put(Path(node.data_dir) / "cache/gone-0/triton/x", "12345")
     put(Path(node.data_dir) / "bench/run-1/llama-0-serve/result.json")
+    put(Path(node.data_dir) / "dataset/12ab/chats.json")
     recorded(node, weights=[["a/b", NEW]])
     actions = ["remove image r.example/vllm:1 (1000 bytes)", f"remove weights a/b@{OLD[:12]} (300 bytes)",
-               "remove cache gone-0 (5 bytes)", "remove bench run-1 (1 bytes)"]  # fmt: skip
+               "remove cache gone-0 (5 bytes)", "remove bench run-1 (1 bytes)",
+               "remove dataset 12ab (1 bytes)"]  # fmt: skip
     assert prune(docker, node, check=True) == actions
     assert docker.changes() == []
     assert (top / "snapshots" / OLD).exists()
@@ -236,7 +238,11 @@ CONTAINERS: dict[str, tuple[Callable[[PrunePaths], dict[str, Any]], str, list[st
         "running",
         [],
     ),
-    "a measurement": (lambda _node: {"Labels": {"instinct-fleet.bench": "r1"}}, "running", ["bench"]),
+    "a measurement": (
+        lambda _node: {"Labels": {"instinct-fleet.bench": "r1"}},
+        "running",
+        ["bench", "dataset"],
+    ),
     "a measurement that ended": (lambda _node: {"Labels": {"instinct-fleet.bench": "r1"}}, "exited", []),
     "the instance": (lambda _node: {"Labels": {"instinct-fleet.instance": "llama-0"}}, "exited", ["cache"]),
 }
@@ -249,9 +255,10 @@ def test_what_a_container_needs_stays(case: str, docker: FakeDocker, node: Prune
     fetched(node, OLD, {"config.json": "old"})
     put(Path(node.data_dir) / "cache/llama-0/x")
     put(Path(node.data_dir) / "bench/run-1/x")
+    put(Path(node.data_dir) / "dataset/12ab/x")
     docker.add_container("some", body(node), status)
     went = {text.split()[1] for text in prune(docker, node)}
-    assert went == {"image", "weights", "cache", "bench"} - set(kept)
+    assert went == {"image", "weights", "cache", "bench", "dataset"} - set(kept)
 
 
 def test_what_another_tool_made_stays(docker: FakeDocker, node: PrunePaths) -> None:

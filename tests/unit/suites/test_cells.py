@@ -159,11 +159,18 @@ def test_an_offline_benchmark_starts_the_engines_of_all_variants() -> None:
 
 def test_a_data_set_needs_its_file() -> None:
     with pytest.raises(
-        FleetError, match=r"the data set sharegpt is a file, and none is given\. Put the file on the nodes"
+        FleetError,
+        match=r"the data set sharegpt is a file, and none is given\. Get it on this machine \(https:",
     ):
         cells("sharegpt")
     argv = cells("sharegpt", overrides=DATA).cells[0].argv
     assert argv[argv.index("--dataset-path") + 1] == DATA["dataset_path"]
+
+
+def test_requests_that_the_context_cannot_hold() -> None:
+    with pytest.raises(FleetError, match="up to 2048 tokens are more than --max-model-len 2047"):
+        cells("sharegpt", "--max-model-len", "2047", overrides=DATA)
+    assert cells("sharegpt", "--max-model-len", "2048", overrides=DATA).cells
 
 
 @pytest.mark.parametrize(
