@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm bench serve`: sends requests to a server, measures them, and reports as vLLM 0.32 does.
 
-Random prompts only. The measurements follow vllm/benchmarks/serve.py: the clock of a request starts when it has its
-place among --max-concurrency, TPOT excludes the first token, ITL is every gap.
+Random prompts, and conversations in ShareGPT's form, of which a word is a token. The measurements follow
+vllm/benchmarks/serve.py: the clock of a request starts when it has its place among --max-concurrency, TPOT excludes the
+first token, ITL is every gap.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import random
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--served-model-name")
     out.add_argument("--tokenizer")
     out.add_argument("--header", nargs="*", default=[])
-    out.add_argument("--dataset-name", default="random", choices=["random"])
+    out.add_argument("--dataset-name", default="random", choices=["random", "sharegpt"])
+    out.add_argument("--dataset-path", type=Path)
     out.add_argument("--num-prompts", type=int, default=1000)
     out.add_argument("--random-input-len", "--input-len", type=int, default=1024)
     out.add_argument("--random-output-len", "--output-len", type=int, default=128)
@@ -188,6 +191,14 @@ def delays(count: int, rate: float, burstiness: float, generator: random.Random)
     return [at * count / rate / now for at in times]
 
 
+def conversations(path: Path, generator: random.Random) -> Iterator[tuple[str, int]]:
+    """Yield the prompt and the number of tokens to answer of each conversation of two turns, again and again."""
+    talks = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]
+    talks = [talk for talk in talks if len(talk) > 1]
+    generator.shuffle(talks)
+    return cycle((talk[0]["value"], len(talk[1]["value"].split())) for talk in talks)
+
+
 async def run(args: argparse.Namespace) -> tuple[str, list[Output], float]:
     """Send all requests; return the model's id, the outcomes, and the total time in seconds."""
     headers = {name: value for name, _, value in (item.partition("=") for item in args.header)}
@@ -202,12 +213,17 @@ async def run(args: argparse.Namespace) -> tuple[str, list[Output], float]:
         print(f"First model name: {name}, first model id: {model}")
     generator = random.Random(args.seed)
     chat = args.endpoint.endswith("/chat/completions")
+    talks = conversations(args.dataset_path, generator) if args.dataset_name == "sharegpt" else None
 
     def payload() -> dict[str, Any]:
-        words = " ".join(generator.choices(_VOCABULARY, k=args.random_input_len))
+        if talks:
+            words, length = next(talks)
+        else:
+            words = " ".join(generator.choices(_VOCABULARY, k=args.random_input_len))
+            length = args.random_output_len
         prompt = {"messages": [{"role": "user", "content": words}]} if chat else {"prompt": words}
         options = {} if args.temperature is None else {"temperature": args.temperature}
-        tokens = {"max_tokens": args.random_output_len, "ignore_eos": True, **options}
+        tokens = {"max_tokens": length, "ignore_eos": True, **options}
         return {"model": name, **prompt, **tokens, "stream": True, "stream_options": {"include_usage": True}}
 
     if args.ready_check_timeout_sec:

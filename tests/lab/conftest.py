@@ -69,6 +69,7 @@ ORDER = (
     "benchmark_service",
     "offline_benchmarks",
     "suites",
+    "real_suites",
     "burnin",
     "storage",
     "accuracy",

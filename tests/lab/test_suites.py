@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suite of the operator's own: its cells in blocks, and a run that was killed in the middle."""
+"""A suite of the operator's own: its cells in blocks, its data set, and a run that was killed in the middle."""
 
 from __future__ import annotations
 
@@ -26,8 +26,17 @@ groups:
     load: {concurrency: [2, 4]}
     num_prompts: {count: 64}
     args: {ignore_eos: true, temperature: 0}
+  - title: Conversations
+    kind: serve
+    dataset: sharegpt
+    load: {concurrency: [4]}
+    num_prompts: {count: 64}
+    args: {temperature: 0}
 """
-CELLS = ("in16-out64-c2", "in16-out64-c4")
+CELLS = ("in16-out64-c2", "in16-out64-c4", "sharegpt-c4")
+CHATS = [
+    {"conversations": [{"value": f"Count to {number}"}, {"value": "one two " * 32}]} for number in range(9)
+]
 NODE = "/var/lib/instinct-fleet/bench/cut"
 
 
@@ -37,7 +46,13 @@ def test_a_killed_suite_goes_on(lab: Lab) -> None:
     assert deployed.rc == 0, deployed.out
     suite = lab.tmp / "small.yml"
     suite.write_text(SUITE, encoding="utf-8")
-    command = "benchmark", "-e", f"benchmark_suite={suite}", "-e", "benchmark_run=cut"
+    chats = lab.tmp / "chats.json"
+    given = {"benchmark_suite": str(suite), "benchmark_suite_args": {"dataset_path": str(chats)}}
+    command = "benchmark", "-e", json.dumps(given), "-e", "benchmark_run=cut"
+    refused = lab.play(*command)
+    assert refused.rc == 2
+    assert f"{chats} cannot be read on the control node" in " ".join(refused.out.split())
+    chats.write_text(json.dumps(CHATS), encoding="utf-8")
     victim = lab.start(*command)
     try:
         wait_for(
@@ -61,6 +76,7 @@ def test_a_killed_suite_goes_on(lab: Lab) -> None:
     for host in lab.hosts:
         assert len({row["seed"] for row in rows if row["host"] == host}) == len(CELLS) * 3
         assert lab.on(host, f"ls {NODE} 2>/dev/null", check=False) == ""
+        assert lab.on(host, "stat -c '%a %U' /var/lib/instinct-fleet/dataset/*/chats.json") == "644 root\n"
     summary = json.loads((results / "summary.json").read_text(encoding="utf-8"))
     assert summary["failures"] == []
     for cell in summary["benchmarks"]:
