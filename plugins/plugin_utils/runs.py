@@ -84,7 +84,9 @@ def _run(pid: int) -> Run:
     place, ticks = _place(), _ticks(pid)
     if place[1] and not ticks:
         # Killed, it leaves the task that was about to begin. The lease of such a task would never be known to be over.
-        raise AnsibleError("The ansible-playbook of this task has ended, so it changes nothing. Run it again.")
+        raise AnsibleError(
+            "The ansible-playbook of this task has ended, so it changes nothing. Run it again."
+        )
     parts = (*place, str(pid), ticks)
     return Run("/".join(parts), f"{user}@{socket.gethostname()}", " ".join(names) or "ansible", _begun(ticks))
 
