@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary import report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.accuracy import (
+    AccuracyEvidence,
+    read_accuracy,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
     BROKEN,
     INFRASTRUCTURE,
@@ -29,6 +36,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances i
     CanaryTolerances,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
     check_run,
@@ -49,6 +57,7 @@ class ActionModule(ControllerAction):
         "instance": {"type": "dict", "default": {}},
         "reference": {"type": "str", "default": ""},
         "smoke": {"type": "dict", "default": {}},
+        "accuracy": {"type": "dict", "default": {}},
         "benchmarks": {"type": "list", "elements": "dict", "default": []},
         "baseline": {"type": "dict", "default": {}},
         "failure": {"type": "str", "default": ""},
@@ -58,6 +67,7 @@ class ActionModule(ControllerAction):
         "max_runs": {"type": "int", "default": 15},
         "tolerance": {"type": "float", "default": 10},
         "latency_tolerance": {"type": "float", "default": 30},
+        "accuracy_tolerance": {"type": "float", "default": 2},
         "run": {"type": "str", "default": ""},
         "results_dir": {"type": "path", "default": "results"},
     }
@@ -66,12 +76,12 @@ class ActionModule(ControllerAction):
         """Return the baseline; or the verdict, or how many more runs it takes."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "more": 0, "msg": "Nothing is measured in check mode."}
-        rules = CanaryTolerances(
-            *(options[name] for name in ("tolerance", "latency_tolerance", "runs", "max_runs"))
-        )
+        rules = CanaryTolerances(**{item.name: options[item.name] for item in fields(CanaryTolerances)})
         rules.check()
+        accuracy = _accuracy(options["accuracy"])
         if options["phase"] == "before":
-            found = baseline(options["smoke"], (options["benchmarks"] or [{}])[0], options["reference"])
+            bench = (options["benchmarks"] or [{}])[0]
+            found = baseline(options["smoke"], bench, options["reference"], accuracy)
             for note in found.notes:
                 self._display.warning(printable(f"canary: {note}"))
             return {"changed": False, "baseline": {} if found.empty else found.to_json()}
@@ -79,7 +89,7 @@ class ActionModule(ControllerAction):
         if options["phase"] == "failed":
             verdict = CanaryVerdict(BROKEN, (options["failure"] or "it did not start",), before.notes)
         else:
-            verdict = judge_canary(before, options["smoke"], options["benchmarks"], rules)
+            verdict = judge_canary(before, options["smoke"], options["benchmarks"], rules, accuracy)
         if verdict.kind == INFRASTRUCTURE:  # there is nothing to report about the release
             return {
                 "changed": False,
@@ -132,3 +142,15 @@ class ActionModule(ControllerAction):
         }
         stops = verdict.kind != OK and options["phase"] != "failed"
         return {**result, "failed": True} if stops else result
+
+
+def _accuracy(result: Mapping[str, Any]) -> AccuracyEvidence | None:
+    """Return what vllm_accuracy found, with the items that it asked; None if it was not called."""
+    if not result or result.get("skipped"):
+        return None
+    knowledge = Knowledge(CATALOG)
+    return read_accuracy(
+        result,
+        parse_items(knowledge.accuracy_set("sanity")),
+        NllLimits(**knowledge.accuracy["nll_limits"]),
+    )

@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import (
     ANSWER_TOKENS,
     parse_items,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import (
+    in_turns,
     parse_tasks,
     serving_replicas,
     share,
@@ -39,8 +41,11 @@ class ActionModule(TimedAction):
         hosts = ((facts.get("fleet_plan_result") or {}).get("plan") or {}).get("hosts") or {}
         prompts = {}
         for target in given.get("targets") or ():
-            replicas = serving_replicas(hosts, target["deployment"])
-            own = share(items, replicas, (self._host(dict(facts)), target["name"]))
+            if boolean(given.get("divide", True)):
+                replicas = serving_replicas(hosts, target["deployment"])
+                own = share(items, replicas, (self._host(dict(facts)), target["name"]))
+            else:
+                own = in_turns(items)
             prompts[target["name"]] = [{"id": item.id, "text": item.prompt} for item in own]
         work = {
             "prompts": prompts,

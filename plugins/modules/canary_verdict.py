@@ -9,10 +9,10 @@ module: canary_verdict
 short_description: Judge a new release by its benchmarks and answers
 version_added: "0.1.0"
 description:
-  - Compares the results of M(instinct.fleet.vllm_smoke) and M(instinct.fleet.vllm_bench) for an instance before and
-    after its replacement.
-  - Fails if the new release is slower than the tolerance allows, answers garbage, or does not work. If something around
-    it does not work, such as its node's Docker, it fails without a verdict (RV(class)).
+  - Compares the results of M(instinct.fleet.vllm_smoke), M(instinct.fleet.vllm_accuracy) and
+    M(instinct.fleet.vllm_bench) for an instance before and after its replacement.
+  - Fails if the new release is slower or less accurate than the tolerances allow, answers garbage, or does not work. If
+    something around it does not work, such as its node's Docker, it fails without a verdict (RV(class)).
   - Writes C(results_dir/run/canary.txt), which it also prints, and C(canary.json) for machines.
   - Runs on the control node only, and connects to nothing. docs/canary.md explains how it judges.
 options:
@@ -37,6 +37,10 @@ options:
     default: ""
   smoke:
     description: The result of M(instinct.fleet.vllm_smoke), with two rounds for the old instance.
+    type: dict
+    default: {}
+  accuracy:
+    description: The result of M(instinct.fleet.vllm_accuracy), with all items; empty if nothing was asked.
     type: dict
     default: {}
   benchmarks:
@@ -78,6 +82,10 @@ options:
     description: Percent by which the medians of TTFT and TPOT may increase.
     type: float
     default: 30
+  accuracy_tolerance:
+    description: Points of the sanity set that the new instance may lose; 1 is a hundredth.
+    type: float
+    default: 2
   run:
     description:
       - Name of the report's directory. Default is a name with the deployment and the time. If the directory exists
@@ -99,6 +107,7 @@ attributes:
     details: Every report is new.
 author: instinct-fleet contributors (@instinct-fleet)
 seealso:
+  - module: instinct.fleet.vllm_accuracy
   - module: instinct.fleet.vllm_bench
   - module: instinct.fleet.vllm_smoke
 """
@@ -125,7 +134,7 @@ baseline:
   type: dict
   returned: in the phase before
 verdict:
-  description: One of C(ok), C(slower), C(garbage), C(broken); C(undecided) if more runs are needed.
+  description: One of C(ok), C(slower), C(less accurate), C(garbage), C(broken); C(undecided) if more runs are needed.
   type: str
   returned: in the other phases
 class:

@@ -135,6 +135,10 @@ options:
         description: Maximum number of runs after.
         type: int
         default: 15
+      canary_accuracy_tolerance:
+        description: Points of the sanity set that may be lost.
+        type: float
+        default: 2
   serial:
     description: Groups of hosts to change at a time, a number, a percentage, or a list of these. Default C([1, "20%"]).
     type: raw

@@ -12,8 +12,8 @@ description:
   - Sends the items of the shipped sanity set, and passages whose log likelihood tells replicas apart, to the instances
     of a node, from the node itself, all instances at the same time. M(instinct.fleet.accuracy_report) judges the
     answers.
-  - The items are divided among the instances of a deployment that the plan of the same run has, on all hosts; each
-    instance gets all passages, one at a time.
+  - The items are divided among the instances of a deployment that the plan of the same run has, on all hosts, unless
+    O(divide) is false; each instance gets all passages, one at a time.
   - It is a light load of a few minutes, but a load. The role C(accuracy) drains the instances before.
   - A request that fails is sent again, and is then recorded as failed. It is never scored.
   - The API key is read from the instance's files on the node.
@@ -23,6 +23,7 @@ options:
     description:
       - The instances, from the plan. The module reads C(name), C(deployment), C(served_model), C(port), C(rank) and
         C(server.host), else C(argv). Ranks that serve nothing are left out.
+      - For an instance of a stored generation, C(name), C(deployment) and C(generation) are enough.
     type: list
     elements: dict
     default: []
@@ -33,6 +34,13 @@ options:
     type: list
     elements: str
     default: [sanity, nll]
+  divide:
+    description:
+      - Whether the instances of a deployment share the items. Otherwise each gets all of them, with the categories in
+        turns, so that those which are answered in time are of all categories.
+      - Evaluated on the control node, by the module's action plugin.
+    type: bool
+    default: true
   concurrency:
     description: Items that one instance answers at the same time.
     type: int
@@ -77,8 +85,9 @@ EXAMPLES = r"""
 RETURN = r"""
 instances:
   description:
-    - An entry for each instance, with C(name), C(deployment), C(model), C(commit), C(image), C(vllm), C(endpoint),
-      C(seconds), and C(note) where something could not be asked.
+    - An entry for each instance, with C(name), C(deployment), C(model), C(commit), C(image), C(vllm),
+      C(quantization) (the options that choose number formats), C(endpoint), C(seconds), and C(note) where something
+      could not be asked.
     - C(answers) have C(id), C(text) and C(error); C(passages) have C(id), C(nll) (the sum in nat), C(tokens) and
       C(error).
   type: list
@@ -95,12 +104,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.accuracy import RequestLimits, measure
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.accuracy import (
+    RequestLimits,
+    measure,
+    quantization_of,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import endpoint_of, key_of
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
+    NodeError,
+    finish,
+    require_program,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
@@ -110,6 +129,7 @@ def argument_spec():
     return {
         "targets": {"type": "list", "elements": "dict", "default": []},
         "sets": {"type": "list", "elements": "str", "default": ["sanity", "nll"]},
+        "divide": {"type": "bool", "default": True},
         "concurrency": {"type": "int", "default": 4},
         "request_timeout": {"type": "int", "default": 120},
         "retries": {"type": "int", "default": 2},
@@ -133,6 +153,7 @@ def ask(target, params):
         limits,
     )
     known = {key: str(target.get(key) or "") for key in KNOWN}
+    known["quantization"] = quantization_of(target.get("argv") or ())
     return {**known, **found, "seconds": round(time.monotonic() - begun, 1)}
 
 
@@ -157,13 +178,20 @@ def main():
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
-    targets = module.params["targets"]
+    store = GenerationStore()
+    try:
+        targets = [complete_target(target, store) for target in module.params["targets"]]
+    except NodeError as error:
+        module.fail_json(msg=str(error))
+        return
     secrets = [
         *(key_of(target) for target in targets),
         *secrets_of([target.get("server") or {} for target in targets]),
         *node_secrets(),
     ]
-    finish(module, secrets, leased(module, lambda: run(module.params, module.check_mode)))
+    finish(
+        module, secrets, leased(module, lambda: run({**module.params, "targets": targets}, module.check_mode))
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import Lab, copy_inventory, reset_lab
+from tests import ROOT
+
+from .conftest import Lab, container, copy_inventory, reset_lab
 from .helpers import completion, deployment
 
 # Runs of a third of a second: what is proven is the judgement, not the benchmark.
@@ -19,6 +22,18 @@ ARGS = {
     "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
     "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
 }  # fmt: skip
+
+ANSWERS = "/srv/sanity.jsonl"
+"""The right answers to the sanity set, on each node and in its containers."""
+
+
+def standins(**env: str) -> dict[str, Any]:
+    """Two instances of the stand-in on each node, which know the answers."""
+    return deployment(
+        instances_per_host=2,
+        env={"STANDIN_ANSWERS": ANSWERS, **env},
+        runtime={**deployment()["runtime"], "extra_mounts": [f"{ANSWERS}:{ANSWERS}:ro"]},
+    )
 
 
 @dataclass
@@ -36,11 +51,14 @@ def place(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def canary(place: Place) -> Lab:
-    """Two instances of the stand-in on each node, made anew when something else is there."""
+    """The stand-ins, made anew when something else is there."""
     lab = place.lab
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)])
+    lab.write_vars(vllm_deployments=[standins()])
     if not place.specs or specs(lab) != place.specs:
         reset_lab()
+        for host in lab.hosts:
+            file = ROOT / "catalog/accuracy/sanity.jsonl"
+            subprocess.run(["docker", "cp", "-q", str(file), f"{container(host)}:{ANSWERS}"], check=True)
         run = lab.play("site", "--skip-tags", "benchmark")
         assert run.rc == 0, run.out[-3000:]
         place.specs = specs(lab)
@@ -96,16 +114,23 @@ def test_an_equal_engine_is_never_stopped(canary: Lab, tries: int, reference: bo
     found = compare(canary, tries, reference)
     assert [item["verdict"] for item in found] == ["ok"] * tries
     assert all(item["before"]["own"]["output_throughput"] for item in found)
+    assert all(item["accuracy"]["tasks"]["sanity"]["n"] == 300 for item in found)
 
 
 # The new release's environment, the verdict, and what the run and the report say.
 BAD = {
     # Half the speed, which is slower also on a machine that is busier for one release than for the other.
     "slow": ({"STANDIN_TOKENS_PER_SECOND": "50"}, "slower", "less output throughput (interval"),
+    "less_accurate": ({"STANDIN_WRONG_RATE": "0.08"}, "less accurate", "points worse (interval of the loss"),
+    "perturbed": (
+        {"STANDIN_NLL_SHIFT": "0.05"},
+        "less accurate",
+        "NLL +0.0500 nat per token, more than another",
+    ),
     "garbage": ({"STANDIN_GARBAGE": "1"}, "garbage", "12 of 12 answers are degenerate"),
     "dies_at_first_request": ({"STANDIN_FAIL": "first_request"}, "broken", "died_at_first_request"),
     "never_starts": ({"STANDIN_FAIL": "oom"}, "broken", "HIP out of memory"),
-    "dies_under_load": ({"STANDIN_CRASH_AFTER": "20"}, "broken", "it could not be measured"),
+    "dies_under_load": ({"STANDIN_CRASH_AFTER": "400"}, "broken", "it could not be measured"),
 }
 
 
@@ -113,14 +138,18 @@ BAD = {
     "name",
     [
         "slow",
+        "less_accurate",
         "dies_at_first_request",
-        *(pytest.param(name, marks=MORE) for name in ("garbage", "never_starts", "dies_under_load")),
+        *(
+            pytest.param(name, marks=MORE)
+            for name in ("perturbed", "garbage", "never_starts", "dies_under_load")
+        ),
     ],
 )
 def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) -> None:
     env, kind, words = BAD[name]
     lab, before, seen = canary, containers(canary), len(reports(canary))
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, env=env)])
+    lab.write_vars(vllm_deployments=[standins(**env)])
     variables = {"canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
     begun = time.monotonic()
     run = lab.play("upgrade", "-e", json.dumps(variables))

@@ -19,6 +19,7 @@ from .smoke_run import find, post, reply
 
 Row = dict[str, Any]
 
+_FORMATS = ("--quantization", "-q", "--dtype", "--kv-cache-dtype")
 _STOP = ["\nQ:"]  # of the items' prompts: what follows is the model's own next question
 _PAUSE = 1.0  # seconds before a request is sent again
 
@@ -57,6 +58,14 @@ def measure(
         "answers": _answers(endpoint, name, prompts, tokens, limits),
         "note": note,
     }
+
+
+def quantization_of(argv: Sequence[str]) -> str:
+    """Return the options of a `vllm serve` command line that choose number formats, or that there is none."""
+    pairs = zip(argv, argv[1:])
+    return " ".join(f"{name} {value}" for name, value in pairs if name in _FORMATS and value != "auto") or (
+        "of the checkpoint"
+    )
 
 
 def _answers(

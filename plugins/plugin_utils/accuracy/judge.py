@@ -109,7 +109,7 @@ def judge_deployment(
     same_model = before is None or before.identity.get("model") == run.identity.get("model")
     tasks = tuple(_task(task, found, before, rules, run.identity) for task, found in run.tasks.items())
     replicas = judge_replicas(
-        run.passages, rules.limits, before.passages if before and _same_weights(before, run) else None
+        run.passages, rules.limits, before.passages if before and same_weights(before, run) else None
     )
     change = None
     if before is not None and same_model:
@@ -129,7 +129,7 @@ def judge_deployment(
     if missing and len(missing) < len(replicas):
         problems.append(f"{', '.join(missing)}: gave no log likelihoods, and the other replicas did")
     if change and change.state == BROKEN and before:
-        (problems if _same_weights(before, run) else notes).append(change.text)
+        (problems if same_weights(before, run) else notes).append(change.text)
     return DeploymentVerdict(
         name, run, tasks, replicas, change, _differences(before, run), tuple(problems), tuple(notes)
     )
@@ -180,8 +180,15 @@ def _failed_requests(verdict: TaskVerdict) -> str:
     return f"{verdict.task}: {len(failed)} requests failed and are not scored: {shown}"
 
 
-def _same_weights(before: DeploymentRun, run: DeploymentRun) -> bool:
-    return all(before.identity.get(key) == run.identity.get(key) for key in ("model", "commit"))
+def same_weights(before: DeploymentRun, run: DeploymentRun) -> bool:
+    """Return whether both releases compute with the same numbers: model, commit and quantization."""
+    return not any(_differ(before, run, key) for key in ("model", "commit", "quantization"))
+
+
+def _differ(before: DeploymentRun, run: DeploymentRun, key: str) -> bool:
+    old, new = before.identity.get(key), run.identity.get(key)
+    # Not every measurement names it.
+    return old != new and (key != "quantization" or bool(old and new))
 
 
 def _differences(before: DeploymentRun | None, run: DeploymentRun) -> tuple[str, ...]:
@@ -192,5 +199,5 @@ def _differences(before: DeploymentRun | None, run: DeploymentRun) -> tuple[str,
     return tuple(
         f"{key}: {old.get(key) or 'unknown'} → {new.get(key) or 'unknown'}"
         for key in IDENTITY
-        if old.get(key) != new.get(key)
+        if _differ(before, run, key)
     )

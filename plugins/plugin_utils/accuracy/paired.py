@@ -75,15 +75,20 @@ class PairedVerdict:
     needed: int | None = None
 
     @property
-    def text(self) -> str:
-        """Return the verdict in one line."""
+    def change(self) -> str:
+        """Return the change with what it rests on."""
         change = (
             f"{abs(self.loss):.2f} points {'worse' if self.loss > 0 else 'better'}" if self.loss else "equal"
         )
-        text = (
-            f"{self.kind}: {change} (interval of the loss {self.low:.2f} to {self.high:.2f}, tolerance "
-            f"{self.tolerance:g}, p = {self.p:.3f}, n = {self.counts.n})"
+        return (
+            f"{change} (interval of the loss {self.low:.2f} to {self.high:.2f}, tolerance {self.tolerance:g}, "
+            f"p = {self.p:.3f}, n = {self.counts.n})"
         )
+
+    @property
+    def text(self) -> str:
+        """Return the verdict in one line."""
+        text = f"{self.kind}: {self.change}"
         return f"{text}, n needed = {self.needed}" if self.needed else text
 
     def to_json(self) -> dict[str, object]:

@@ -13,8 +13,8 @@ from .scoring import SanityItem, outcome
 
 SCHEMA = 1
 SANITY = "sanity"
-IDENTITY = ("model", "commit", "image", "vllm")
-"""What a release is, as the plan names it."""
+IDENTITY = ("model", "commit", "image", "vllm", "quantization")
+"""What a release is, as the plan names it. quantization: options that choose number formats, "" where nothing says."""
 
 
 @dataclass(frozen=True)

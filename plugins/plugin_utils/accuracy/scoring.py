@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...module_utils.common.hashing import text_hash
 from .paired import ItemOutcome
@@ -30,10 +31,15 @@ class SanityItem:
     prompt: str
     accepted: tuple[str, ...]
 
-    @property
+    @cached_property
     def doc(self) -> str:
         """Return the item's hash, by which runs are paired."""
         return text_hash(json.dumps([self.id, self.category, self.prompt, self.accepted]))[:16]
+
+    @property
+    def question(self) -> str:
+        """Return the question itself, without the answered ones that lead it."""
+        return self.prompt.rpartition("Q: ")[2].removesuffix("\nA:")
 
 
 def parse_items(text: str) -> tuple[SanityItem, ...]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby, zip_longest
 from typing import Any, TypeVar
 
 from ...module_utils.common.errors import natural, suggest
 from .paired import AccuracyError
+from .scoring import SanityItem
 
 Item = TypeVar("Item")
 
@@ -50,3 +52,9 @@ def share(items: Sequence[Item], replicas: Sequence[tuple[str, str]], replica: t
     if replica not in replicas:
         return list(items)
     return list(items[list(replicas).index(replica) :: len(replicas)])
+
+
+def in_turns(items: Iterable[SanityItem]) -> list[SanityItem]:
+    """Return the first item of each category, then the second of each, and so on."""
+    categories = [list(group) for _name, group in groupby(items, key=lambda item: item.category)]
+    return [item for turn in zip_longest(*categories) for item in turn if item is not None]

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge a new release by the results of the modules on the node. Pure.
 
-SMOKE is the result of vllm_smoke, BENCH that of vllm_bench; if a module failed, its message. The baseline is what was
-measured of the old release; it is stored on the node, so that a run can continue after the control node was
-interrupted.
+SMOKE is the result of vllm_smoke, BENCH that of vllm_bench; if a module failed, its message. AccuracyEvidence has that
+of vllm_accuracy. The baseline is what was measured of the old release; it is stored on the node, so that a run can
+continue after the control node was interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.smoke_prompts import Reply, SmokeResult
 from ...module_utils.common.smoke_prompts import judge as judge_smoke
+from ..accuracy.results import DeploymentRun
 from ..infrastructure import CLASSES
+from .accuracy import AccuracyComparison, AccuracyEvidence, compare_accuracy
 from .tolerances import CanaryTolerances
 from .verdict import OK, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1
-GARBAGE, BROKEN = "garbage", "broken"
+GARBAGE, BROKEN, LESS_ACCURATE = "garbage", "broken", "less accurate"
 INFRASTRUCTURE = "infrastructure"
 """Nothing could be found out about the release, as something around it failed."""
 
@@ -31,7 +33,7 @@ class Baseline:
     """The measurements of the old release.
 
     `identity` is vllm_smoke's `instance`; `rounds` are its replies, in two rounds. `reference`: the name of the
-    instance measured next to it, "" for none. `notes`: what could not be measured.
+    instance measured next to it, "" for none. `notes`: what could not be measured. `accuracy`: its scored answers.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Baseline:
     window: Measurements | None = None
     reference: str = ""
     notes: tuple[str, ...] = ()
+    accuracy: DeploymentRun | None = None
 
     @property
     def empty(self) -> bool:
@@ -60,10 +63,11 @@ class Baseline:
             Measurements.from_json(data["window"]) if data["window"] else None,
             data["reference"],
             tuple(data["notes"]),
+            DeploymentRun.from_json(data["accuracy"]) if data.get("accuracy") else None,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, about ten kilobytes."""
+        """Return plain data, about 25 kilobytes."""
         return {
             "schema": SCHEMA,
             "identity": dict(self.identity),
@@ -72,6 +76,7 @@ class Baseline:
             "window": self.window.to_json() if self.window else None,
             "reference": self.reference,
             "notes": list(self.notes),
+            "accuracy": self.accuracy.to_json() if self.accuracy else None,
         }
 
 
@@ -89,6 +94,7 @@ class CanaryVerdict:
     speed: SpeedVerdict | None = None
     smoke: SmokeResult | None = None
     measurements: tuple[Measurements, ...] = ()
+    accuracy: AccuracyComparison | None = None
 
     @property
     def summary(self) -> str:
@@ -96,8 +102,10 @@ class CanaryVerdict:
         return f"{self.kind}: {'; '.join(self.reasons)}"
 
 
-def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
-    """Return the measurements of the old release by both modules; the empty baseline without `instance`."""
+def baseline(
+    smoke: Result, bench: Result, reference: str, accuracy: AccuracyEvidence | None = None
+) -> Baseline:
+    """Return the measurements of the old release by the modules; the empty baseline without `instance`."""
     identity = smoke.get("instance") or {}
     if not identity:
         return Baseline(notes=tuple(filter(None, [str(smoke.get("msg") or "")])))
@@ -111,6 +119,8 @@ def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
     there = bool(window and window.reference)
     if reference and window and not there:
         notes.append(f"the reference {reference} could not be measured")
+    if accuracy:
+        notes += [f"the old instance: {note}" for note in accuracy.notes]
     return Baseline(
         identity,
         str(smoke.get("endpoint") or ""),
@@ -118,6 +128,7 @@ def baseline(smoke: Result, bench: Result, reference: str) -> Baseline:
         window,
         reference if there else "",
         tuple(notes),
+        accuracy.run if accuracy else None,
     )
 
 
@@ -156,10 +167,14 @@ def client(before: Baseline, new: Mapping[str, Any]) -> dict[str, str]:
 
 
 def judge_canary(
-    before: Baseline, smoke: Result, looks: Sequence[Result], rules: CanaryTolerances
+    before: Baseline,
+    smoke: Result,
+    looks: Sequence[Result],
+    rules: CanaryTolerances,
+    accuracy: AccuracyEvidence | None = None,
 ) -> CanaryVerdict:
     """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
-    failed = surroundings(smoke, *looks)
+    failed = surroundings(smoke, accuracy.result if accuracy else {}, *looks)
     if failed:
         return CanaryVerdict(INFRASTRUCTURE, (failed,), before.notes)
     identity = smoke.get("instance") or {}
@@ -167,44 +182,31 @@ def judge_canary(
         return CanaryVerdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
     same_model, same_size, other = _differences(before.identity, identity)
     warnings = [*before.notes, *other]
-    now = next(iter(replies_of(smoke)), ())
-    cause = f" {smoke['cause']}" if smoke.get("cause") else ""
-    if before.empty:
-        if now and all(reply.error for reply in now):
-            return CanaryVerdict(
-                BROKEN, (f"no prompt got an answer: {now[0].error}{cause}",), tuple(warnings)
-            )
-        return CanaryVerdict(OK, ("there is no old instance to compare it with",), tuple(warnings))
-    answers = None
-    reasons = []
-    if before.rounds and now:
-        first, second = before.rounds[0], before.rounds[-1]
-        answers = judge_smoke(first, second, now, same_model)
-        warnings += answers.warnings
-        for kind, why in (
-            (BROKEN, answers.broken + cause if answers.broken else ""),
-            (GARBAGE, answers.garbage),
-        ):
+    answered = _judge_answers(before, smoke, same_model)
+    warnings += answered.warnings
+    if before.empty or answered.kind != OK:
+        return replace(answered, warnings=tuple(warnings))
+    reasons = list(answered.reasons)
+    if accuracy:
+        found = compare_accuracy(before.accuracy, accuracy, rules.accuracy_tolerance)
+        warnings += found.warnings
+        answered = replace(answered, accuracy=found)
+        for kind, why in ((BROKEN, (found.silent,) if found.silent else ()), (LESS_ACCURATE, found.less)):
             if why:
-                return CanaryVerdict(kind, (why,), tuple(warnings), smoke=answers)
-        if answers.agreement is not None:
-            reasons.append(f"{answers.agreement:.0%} of the answers begin like the old release's")
-    elif before.rounds:
-        why = str(smoke.get("note") or smoke.get("msg") or "it got no prompts")
-        return CanaryVerdict(BROKEN, (f"{why}, but the old instance answered",), tuple(warnings))
+                return replace(answered, kind=kind, reasons=why, warnings=tuple(warnings))
+        reasons += found.found
+    answered = replace(answered, reasons=tuple(reasons), warnings=tuple(warnings))
     if before.window is None:
-        return CanaryVerdict(OK, (*reasons, "its speed was not compared"), tuple(warnings), smoke=answers)
+        return replace(answered, reasons=(*reasons, "its speed was not compared"))
     if not looks:
-        return CanaryVerdict(OK, tuple(reasons), tuple(warnings), rules.runs, smoke=answers)
+        return replace(answered, more=rules.runs)
     name = str(identity["name"])
     windows: list[Measurements] = []
     for bench in looks:
         window, problem = measured(bench, name, before.reference)
         if window is None:
-            return CanaryVerdict(
-                BROKEN, (f"it could not be measured: {problem}",), tuple(warnings), smoke=answers,
-                measurements=tuple(windows),
-            )  # fmt: skip
+            why = (f"it could not be measured: {problem}",)
+            return replace(answered, kind=BROKEN, reasons=why, measurements=tuple(windows))
         windows.append(window)
     speed = judge_speed(before.window, windows, rules)
     warnings += speed.warnings
@@ -215,9 +217,44 @@ def judge_canary(
     if not same_size and state != OK:
         state = OK
         warnings.append("slower, but ignored, because the model or the number of GPUs changed")
-    reasons = [*reasons, *lines] if state == OK else lines
-    more = speed.more if same_size else 0
-    return CanaryVerdict(state, tuple(reasons), tuple(warnings), more, speed, answers, tuple(windows))
+    return replace(
+        answered,
+        kind=state,
+        reasons=tuple([*reasons, *lines] if state == OK else lines),
+        warnings=tuple(warnings),
+        more=speed.more if same_size else 0,
+        speed=speed,
+        measurements=tuple(windows),
+    )
+
+
+def _judge_answers(before: Baseline, smoke: Result, same_model: bool) -> CanaryVerdict:
+    """Return the verdict by the answers to the prompts alone."""
+    now = next(iter(replies_of(smoke)), ())
+    cause = f" {smoke['cause']}" if smoke.get("cause") else ""
+    if before.empty:
+        if now and all(reply.error for reply in now):
+            return CanaryVerdict(BROKEN, (f"no prompt got an answer: {now[0].error}{cause}",))
+        return CanaryVerdict(OK, ("there is no old instance to compare it with",))
+    if not before.rounds:
+        return CanaryVerdict(OK, ())
+    if not now:
+        why = str(smoke.get("note") or smoke.get("msg") or "it got no prompts")
+        return CanaryVerdict(BROKEN, (f"{why}, but the old instance answered",))
+    first, second = before.rounds[0], before.rounds[-1]
+    answers = judge_smoke(first, second, now, same_model)
+    agreement = answers.agreement
+    found = CanaryVerdict(
+        OK,
+        () if agreement is None else (f"{agreement:.0%} of the answers begin like the old release's",),
+        answers.warnings,
+        smoke=answers,
+    )
+    if answers.broken:
+        return replace(found, kind=BROKEN, reasons=(answers.broken + cause,))
+    if answers.garbage:
+        return replace(found, kind=GARBAGE, reasons=(answers.garbage,))
+    return found
 
 
 def surroundings(*results: Result) -> str:

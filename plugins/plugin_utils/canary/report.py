@@ -10,6 +10,7 @@ from typing import Any
 from ...module_utils.common.smoke_prompts import SmokeResult
 from ..measurement.shift import LEVEL
 from ..text import wrap
+from .accuracy import AccuracyComparison
 from .evidence import Baseline, CanaryVerdict
 from .tolerances import CanaryTolerances
 from .verdict import FALLBACK_METRIC, METRICS, Metric
@@ -18,6 +19,8 @@ SCHEMA = 1
 _WIDTH = 110
 _IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
 _ANSWER = 88  # maximum characters of an answer in the text; canary.json has all of it
+
+_LOST = 8  # items in the text, likewise
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def to_json(case: CanaryReport) -> dict[str, Any]:
         "before": case.before.window.to_json() if case.before.window else None,
         "after": [window.to_json() for window in verdict.measurements],
         "comparisons": [item.to_json() for item in (verdict.speed.comparisons if verdict.speed else ())],
+        "accuracy": verdict.accuracy.to_json() if verdict.accuracy else None,
         "agreement": {"with_itself": smoke.self_agreement, "with_old": smoke.agreement} if smoke else None,
         "prompts": [
             {
@@ -86,6 +90,8 @@ def text(case: CanaryReport) -> str:
         lines.append(f"{label}  {what or 'none'}")
     if verdict.measurements and case.before.window:
         lines += ["", *_numbers(case)]
+    if verdict.accuracy and verdict.accuracy.found:
+        lines += ["", *_accuracy(verdict.accuracy)]
     if verdict.smoke:
         lines += ["", *_prompts(case, verdict.smoke)]
     return "\n".join(lines) + "\n"
@@ -122,6 +128,19 @@ def _numbers(case: CanaryReport) -> list[str]:
 def _row(metric: Metric, runs: Mapping[str, Sequence[float]]) -> str:
     values = runs.get(metric.key, ())
     return "  ".join(f"{value:9.1f}" if value < 1e5 else f"{value:9.0f}" for value in values)
+
+
+def _accuracy(accuracy: AccuracyComparison) -> list[str]:
+    (old, of_old), (new, of_new) = accuracy.scores
+    lines = [
+        f"Sanity set and passages; right are {old} of {of_old} answers of the old release, {new} of {of_new} now"
+    ]
+    lines += [f"  {line}" for line in accuracy.found]
+    for lost in accuracy.lost[:_LOST]:
+        answer = f"{_one_line(lost.answer.strip())}, right is {_one_line(lost.item.accepted[0])}"
+        lines += [f"  {_one_line(lost.item.question)}", f"    new  {answer}"]
+    left = len(accuracy.lost) - _LOST
+    return [*lines, f"  and {left} more that only the old release has right"] if left > 0 else lines
 
 
 def _prompts(case: CanaryReport, smoke: SmokeResult) -> list[str]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from ..measurement.shift import MIN_RUNS
 
+UNLIMITED = 100
+"""The tolerance of accuracy, in points, with which no loss would stop a release: nothing is asked."""
+
 
 class CanaryError(Exception):
     """The settings of the canary make no sense."""
@@ -15,18 +18,20 @@ class CanaryError(Exception):
 
 @dataclass(frozen=True)
 class CanaryTolerances:
-    """The accepted changes, in percent: of throughput, and of the medians of TTFT and TPOT."""
+    """The accepted changes: percent of throughput and of the medians of TTFT and TPOT, points of the sanity set."""
 
     tolerance: float
     latency_tolerance: float
     runs: int
     max_runs: int
+    accuracy_tolerance: float
 
     def to_json(self) -> dict[str, Any]:
         """Return `rules` of canary.json."""
         return {
             "tolerance": self.tolerance,
             "latency_tolerance": self.latency_tolerance,
+            "accuracy_tolerance": self.accuracy_tolerance,
             "runs": self.runs,
             "max_runs": self.max_runs,
         }
@@ -50,6 +55,9 @@ class CanaryTolerances:
         ):
             if not 0 < value < most:
                 found.append((name, f"is {value:g}, which is not a usable percentage."))
+        if not 0 < self.accuracy_tolerance <= UNLIMITED:
+            what = f"is {self.accuracy_tolerance:g} points: name one above 0, up to {UNLIMITED:g}."
+            found.append(("canary_accuracy_tolerance", what))
         return tuple(found)
 
     def check(self) -> None:

@@ -35,7 +35,9 @@ Options = Mapping[str, Any]
 
 MEASURED = 3600
 """Seconds that a canary's measurements, a change of partition modes or a reboot may take."""
-CANARY_SETTINGS = ("canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs")
+CANARY_SETTINGS = (
+    "canary_tolerance", "canary_latency_tolerance", "canary_runs", "canary_max_runs", "canary_accuracy_tolerance",
+)  # fmt: skip
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
     **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},

@@ -15,50 +15,13 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import accuracy
 from ansible_collections.instinct.fleet.plugins.modules import accuracy_report as documented
 from ansible_collections.instinct.fleet.plugins.modules import vllm_accuracy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import SanityItem, parse_items
 
 from tests import ROOT
 from tests.helpers.module_docs import documented_by
-from tests.worlds.catalogue import knowledge
+from tests.worlds.accuracy_answers import ITEMS, PASSAGES, entry
 from tests.worlds.standin_server import Standin
 
-ITEMS = parse_items(knowledge().accuracy_set("sanity"))
-PASSAGES = [json.loads(line) for line in knowledge().accuracy_set("nll").splitlines()]
 Report = Callable[..., dict[str, Any]]
-
-
-def right(item: SanityItem) -> str:
-    if item.category != "as_json":
-        return item.accepted[0]
-    return item.accepted[0].replace(r"\{\s*", "{").replace(r"\s*\}", "}").replace(r"\s*:\s*", ":")
-
-
-def entry(
-    items: tuple[SanityItem, ...] = ITEMS,
-    *,
-    wrong: int = 0,
-    failed: int = 0,
-    shift: float | None = 0.0,
-    **more: Any,
-) -> dict[str, Any]:
-    """What an instance returned. wrong, failed: how many of its first items; shift: of NLL, None for no passages."""
-    rows = []
-    for number, item in enumerate(items):
-        bad = number < wrong + failed
-        text = "" if number < failed else "no idea" if bad else right(item)
-        rows.append({"id": item.id, "text": text, "error": "HTTP 500: x" if number < failed else ""})
-    passages = [
-        {"id": item["id"], "nll": 50 * (2 + (shift or 0)), "tokens": 50, "error": ""} for item in PASSAGES
-    ]
-    found = {
-        "name": "llama-0",
-        "deployment": "llama",
-        "model": "lab/llama",
-        "commit": "c0ffee",
-        "image": "i@sha256:old",
-    }
-    return {**found, "vllm": "0.1", "endpoint": "completions", "note": "", "answers": rows,
-            "passages": [] if shift is None else passages, **more}  # fmt: skip
 
 
 @pytest.fixture
@@ -325,6 +288,13 @@ def test_replicas_share_the_items_and_each_gets_all_passages() -> None:
     assert all(len(work["passages"]) == len(PASSAGES) for work in found)
     only = work_of("n1", hosts, sets=["nll"])
     assert (only["prompts"]["llama-0"], len(only["passages"])) == ([], len(PASSAGES))
+
+
+def test_an_instance_that_shares_with_none_gets_all_items_with_the_categories_in_turns() -> None:
+    ids = [row["id"] for row in work_of("n1", ["n1", "n2"], divide=False)["prompts"]["llama-0"]]
+    assert sorted(ids) == sorted(item.id for item in ITEMS)
+    categories = {item.category for item in ITEMS}
+    assert {name.rpartition("-")[0] for name in ids[: len(categories)]} == categories
 
 
 @contextmanager

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.modules import canary_verdict as documented
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.accuracy import (
+    AccuracyEvidence,
+    read_accuracy,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
     Baseline,
     baseline,
@@ -19,7 +24,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     judge_canary,
 )
 
+from tests.worlds.accuracy_answers import ITEMS, entry
 from tests.worlds.canary_runs import runs
+from tests.worlds.catalogue import knowledge
 from tests.worlds.defaults import rules
 from tests.worlds.smoke_answers import BANGS, DEAD, GOOD
 
@@ -77,15 +84,69 @@ def old(**more: Any) -> Baseline:
     return baseline(smoke(times=2), bench(), "llama-1", **more)
 
 
+def asked(**about: Any) -> dict[str, Any]:
+    """Result of vllm_accuracy; about: as of `entry`."""
+    return {"instances": [entry(**about)]}
+
+
+def evidence(result: dict[str, Any]) -> AccuracyEvidence:
+    return read_accuracy(result, ITEMS, NllLimits(**knowledge().accuracy["nll_limits"]))
+
+
 def test_a_baseline_is_plain_data_and_comes_back() -> None:
-    found = old()
+    found = old(accuracy=evidence(asked(wrong=10, failed=3)))
     text = json.dumps(found.to_json())
     assert Baseline.from_json(json.loads(text)).to_json() == found.to_json()
-    assert len(text) < 10_000
+    assert len(text) < 30_000
+    assert "the old instance: 3 of 300 items of the sanity set got no answer" in found.notes[0]
     assert Baseline.from_json({}).empty
     assert Baseline.from_json({"schema": 99}).notes == (
         "the baseline was measured by another version of this toolkit",
     )
+
+
+def test_a_baseline_of_a_release_that_asked_only_prompts_is_used() -> None:
+    data = old().to_json()
+    del data["accuracy"]
+    before = Baseline.from_json(data)
+    found = judge_canary(before, smoke(), [bench()], RULES, evidence(asked(wrong=90)))
+    assert (found.kind, found.warnings) == ("ok", ())
+
+
+ASKED = old(accuracy=evidence(asked()))
+ACCURACY: list[tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]], str, int, str]] = [
+    ("equal", smoke(), asked(), [], "ok", 5, "sanity set equal (interval of the loss -0.89 to 0.89"),
+    ("equal, and measured", smoke(), asked(), [bench()], "ok", 0, "NLL +0.0000 nat per token, as between identical"),
+    ("worse is not measured", smoke(), asked(wrong=15), [], "less accurate", 0,
+     "less accurate: sanity set 5.00 points worse"),
+    ("nor is a broken kernel", smoke(), asked(shift=0.2), [], "less accurate", 0, "less accurate: NLL +0.2000"),
+    ("slower, and equal", smoke(), asked(), [bench(0.69)] * 2, "slower", 0, "slower: 31 % less"),
+    ("garbage comes first", smoke(BANGS), asked(wrong=300), [], "garbage", 0, "garbage: 12 of 12"),
+    ("died when it was asked", smoke(), asked(failed=300), [], "broken", 0, "broken: 300 of 300 items"),
+    ("another model", smoke(instance=identity(model="other")), asked(wrong=90, model="other"), [bench()], "ok", 0,
+     "sanity set 30.00 points worse"),
+    ("could not be asked", smoke(), {"failed": True, "msg": "no Python"}, [bench()], "ok", 0, "0 % less"),
+    ("another run came", smoke(), {"failed": True, "msg": "a run", "class": "other_run"}, [], "infrastructure", 0,
+     "a run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("now", "answers", "looks", "kind", "more", "words"),
+    [row[1:] for row in ACCURACY],
+    ids=[row[0] for row in ACCURACY],
+)
+def test_verdicts_with_the_sanity_set(
+    now: dict[str, Any],
+    answers: dict[str, Any],
+    looks: list[dict[str, Any]],
+    kind: str,
+    more: int,
+    words: str,
+) -> None:
+    found = judge_canary(ASKED, now, looks, RULES, evidence(answers))
+    assert (found.kind, found.more) == (kind, more)
+    assert words in found.summary
 
 
 CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int, str]] = [
@@ -201,6 +262,29 @@ def test_two_phases_and_a_report(verdict: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "results/latest").exists()  # that is the last benchmark
 
 
+def test_a_less_accurate_release_is_reported_with_what_it_lost(verdict: Run, tmp_path: Path) -> None:
+    before = verdict(phase="before", smoke=smoke(times=2), accuracy=asked(), benchmarks=[bench()])
+    last = verdict(
+        phase="after", smoke=smoke(), accuracy=asked(wrong=15), baseline=before["baseline"], run="r"
+    )
+    assert last["failed"] is True
+    assert last["summary"].startswith("less accurate: sanity set 5.00 points worse (interval of the loss 3.")
+    for part in (
+        "right are 300 of 300 answers of the old release, 285 of 300 now\n  sanity set 5.00 points worse",
+        "  'What is 861 + 75?'\n    new  'no idea', right is '936'",
+        "  and 7 more that only the old release has right",
+    ):
+        assert part in last["text"], part
+    data = json.loads((tmp_path / "results/r/canary.json").read_text())
+    assert data["accuracy"]["tasks"]["sanity"]["against"]["lost"] == len(data["accuracy"]["lost"]) == 15
+    assert data["rules"]["accuracy_tolerance"] == 2
+
+    more = {"smoke": smoke(), "accuracy": asked(wrong=15), "baseline": before["baseline"]}
+    assert verdict(phase="after", accuracy_tolerance=6, **more)["more"] == 5
+    skipped = {**more, "accuracy": {"skipped": True}}
+    assert verdict(phase="after", **skipped)["more"] == 5
+
+
 def test_garbage_is_shown_side_by_side(verdict: Run) -> None:
     before = verdict(phase="before", smoke=smoke(times=2), benchmarks=[bench()])
     last = verdict(phase="after", smoke=smoke(BANGS), baseline=before["baseline"])
@@ -242,6 +326,7 @@ def test_check_mode_writes_nothing(verdict: Run, tmp_path: Path) -> None:
     [
         ({"runs": 3}, "canary_runs is 3: fewer than 4 runs prove nothing."),
         ({"runs": 6, "max_runs": 5}, "canary_max_runs is 5, less than canary_runs (6)."),
+        ({"accuracy_tolerance": 0}, "canary_accuracy_tolerance is 0 points: name one above 0, up to 100."),
         ({"tolerance": 0}, "canary_tolerance is 0, which is not a usable percentage"),
         ({"tolerance": 100}, "canary_tolerance is 100"),
         ({"run": "../x"}, "cannot name a run"),

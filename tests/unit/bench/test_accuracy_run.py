@@ -178,6 +178,29 @@ def test_the_prompts_own_token_comes_first() -> None:
     assert log_likelihoods(text) == [-7.0]
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["vllm", "serve", "m", "--max-model-len", "8"], "of the checkpoint"),
+        (["vllm", "serve", "m", "--dtype", "auto", "--kv-cache-dtype", "auto"], "of the checkpoint"),
+        (
+            ["vllm", "serve", "m", "--quantization", "fp8", "--seed", "1", "--kv-cache-dtype", "fp8"],
+            "--quantization fp8 --kv-cache-dtype fp8",
+        ),
+    ],
+)
+def test_what_chooses_number_formats_is_named(run_module: Any, argv: list[str], said: str) -> None:
+    result, _failed, _asked = ask(run_module, answers, targets=[target(0, argv=argv)])
+    assert result["instances"][0]["quantization"] == said
+
+
+def test_an_instance_of_a_generation_that_is_not_stored(run_module: Any) -> None:
+    targets = [{"name": "llama-0", "deployment": "llama", "generation": 7}]
+    result, failed = run_module(vllm_accuracy.main, {"targets": targets, "work": WORK})
+    assert failed
+    assert "Generation 7 of llama is not kept" in result["msg"]
+
+
 def test_check_mode_asks_nothing(run_module: Any) -> None:
     result, failed, asked = ask(run_module, answers, check=True)
     assert (failed, asked, result["instances"]) == (False, [], [])
