@@ -22,7 +22,7 @@ groups:
   - title: Small
     kind: serve
     dataset: random
-    shapes: [{input: 16, output: 64}]
+    shapes: [{input: 16, output: 16}]
     load: {concurrency: [2, 4]}
     num_prompts: {count: 64}
     args: {ignore_eos: true, temperature: 0}
@@ -33,7 +33,7 @@ groups:
     num_prompts: {count: 64}
     args: {temperature: 0}
 """
-CELLS = ("in16-out64-c2", "in16-out64-c4", "sharegpt-c4")
+CELLS = ("in16-out16-c2", "in16-out16-c4", "sharegpt-c4")
 CHATS = [
     {"conversations": [{"value": f"Count to {number}"}, {"value": "one two " * 32}]} for number in range(9)
 ]
