@@ -73,6 +73,7 @@ ORDER = (
     "burnin",
     "storage",
     "accuracy",
+    "real_accuracy",
 )
 
 
