@@ -76,6 +76,7 @@ class ActionModule(ProgramAction):
             "dest": f"{dataset.directory}/",
             "owner": "root",
             "mode": "0644",
+            "directory_mode": "0755",
         }
         copy = self._shared_loader_obj.action_loader.get(
             "ansible.legacy.copy", task=task, connection=self._connection, play_context=self._play_context,

@@ -202,6 +202,10 @@ def test_what_failed_altogether_is_worse_and_some_failures_are_noted() -> None:
         ({"shape": {"input": 128, "output": 1024}}, "shape: 1024 in, 1024 out and 128 in, 1024 out"),
         ({"gpus": [0]}, "gpus: 8 and 1"),
         ({"serve_command": "vllm serve x --quantization=fp8"}, "precision: none and --quantization fp8"),
+        (
+            {"command": "vllm bench serve --dataset-path /dataset/12ab/chats.json"},
+            "dataset: none and /dataset/12ab/chats.json",
+        ),
         ({"deployment": "qwen"}, ""),
     ],
 )
