@@ -44,7 +44,8 @@ with open(sys.argv[1]) as file:
 text = json.dumps([NAME, given], sort_keys=True)
 with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(text + chr(10))
-answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": {"tps": 5}, "client": {}, "looks": []}
+baseline = {"tps": 5, "accuracy": {"n": 1}}
+answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": baseline, "client": {}, "looks": []}
 for part in json.loads(os.environ["FAKE_FAIL"]):
     if all(word in text for word in part if not word.startswith("class=")):
         answer = {"failed": True, "msg": "broken by the test: " + NAME}
@@ -131,8 +132,8 @@ def play(
     for path in (modules, actions):
         path.mkdir(parents=True)
     for name in (
-        "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_bench",
-        "canary_verdict", "node_state", "bench_report",
+        "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_accuracy",
+        "vllm_bench", "canary_verdict", "node_state", "bench_report",
     ):  # fmt: skip
         (modules / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
     for name in (
@@ -219,7 +220,11 @@ def short(name: str, given: dict[str, Any]) -> str:
             return f"hold {found['held']['generation']}"
         if found["trial"] is None:
             return "trial ended"
-        return "trial judged" if found["trial"]["units"] else f"trial {found['trial']['baseline']['found']}"
+        return (
+            "trial judged"
+            if found["trial"]["units"]
+            else f"trial {found['trial']['baseline']['found'].get('tps')}"
+        )
     if name == "vllm_bench" and "run" in given:  # as the role benchmark calls it, and not that of the canary
         return f"measure {given['kind']} {'+'.join(target['name'] for target in given['targets'])}"
     if name == "vllm_watch":
@@ -228,8 +233,9 @@ def short(name: str, given: dict[str, Any]) -> str:
 
 
 CANARY = [
-    "drain n1.llama-0", "vllm_smoke", "vllm_bench", "canary_verdict before", "trial {'tps': 5}", "serve llama-0 2",
-    "vllm_smoke", "canary_verdict after", "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0", "trial judged",
+    "drain n1.llama-0", "vllm_smoke", "vllm_accuracy", "vllm_bench", "canary_verdict before", "trial 5",
+    "serve llama-0 2", "vllm_smoke", "vllm_accuracy", "canary_verdict after", "ready n1.llama-0", "watch llama-0 7",
+    "ready n1.llama-0", "trial judged",
 ]  # fmt: skip
 TASKS = 48
 """Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""
