@@ -172,7 +172,7 @@ def test_equal_releases_are_not_stopped_over_many_tries(flips: float) -> None:
 def main() -> None:
     """Print the table of docs/canary.md."""
     losses = (0.0, 0.02, 0.03, 0.05, 0.07, 0.1)
-    print(f"| Answers that differ by chance | {' | '.join(f'{100 * loss:g} points' for loss in losses)} |")
+    print(f"| Answers that flip by chance | {' | '.join(f'{100 * loss:g} points' for loss in losses)} |")
     for flips in (0.0, 0.01, 0.02, 0.04, 0.08):
         print(f"| {flips:.0%} | {' | '.join(f'{stopped(2000, loss, flips):.1%}' for loss in losses)} |")
 
