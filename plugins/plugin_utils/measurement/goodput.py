@@ -25,11 +25,25 @@ def goodput(requests: Requests, slo: LatencyLimits) -> float | None:
     An answer of one token or none has no time per output token, so it does not show whether it keeps a TPOT limit, and
     does not count. (vLLM's own client counts such answers as good.)
     """
+    return attainment(requests, slo)[0] / requests.duration if requests.duration > 0 else None
+
+
+def attainment(requests: Requests, slo: LatencyLimits) -> tuple[int, int]:
+    """Return how many requests kept an SLO, and how many missed it; those that show neither count nowhere."""
     import numpy as np
 
-    kept = np.ones(len(requests.ttft), bool)
+    kept, missed = np.ones(len(requests.ttft), bool), np.zeros(len(requests.ttft), bool)
     for name in LIMITS:
         limit = getattr(slo, name)
         if limit is not None:
-            kept &= getattr(requests, name) * 1000 <= limit
-    return float(kept.sum() / requests.duration) if requests.duration > 0 else None
+            values = getattr(requests, name) * 1000  # NaN is neither
+            kept &= values <= limit
+            missed |= values > limit
+    return int(kept.sum()), int(missed.sum())
+
+
+def attained_share(requests: Requests, slo: LatencyLimits) -> float | None:
+    """Return the share of requests that kept an SLO, of those that show it or failed; None if there are none."""
+    kept, missed = attainment(requests, slo)
+    decided = kept + missed + requests.failed
+    return kept / decided if decided else None

@@ -6,6 +6,9 @@ numpy is imported when a result is read: this module costs other plans nothing.
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,6 +124,17 @@ def read_requests(raw: Mapping[str, Any]) -> Requests | None:
         failed=max(count - len(done), int(raw.get("failed") or 0)),
         duration=float(raw.get("duration") or 0.0),
     )
+
+
+def unpack_lists(detail: object) -> Mapping[str, Any] | None:
+    """Return the per-request lists that vllm_bench packed; None if there are none."""
+    if not isinstance(detail, str) or not detail:
+        return None
+    try:
+        found = json.loads(gzip.decompress(base64.b64decode(detail)))
+    except (ValueError, OSError, EOFError):
+        return None
+    return found if isinstance(found, Mapping) else None
 
 
 def _even_gaps(raw: Mapping[str, Any]) -> list[list[float] | None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .client_bound import client_bound, send_lag_ms
-from .goodput import LatencyLimits, goodput
+from .goodput import LatencyLimits, attained_share, goodput
 from .requests import LoadPoint, read_requests
 from .steady import steady_state
 
@@ -27,6 +27,7 @@ def run_fields(
         "send_lag_ms": None,
         "client_bound": client_bound(cpu_share, None),
         "goodput": dict.fromkeys(slos),
+        "slo_attainment": dict.fromkeys(slos),
     }
     if requests is None:
         return fields, ()
@@ -38,5 +39,6 @@ def run_fields(
         "send_lag_ms": lag,
         "client_bound": client_bound(cpu_share, lag),
         "goodput": {name: goodput(requests, slo) for name, slo in slos.items()},
+        "slo_attainment": {name: attained_share(requests, slo) for name, slo in slos.items()},
     }
     return fields, steady.warnings

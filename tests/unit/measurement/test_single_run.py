@@ -326,6 +326,10 @@ def test_fields_of_a_row() -> None:
     assert fields["send_lag_ms"] == pytest.approx(0)
     assert 0 < fields["goodput"]["chat"] < fields["goodput"]["all"]
     assert fields["goodput"]["all"] == pytest.approx(640 / raw["duration"])
+    assert fields["slo_attainment"]["all"] == 1
+    assert fields["slo_attainment"]["chat"] == pytest.approx(
+        fields["goodput"]["chat"] * raw["duration"] / 640
+    )
     assert warnings == ()
 
 
@@ -338,5 +342,6 @@ def test_a_result_without_details_has_fields_without_values() -> None:
         "send_lag_ms": None,
         "client_bound": None,
         "goodput": {"chat": None},
+        "slo_attainment": {"chat": None},
     }
     assert warnings == ()
