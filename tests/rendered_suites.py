@@ -85,6 +85,8 @@ def lines_of(name: str, release: str) -> tuple[set[Line], set[str]]:
             continue
         reasons.update(item.reason for item in found.omitted)
         lines.update(client(cell.argv) for cell in found.cells)
+        for search in found.searches:
+            lines.update(client(search.at(search.rules.start * step).argv) for step in (0.5, 1, 8))
     return lines, reasons
 
 

@@ -42,11 +42,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs impor
     last_plan,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import SoftwareSources
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.slo_searches import slo_csv
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
     build_summary,
     collect,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journal import remove_journals
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
@@ -106,6 +108,8 @@ def _write(
         "benchmarks.csv": csv_text(summary),
         **run_files(measured),
     }
+    if summary["slo_searches"]:
+        files["slo.csv"] = slo_csv(summary)
     plan = options["plan"] or last_plan(own.values())
     if plan:
         files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, str))))
@@ -114,8 +118,12 @@ def _write(
 
         files["report.html"] = render_report(summary)
     directory = write_run(results_dir, run, files)
+    if options["run"]:
+        remove_journals(results_dir, options["run"])
     paths = [
-        str(directory / name) for name in ("report.html", "benchmarks.csv", "summary.json") if name in files
+        str(directory / name)
+        for name in ("report.html", "benchmarks.csv", "slo.csv", "summary.json")
+        if name in files
     ]
     return {
         "changed": True,

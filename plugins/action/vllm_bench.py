@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import (
@@ -21,12 +22,16 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journal import SearchJournal
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import DatasetFile, with_dataset
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.search import InstanceSearch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
-_OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width")
-"""The module's options that become jobs here."""
+_OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width", "results_dir")
+"""The module's options that become jobs here, or are used here only."""
+_OF_A_CALL = ("benchmarks", "failed", "msg", "warnings")
+"""What the module's result says of one call: of one probe in a search."""
 _TIMEOUT = 7200
 _COPY_SECONDS = 1800
 
@@ -53,19 +58,68 @@ class ActionModule(ProgramAction):
             given["targets"] = [self._target(item, facts) for item in given["targets"]]
         name = "overrides" if given.get("suite") else "args"
         given[name], self.dataset = with_dataset(given.get(name) or {}, name)
-        jobs, warnings = _jobs(given)
-        if self.dataset:
-            jobs = {target: {**job, "binds": [self.dataset.bind]} for target, job in jobs.items()}
+        jobs, self._searches, warnings = _jobs(given)
         for text in warnings:
             self._display.warning(printable(text))
         kept = {name: value for name, value in given.items() if name not in _OF_JOBS}
+        results_dir = Path(str(given.get("results_dir") or "results")).expanduser().absolute()
+        self._journal = SearchJournal(results_dir, str(given.get("run") or ""), self._host(dict(facts)))
         most = max((len(job["cells"]) for job in jobs.values()), default=1)
-        return {**kept, "jobs": jobs, "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
+        return {**kept, "jobs": self._bound(jobs), "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's own result, or why the data set could not be copied to the node."""
-        failed = self._copied(self.dataset, facts) if self.dataset and not self._task.check_mode else None
-        return failed or super().call(args, facts)
+        """Return the module's own result, in a search that of all its probes; or why the data set was not copied."""
+        if self._task.check_mode:
+            return super().call(args, facts)
+        failed = self._copied(self.dataset, facts) if self.dataset else None
+        if failed or not self._searches:
+            return failed or super().call(args, facts)
+        answer: dict[str, Any] = {"changed": False, "actions": []}
+        kept = [self._restore(search, str(args.get("run"))) for search in self._searches.values()]
+        while jobs := {name: job for name, search in self._searches.items() if (job := search.next_job())}:
+            targets = [target for target in args["targets"] if target["name"] in jobs]
+            answer = super().call({**args, "targets": targets, "jobs": self._bound(jobs)}, facts)
+            for entry in answer.get("benchmarks") or ():
+                search = self._searches[entry["instance"]]
+                search.add(entry)
+                if not search.failure:
+                    self._journal.add(search.work, entry)
+                self._display.v(f"{self._host(facts)}: {entry['instance']}: {entry['cell']} is measured")
+            if not answer.get("benchmarks"):
+                break
+        return self._found(answer, [text for text in kept if text])
+
+    def _restore(self, search: InstanceSearch, run: str) -> str:
+        """Take the probes of an interrupted call. Return a text that says how many; "" for none."""
+        count = 0 if search.entries else search.restore(self._journal.entries(search.work))
+        probes = "1 probe" if count == 1 else f"{count} probes"
+        return f"{search.target['name']}: {probes} of {run} kept from an interrupted call" if count else ""
+
+    def _found(self, answer: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
+        """Return the result of all searches; `answer` is that of the last call, without entries if it failed itself."""
+        searches = self._searches.values()
+        found = {
+            **{key: value for key, value in answer.items() if key not in _OF_A_CALL},
+            "benchmarks": [entry for search in searches for entry in search.rows()],
+            "searches": [result for search in searches for result in search.results()],
+            "warnings": [*warnings, *(answer.get("warnings") or ())],
+        }
+        failures = [f"{name}: {search.failure}" for name, search in self._searches.items() if search.failure]
+        if answer.get("failed") and not answer.get("benchmarks"):
+            return {
+                **found,
+                "failed": True,
+                "msg": str(answer.get("msg") or "the call failed without a message"),
+            }
+        if failures:
+            message = f"{len(failures)} of {len(self._searches)} searches failed. {' || '.join(failures)}"
+            return {**found, "failed": True, "msg": message}
+        return found
+
+    def _bound(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return jobs whose clients see the file of the data set."""
+        binds = {"binds": [self.dataset.bind]} if self.dataset else {}
+        return {target: {**job, **binds} for target, job in jobs.items()}
 
     def _copied(self, dataset: DatasetFile, facts: dict[str, Any]) -> dict[str, Any] | None:
         """Bring a file to the node unless it is there. Return a failure, None if it is there now."""
@@ -112,15 +166,22 @@ class ActionModule(ProgramAction):
         return {**target, "endpoint": {**endpoint, **found}}
 
 
-def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the job of each target, and warnings. All have the same seeds, and the same order of the same cells."""
+def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, InstanceSearch], list[str]]:
+    """Return the job of each target, what is searched on each, and warnings.
+
+    All jobs have the same seeds, and the same order of the same cells. Those of searches are their first ones.
+    """
     knowledge, kind, targets = Knowledge(CATALOG), given.get("kind") or "serve", given.get("targets") or ()
     if given.get("suite") and targets:
         overrides = {"seed": int(time.time()), **(given.get("overrides") or {}), "kinds": [kind]}
         found = suite_commands(knowledge, str(given["suite"]), targets, overrides)
-        return {name: {**job, "suite": found.suite} for name, job in found.cells.items()}, list(
-            found.warnings
-        )
+        by_name = {str(target["name"]): target for target in targets}
+        searches = {
+            name: InstanceSearch(found.suite, cells, by_name[name]) for name, cells in found.searches.items()
+        }
+        first = {name: job for name, search in searches.items() if (job := search.next_job())}
+        fixed = {name: {**job, "suite": found.suite} for name, job in found.cells.items()}
+        return {**fixed, **first}, searches, list(found.warnings)
     args = dict(given.get("args") or {})
     # Each run has another seed, so that no prompt is in the prefix cache.
     seed = args.pop("seed", None)
@@ -135,7 +196,8 @@ def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "warmups": int(_number(given, "warmups", 0)),
         "seed": int(time.time()) if seed is None else int(_number({"args.seed": seed}, "args.seed", 0)),
     }
-    jobs, warnings = {}, []
+    jobs: dict[str, Any] = {}
+    warnings: list[str] = []
     for target in targets:
         made = bench_command(knowledge, kind, target, args)
         warnings += [f"{target['name']}: {text}" for text in made.warnings]
@@ -145,7 +207,7 @@ def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             **numbers,
             "order": [[cell["cell"]]] * int(numbers["most"] or 1),
         }
-    return jobs, warnings
+    return jobs, {}, warnings
 
 
 def _number(given: Mapping[str, Any], name: str, default: float) -> float:

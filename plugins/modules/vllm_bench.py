@@ -59,8 +59,7 @@ options:
   suite:
     description:
       - What to measure in place of O(args) and O(repeat), a name in C(catalog/suites) or a path. Its cells of this
-        O(kind) are measured.
-      - Evaluated on the control node, by the module's action plugin.
+        O(kind) are measured; for a suite that searches for loads, the module is called for each probe.
     type: str
     default: ""
   overrides:
@@ -70,11 +69,14 @@ options:
       - C(dataset_path), here and in O(args), is a file on the control node.
     type: dict
     default: {}
+  results_dir:
+    description: Where probes of a O(run) are kept until it is reported, on the control node. A killed search goes on.
+    type: path
+    default: results
   repeat:
     description:
       - Number of runs, each with its own result. Each has another seed, counted up from the C(seed) of O(args) or from
-        the time, so that no prompt is in the prefix cache. Runs of a served instance share one process, so that vLLM is
-        imported once.
+        the time, so that no prompt is in the prefix cache.
     type: int
     default: 1
   most:
@@ -131,13 +133,7 @@ EXAMPLES = r"""
   instinct.fleet.vllm_bench:
     run: 2026-01-31-evening
     targets: "{{ fleet_plan_result.plan.hosts[inventory_hostname].instances }}"
-    args:
-      dataset_name: random
-      random_input_len: 1024
-      random_output_len: 1024
-      num_prompts: 640
-      max_concurrency: 128
-      ignore_eos: true
+    args: {random_input_len: 1024, random_output_len: 1024, num_prompts: 640, max_concurrency: 128}
     repeat: 3
     warmups: 1
 """
@@ -250,6 +246,11 @@ benchmarks:
     instance_plan:
       description: The target from the parameters, without C(server).
       type: dict
+searches:
+  description: C(slo_searches) of the results (docs/results.md), without C(host).
+  type: list
+  elements: dict
+  returned: for a suite that searches
 actions:
   description: Requests to Docker, in order; in check mode those that would be made.
   type: list
@@ -289,6 +290,7 @@ def argument_spec():
         "args": {"type": "dict", "default": {}},
         "suite": {"type": "str", "default": ""},
         "overrides": {"type": "dict", "default": {}},
+        "results_dir": {"type": "path", "default": "results"},
         "repeat": {"type": "int", "default": 1},
         "most": {"type": "int", "default": 10},
         "half_width": {"type": "float", "default": 0.02},

@@ -77,11 +77,12 @@ def metrics_of(row: Row) -> tuple[SpeedMetric, ...]:
 def cell_speeds(rows: Sequence[Row]) -> list[CellSpeed]:
     """Return each instance in each of its cells.
 
-    Rows without the cell's first metric are left out, and those of a load balancer: any instance answered there.
+    Rows without the cell's first metric are left out, those of a load balancer, where any instance answered, and the
+    probes of a search: beyond what an engine bears, small differences become large ones.
     """
     groups: dict[tuple[InstanceKey, tuple[Any, ...]], list[Row]] = {}
     for row in rows:
-        if row.get("live"):
+        if row.get("live") or row.get("probe"):
             continue
         groups.setdefault(((row["host"], row["instance"]), comparison_key(row)), []).append(row)
     found = []

@@ -64,10 +64,9 @@ def _summary(performed: Sequence[Row]) -> Row:
     made |= {
         "failed": _most(performed, "failed"),
         "other": {key: value for key, value in other.items() if value is not None},
-        "goodput": {
-            name: median([row["goodput"].get(name) for row in runs])
-            for row in runs
-            for name in row["goodput"]
+        **{
+            key: {name: median([row[key].get(name) for row in runs]) for row in runs for name in row[key]}
+            for key in ("goodput", "slo_attainment")
         },
         **_telemetry(performed),
         "warnings": list(dict.fromkeys(text for row in performed for text in row["warnings"])),

@@ -18,6 +18,7 @@ from .gpu_findings import GpuFinding, gpu_findings, headline, unjudged
 from .hosts import hosts_view, reproduction
 from .outliers import NodeSpeed, node_speeds, speeds
 from .sections import deployment_section, nodes_section, offline_sections
+from .slo_searches import is_probe, search_section, totals
 from .tables import count, ms, rate, signed, total_of
 from .titles import headline_rows, notes
 
@@ -51,10 +52,11 @@ def render_report(summary: Mapping[str, Any]) -> str:
 def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the page's content. Plots are functions ("draw") that return SVG."""
     rows: list[Row] = summary["benchmarks"]
-    served = [row for row in rows if row["kind"] == "serve"]
+    served = [row for row in rows if row["kind"] == "serve" and not is_probe(row)]
+    searches = summary["slo_searches"]
     verdicts = summary["gpu_verdicts"]
     findings = gpu_findings(verdicts)
-    pairs = list(zip(rows, speeds(rows, verdicts)))
+    pairs = [pair for pair in zip(rows, speeds(rows, verdicts)) if not is_probe(pair[0])]
     best = headline_rows(served)
     nodes = node_speeds(best, verdicts)
     hosts = sorted({row["host"] for row in rows}, key=natural)
@@ -69,12 +71,21 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
         "findings": findings,
         "findings_title": headline(findings),
         "notes": [*notes(rows), *unjudged(verdicts)],
-        "cards": _cards(best, nodes, findings, len(hosts), len(expected)),
+        "cards": [*_search_cards(searches), *_cards(best, nodes, findings, len(hosts), len(expected))],
+        "searches": search_section(searches, rows),
         "nodes": nodes_section(nodes),
         "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
         "offline": offline_sections(pairs),
         "reproduce": [
-            reproduction(name, item, [row for row in rows if row["deployment"] == name])
+            reproduction(
+                name,
+                item,
+                [
+                    row
+                    for row in rows
+                    if row["deployment"] == name and (row.get("at_slo") or not is_probe(row))
+                ],
+            )
             for name, item in sorted(summary["deployments"].items(), key=lambda item: natural(item[0]))
         ],
         "hosts": hosts_view(summary["hosts"]),
@@ -104,12 +115,14 @@ def _cards(
     cells = {row["cell"] for row in served}
     total += f", {', '.join(sorted(cells, key=natural)[:2])}" if cells else ""
     failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
-    cards = [
-        _card("Output tok/s", rate(total_of(served, "output_throughput")), total),
-        _card("Requests/s", rate(total_of(served, "request_throughput")), total),
-        _card("Failed requests", count(failed), f"of {count(asked)}", "bad" if failed else ""),
-        _card("Nodes measured", str(hosts), f"of {expected}", "bad" if hosts < expected else ""),
-    ]
+    cards = []
+    if served:
+        cards += [
+            _card("Output tok/s", rate(total_of(served, "output_throughput")), total),
+            _card("Requests/s", rate(total_of(served, "request_throughput")), total),
+            _card("Failed requests", count(failed), f"of {count(asked)}", "bad" if failed else ""),
+        ]
+    cards.append(_card("Nodes measured", str(hosts), f"of {expected}", "bad" if hosts < expected else ""))
     compared = [node for node in nodes if node.value is not None]
     if len(compared) > 1:
         cards.append(_slowest(compared, findings))
@@ -118,6 +131,16 @@ def _cards(
         if known:
             note = "median of the instances" if len(known) > 1 else ""
             cards.append(_card(label, ms(statistics.median(known)), note))
+    return cards
+
+
+def _search_cards(searches: Sequence[Row]) -> list[dict[str, str]]:
+    cards = []
+    for name, requests, tokens, of in totals(searches):
+        cards += [
+            _card(f"Output tok/s at SLO {name}", rate(tokens), of),
+            _card(f"Requests/s at SLO {name}", rate(requests), of),
+        ]
     return cards
 
 

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -17,7 +14,7 @@ from ..instances.cells import MAIN_METRIC, describe_cell
 from ..instances.redact import redact_command, redact_variables
 from ..measurement.goodput import LatencyLimits
 from ..measurement.percentiles import without_unsupported
-from ..measurement.requests import LoadPoint
+from ..measurement.requests import LoadPoint, unpack_lists
 from ..measurement.run_fields import run_fields
 from .telemetry import telemetry_columns
 
@@ -56,7 +53,7 @@ def run_rows(
         if result is None:
             continue
         metrics = normalise(str(entry.get("kind")), result, str(run.get("log") or ""))
-        detail = _unpacked(run.get("detail"))
+        detail = unpack_lists(run.get("detail"))
         row: Row = {
             **shared,
             **{key: run.get(key) for key in ("block", "order", "seed")},
@@ -118,6 +115,8 @@ def _identity(host: str, entry: Mapping[str, Any]) -> Row:
         "kind": entry["kind"],
         "suite": entry.get("suite"),
         **cell,
+        "probe": entry.get("probe"),
+        "at_slo": dict(entry.get("at_slo") or {}),
         "live": bool(entry.get("live")),
         "model": entry.get("model") or plan.get("model"),
         "commit": entry.get("commit") or plan.get("commit"),
@@ -162,14 +161,3 @@ def _reproduction(entry: Mapping[str, Any]) -> Row:
         "command": redact_command(entry.get("command")),
         "spec_hash": plan.get("spec_hash"),
     }
-
-
-def _unpacked(detail: object) -> Mapping[str, Any] | None:
-    """Return the per-request lists that vllm_bench packed; None if there are none."""
-    if not isinstance(detail, str) or not detail:
-        return None
-    try:
-        found = json.loads(gzip.decompress(base64.b64decode(detail)))
-    except (ValueError, OSError, EOFError):
-        return None
-    return found if isinstance(found, Mapping) else None

@@ -16,6 +16,7 @@ from ..outliers.verdicts import Earlier, gpu_verdicts
 from .cell_summary import cell_summaries
 from .node_facts import SoftwareSources, host_facts, versions
 from .rows import MeasuredRun, Row, entry_cell, instance_plan, run_rows
+from .slo_searches import in_order, searched
 
 SCHEMA = 1
 REGISTERED = (
@@ -52,6 +53,7 @@ class Measured:
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failures: tuple[MeasurementFailure, ...] = ()
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    searches: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -75,6 +77,7 @@ def collect(
     facts: dict[str, Mapping[str, Any]] = {}
     failures: list[MeasurementFailure] = []
     deployments: dict[str, Mapping[str, Any]] = {}
+    searches: list[Mapping[str, Any]] = []
     for host in sorted(hosts, key=natural):
         own = variables.get(host, {})
         states = [own[name] for name in STATES if isinstance(own.get(name), Mapping)]
@@ -83,6 +86,9 @@ def collect(
             facts[host] = redact.data(host_facts(seen[0], gpu_models or {}))
         tasks, entries = _registered(own)
         failed = [failure for name, task in tasks if (failure := _task_failure(host, name, task))]
+        searches += redact.data(
+            searched(host, [item for _name, task in tasks for item in task.get("searches") or ()])
+        )
         if not tasks:
             failed.append(_missing(host, states))
         for entry, what in zip(entries, _names(entries), strict=True):
@@ -99,7 +105,7 @@ def collect(
             if found and found[0].row["deployment"] not in deployments:
                 deployments[found[0].row["deployment"]] = _deployment(entry, found[0].row, redact)
         failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
-    return Measured(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments)
+    return Measured(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments, tuple(searches))
 
 
 def _place(run: MeasuredRun) -> tuple[Any, ...]:
@@ -123,6 +129,7 @@ def build_summary(
         "started": min(starts) if starts else None,
         "finished": finished,
         "benchmarks": cells,
+        "slo_searches": [dict(item) for item in in_order(measured.searches)],
         "deployments": {name: dict(item) for name, item in measured.deployments.items()},
         "hosts": {name: dict(item) for name, item in measured.hosts.items()},
         "failures": [failure.to_json() for failure in measured.failures],
@@ -214,7 +221,9 @@ def _entry_failures(
     host: str, what: str, entry: Any, found: Sequence[MeasuredRun]
 ) -> list[MeasurementFailure]:
     """Return the failure of an entry: of its runs, or that some of a run's requests failed."""
-    error = _entry_error(entry) or next((why for run in found if (why := _partial(run.row))), None)
+    error = _entry_error(entry)
+    if not error and not entry.get("probe"):  # a search's result says where requests failed
+        error = next((why for run in found if (why := _partial(run.row))), None)
     return [MeasurementFailure(host, what, error)] if error else []
 
 

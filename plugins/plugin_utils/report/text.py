@@ -11,6 +11,7 @@ from ..text import plural
 from .cell_summary import relative_half_width
 from .gpu_findings import gpu_findings, unjudged
 from .outliers import RelativeSpeed, speeds
+from .slo_searches import HEADS, is_probe, reason, text_cells, totals
 from .tables import count, ms, rate, signed, spread, total_of
 from .titles import by_cell, headline_rows, notes, title
 
@@ -31,9 +32,13 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = summary["benchmarks"]
     verdicts = summary["gpu_verdicts"]
     per_row = speeds(rows, verdicts)
-    served = [(row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve"]
+    served = [
+        (row, speed) for row, speed in zip(rows, per_row) if row["kind"] == "serve" and not is_probe(row)
+    ]
+    searches = summary["slo_searches"]
     offline = [row for row in rows if row["kind"] != "serve"]
-    lines = [_headline(summary["run"], [row for row, _unused in served], rows), *_served(served)]
+    lines = [_headline(summary["run"], [row for row, _unused in served], rows, searches), *_served(served)]
+    lines += _searched(searches)
     if offline:
         lines += aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
         if len(offline) > LINES:
@@ -46,7 +51,7 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
+def _headline(run: str, served: Sequence[Row], rows: Sequence[Row], searches: Sequence[Row]) -> str:
     nodes = len({row["host"] for row in rows})
     parts = [f"Run {run}: {plural(len(rows), 'benchmark')}"]
     parts[0] += f" on {plural(nodes, 'node')}"
@@ -61,7 +66,19 @@ def _headline(run: str, served: Sequence[Row], rows: Sequence[Row]) -> str:
             parts[-1] += f" with {', '.join(sorted(cells))}"
         failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
         parts.append(f"{count(failed)} of {count(asked)} requests failed")
+    for name, requests, tokens, of in totals(searches):
+        parts.append(f"{rate(requests)} requests/s and {rate(tokens)} output tok/s at SLO {name} ({of})")
     return ", ".join(parts)
+
+
+def _searched(searches: Sequence[Row]) -> list[str]:
+    """Return the throughput at each SLO, and where and why each search ended."""
+    if not searches:
+        return []
+    lines = aligned(HEADS, [text_cells(item) for item in searches[:LINES]], left=4)
+    if len(searches) > LINES:
+        lines.append(f"{len(searches) - LINES} more in slo.csv")
+    return [*lines, *(f"ENDED   {reason(item)}" for item in searches[:LINES])]
 
 
 def _served(served: Pairs) -> list[str]:

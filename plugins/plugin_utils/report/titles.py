@@ -13,6 +13,7 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..measurement.percentiles import shortfall, supported
 from .outliers import sequential_hosts
+from .slo_searches import is_probe
 from .tables import total_of
 
 Row = Mapping[str, Any]
@@ -59,7 +60,7 @@ def headline_rows(served: Sequence[Row]) -> list[Row]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what a reader of the figures must know: each is one sentence."""
     found = []
-    apart = sequential_hosts(rows)
+    apart = sequential_hosts([row for row in rows if not is_probe(row)])
     if apart:
         found.append(
             f"On {', '.join(apart)} the instances were measured one after another, so the totals are not those of a "

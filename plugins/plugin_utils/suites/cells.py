@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..measurement.requests import LoadPoint
+from ..measurement.slo_search import SearchRules
 from .expand import OmittedCell
 from .suite import Shape, Slo
 
@@ -45,8 +47,18 @@ class SuiteCell:
 
 
 @dataclass(frozen=True)
+class CellSearch:
+    """A shape whose load is searched, once for each SLO of `first`, its cell at the first load. at: renders others."""
+
+    name: str
+    rules: SearchRules
+    first: SuiteCell
+    at: Callable[[float], SuiteCell]
+
+
+@dataclass(frozen=True)
 class SuiteCells:
-    """An instance's cells, and how often and in which order they run.
+    """An instance's cells, and how often and in which order they run; or what is searched, and then there are none.
 
     order: the names of the cells for each of `most` blocks, shuffled by the seed. omitted: what is not measured here.
     """
@@ -62,6 +74,7 @@ class SuiteCells:
     seed: int
     order: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...] = ()
+    searches: tuple[CellSearch, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the cells and their schedule as the module takes them."""

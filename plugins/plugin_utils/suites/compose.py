@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
-from .cells import SuiteCell, SuiteCells
+from .cells import CellSearch, SuiteCell, SuiteCells
 from .engine import EngineVariant, InstanceEngine, described, reachable, read_engine, runs, wanted_engine
-from .expand import OmittedCell, expand
+from .expand import OmittedCell, expand, shape_name
 from .overrides import parse_overrides
 from .parse import read_suite
 from .render import Renderer
-from .suite import Suite
+from .suite import Group, Suite
 
 SUITE_VARIABLE = "benchmark_suite"
 MANY = 5
@@ -26,12 +26,16 @@ MANY = 5
 
 @dataclass(frozen=True)
 class SuiteCommands:
-    """A suite for several instances. cells: SuiteCells.to_json() by instance; offline: they must be stopped."""
+    """A suite for several instances. cells: SuiteCells.to_json() by instance; offline: they must be stopped.
+
+    searches: of a suite that searches for loads, what is searched by instance; `cells` is empty then.
+    """
 
     suite: str
     offline: bool
     cells: Mapping[str, Mapping[str, Any]]
     warnings: tuple[str, ...]
+    searches: Mapping[str, SuiteCells]
 
 
 def suite_commands(
@@ -59,8 +63,9 @@ def suite_commands(
         for instance, cells in made.items()
         for text in (*cells.warnings, *(f"{item.name} is left out. {item.reason}" for item in cells.omitted))
     ]
-    found = {instance: cells.to_json() for instance, cells in made.items()}
-    return SuiteCommands(suite.name, suite.offline, found, tuple(warnings))
+    found = {instance: cells.to_json() for instance, cells in made.items() if not cells.searches}
+    searches = {instance: cells for instance, cells in made.items() if cells.searches}
+    return SuiteCommands(suite.name, suite.offline, found, tuple(warnings), searches)
 
 
 def wrong_suites(knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
@@ -98,12 +103,15 @@ def suite_cells(
         engine = read_engine(knowledge, instance)
     except (KeyError, ValueError) as error:
         raise FleetError([Problem((f"targets[{instance.get('name') or '?'}]",), f"{error}.")]) from None
+    if suite.searches and instance.get("endpoint"):
+        raise FleetError([_beside_users(suite, str(instance["name"]))])
     found = list(_cells(Renderer(knowledge, suite, instance, given), engine))
     cells = tuple(item for item in found if isinstance(item, SuiteCell))
+    searches = tuple(item for item in found if isinstance(item, CellSearch))
     omitted = tuple(item for item in found if isinstance(item, OmittedCell))
-    if not cells:
+    if not cells and not searches:
         raise FleetError([_nothing(suite, str(instance["name"]), omitted)])
-    names = [cell.name for cell in cells]
+    names = [*(cell.name for cell in cells), *(search.name for search in searches)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         what = f"has two cells {', '.join(twice)}."
@@ -119,8 +127,13 @@ def suite_cells(
         half_width=repeats.half_width,
         warmups=repeats.warmups,
         seed=given.seed,
-        order=tuple(block_orders(names, repeats.most, given.seed)),
-        warnings=tuple(dict.fromkeys(text for cell in cells for text in cell.warnings)),
+        order=tuple(block_orders([cell.name for cell in cells], repeats.most, given.seed)),
+        warnings=tuple(
+            dict.fromkeys(
+                text for cell in (*cells, *(item.first for item in searches)) for text in cell.warnings
+            )
+        ),
+        searches=searches,
     )
 
 
@@ -131,7 +144,7 @@ def block_orders(names: Iterable[str], blocks: int, seed: int) -> Iterator[tuple
         yield tuple(dice.sample(cells, len(cells)))
 
 
-def _cells(renderer: Renderer, engine: InstanceEngine) -> Iterator[SuiteCell | OmittedCell]:
+def _cells(renderer: Renderer, engine: InstanceEngine) -> Iterator[SuiteCell | CellSearch | OmittedCell]:
     suite, datasets = renderer.suite, renderer.knowledge.bench_book["datasets"]
     for prefix, wanted in _variants(renderer.knowledge, suite, engine):
         if isinstance(wanted, OmittedCell):
@@ -140,7 +153,33 @@ def _cells(renderer: Renderer, engine: InstanceEngine) -> Iterator[SuiteCell | O
         for group in suite.groups:
             if group.kind in renderer.overrides.kinds and group.measures(str(renderer.instance["model"])):
                 for planned in expand(group, engine, datasets, prefix, wanted):
-                    yield planned if isinstance(planned, OmittedCell) else renderer.render(planned)
+                    made = planned if isinstance(planned, OmittedCell) else renderer.render(planned)
+                    if group.search and isinstance(made, SuiteCell):
+                        yield _search(renderer, engine, group, made, prefix)
+                    else:
+                        yield made
+
+
+def _search(
+    renderer: Renderer, engine: InstanceEngine, group: Group, first: SuiteCell, prefix: str
+) -> CellSearch | OmittedCell:
+    """Return the search of a group for the shape of its first cell."""
+    rules, name = group.search, prefix + shape_name(group, first.shape)
+    if rules is None:
+        raise AssertionError(f"{group.title} has no search")
+    if not first.slos:
+        return OmittedCell(name, f"No limit of its `slos` is for {renderer.instance['model']}.")
+    shapes = (first.shape,) if first.shape else ()
+
+    def at(load: float) -> SuiteCell:
+        other = replace(group, search=replace(rules, start=load), shapes=shapes)
+        (planned,) = expand(other, engine, renderer.knowledge.bench_book["datasets"], prefix)
+        made = None if isinstance(planned, OmittedCell) else renderer.render(planned)
+        if not isinstance(made, SuiteCell):  # what the first one's release can express, it can of all
+            raise AssertionError(f"{name} cannot be measured at {load:g}")
+        return made
+
+    return CellSearch(name, rules, first, at)
 
 
 def _variants(
@@ -163,6 +202,15 @@ def _variants(
             yield f"{variant.name}-", wanted
         else:
             yield "", OmittedCell(variant.name, f"The engine does not run with {described(variant)}.")
+
+
+def _beside_users(suite: Suite, instance: str) -> Problem:
+    what = (
+        "searches for a load that is too high, and this measurement is beside users, through a load balancer."
+    )
+    return Problem(
+        (f"suite {suite.name}", instance), what, "Leave live=true out, so that instances are out of service."
+    )
 
 
 def _nothing(suite: Suite, instance: str, omitted: Iterable[OmittedCell]) -> Problem:

@@ -48,30 +48,44 @@ def expand(
     `datasets` are those of bench_settings.yml; `wanted` is the variant in which an offline benchmark is run, and
     `prefix` its name.
     """
+    first = (group.search.point(group.search.start),) if group.search else ()
     for shape in group.shapes or (None,):
-        for load in group.loads:
-            name = prefix + _name(group, shape, load)
+        for load in group.loads or first:
             long = shape.input + shape.output if shape else datasets.get(group.dataset, {}).get("longest", 0)
             if engine.max_model_len is not None and long > engine.max_model_len:
                 most = "" if shape else "up to "
+                name = (
+                    prefix + shape_name(group, shape) if group.search else prefix + _name(group, shape, load)
+                )
                 yield OmittedCell(
                     name, f"{most}{long} tokens are more than --max-model-len {engine.max_model_len}."
                 )
                 continue
-            prompts = group.prompts.number(load, engine.max_num_seqs) if group.prompts else None
+            prompts = group.number_of_prompts(load, engine.max_num_seqs)
             basis = _basis(group, shape, load, prompts, datasets)
             variant = beside(engine, wanted) if wanted and group.kind != SERVE else {}
             given = {flag.lstrip("-").replace("-", "_"): value for flag, value in variant.items()}
             yield PlannedCell(
-                name, group, shape, load, prompts, {**group.args, **basis, **given}, frozenset(basis)
+                prefix + _name(group, shape, load),
+                group,
+                shape,
+                load,
+                prompts,
+                {**group.args, **basis, **given},
+                frozenset(basis),
             )
 
 
-def _name(group: Group, shape: Shape | None, load: LoadPoint) -> str:
+def shape_name(group: Group, shape: Shape | None) -> str:
+    """Return the name of a group's cells of one shape, without their load."""
     dataset = () if group.dataset in ("", "random") else (group.dataset,)
     lengths = (f"in{shape.input}", f"out{shape.output}") if shape else ()
+    return "-".join((*dataset, *lengths))
+
+
+def _name(group: Group, shape: Shape | None, load: LoadPoint) -> str:
     arrival = "all" if load.value is None else f"{_MARKS[load.kind]}{load.value:g}"
-    return "-".join((*dataset, *lengths, arrival))
+    return "-".join(filter(None, (shape_name(group, shape), arrival)))
 
 
 def _basis(

@@ -13,6 +13,7 @@ from ..catalog.bench_clients import unknown_arguments
 from ..catalog.checker import Checker
 from ..catalog.load import Knowledge
 from ..measurement.requests import LoadPoint
+from ..measurement.slo_search import SearchRules
 from .suite import LOAD_ARGUMENTS, LOADS, SERVE, Group, PromptRule, Repeats, Shape, Slo, Suite, Variant
 
 SUITE_KEYS = (
@@ -24,6 +25,8 @@ GROUP_KEYS = (
 )  # fmt: skip
 RULES = ("count", "per_concurrency", "per_max_num_seqs", "seconds")
 LIMITS = ("ttft_ms", "tpot_ms", "e2el_ms")
+SEARCHED = ("rate", "concurrency")
+SEARCH_KEYS = (*SEARCHED, "share", "probes", "tolerance", "least", "most")
 COUNT = 10_000_000
 """More tokens, requests or seconds than any cell has."""
 CELL_ARGUMENTS = frozenset(
@@ -73,6 +76,12 @@ class _Parser:
         if len({group.kind == SERVE for group in found.groups}) > 1:
             what = "measures both running instances (serve) and stopped ones (latency, throughput)."
             check.wrong((*where, "groups"), what, "Write two suites.")
+        if found.searches and not all(group.search for group in found.groups):
+            what = "both searches for loads and measures given ones."
+            check.wrong((*where, "groups"), what, "Write two suites.")
+        if found.searches and not found.slos:
+            what = "is missing: it says what the searched load has to keep."
+            check.wrong((*where, "slos"), what, "Write [{name: chat, ttft_ms: 500, tpot_ms: 40}].")
         return found
 
     def each(self, key: str, keys: Mapping[str, Any], parse: Any) -> tuple[Any, ...]:
@@ -104,16 +113,20 @@ class _Parser:
         has_lengths = kind == "latency" or "input" in self.knowledge.bench_book["datasets"].get(dataset, {})
         if has_lengths and not shapes:
             check.wrong((*path, "shapes"), "is missing.", "Write [{input: 1024, output: 128}].")
+        load, search = keys.get("load"), None
+        if kind == SERVE and isinstance(load, Mapping) and set(load) == {"search"}:
+            search = self.search(load["search"], (*path, "load", "search"))
         return Group(
             title=check.text(keys.get("title"), (*path, "title")),
             kind=kind,
             dataset=dataset,
             shapes=tuple(self.shape(item, (*path, "shapes", index)) for index, item in enumerate(shapes)),
-            loads=self.loads(kind, keys.get("load"), (*path, "load")),
-            prompts=self.prompts(kind, keys, path),
+            loads=() if search else self.loads(kind, load, (*path, "load")),
+            prompts=self.prompts(kind, keys, search, path),
             args=self.args(kind, keys.get("args", {}), (*path, "args")),
             models=check.texts(keys.get("models", ()), (*path, "models")),
             except_models=check.texts(keys.get("except_models", ()), (*path, "except_models")),
+            search=search,
         )
 
     def dataset(self, kind: str, keys: Mapping[str, Any], path: Path) -> str:
@@ -135,9 +148,10 @@ class _Parser:
         )
 
     def loads(self, kind: str, value: Any, path: Path) -> tuple[LoadPoint, ...]:
-        keys = self.check.mapping(value, path, LOADS[kind])
+        known = (*LOADS[kind], "search") if kind == SERVE else LOADS[kind]
+        keys = self.check.mapping(value, path, known)
         if len(keys) != 1:
-            what = f"needs exactly one of {', '.join(LOADS[kind])}."
+            what = f"needs exactly one of {', '.join(known)}."
             self.check.wrong(
                 path, what, "Runs at a rate and at a concurrency do not compare: write two groups."
             )
@@ -155,7 +169,39 @@ class _Parser:
             self.check.wrong((*path, name), "must be whole numbers.")
         return tuple(LoadPoint(name, number) for number in numbers if number is not None)
 
-    def prompts(self, kind: str, keys: Mapping[str, Any], path: Path) -> PromptRule | None:
+    def search(self, value: Any, path: Path) -> SearchRules:
+        """Return how a load is searched: from the first one on, between least and most."""
+        check, keys = self.check, self.check.mapping(value, path, SEARCH_KEYS)
+        kinds = [name for name in SEARCHED if name in keys]
+        if len(kinds) != 1:
+            check.wrong(path, f"needs exactly one of {', '.join(SEARCHED)}, the load to begin with.")
+            return SearchRules("rate", 1.0)
+        loads = {
+            name: self.number(keys[name], (*path, name)) for name in (*kinds, "least", "most") if name in keys
+        }
+        if kinds == ["concurrency"] and any(item != int(item) for item in loads.values() if item):
+            check.wrong(path, "must have whole numbers of requests at once.")
+        shares = {
+            name: self.number(keys[name], (*path, name)) for name in ("share", "tolerance") if name in keys
+        }
+        for name, item in shares.items():
+            if item is not None and item >= 1:
+                check.wrong((*path, name), f"{item:g} is no share.", "0.99 is 99 %.")
+        start = loads.pop(kinds[0]) or 1.0
+        given = {
+            name: item
+            for name, item in (*loads.items(), *shares.items())
+            if item and (item < 1 or name in loads)
+        }
+        probes = check.integer(keys.get("probes", 10), (*path, "probes"), 10, 2, 100)
+        found = SearchRules(kinds[0], start, probes=probes, **given)
+        if not found.least <= start <= found.most:
+            check.wrong((*path, kinds[0]), f"{start:g} is not from {found.least:g} to {found.most:g}.")
+        return found
+
+    def prompts(
+        self, kind: str, keys: Mapping[str, Any], search: SearchRules | None, path: Path
+    ) -> PromptRule | None:
         where = (*path, "num_prompts")
         if kind == "latency":
             if "num_prompts" in keys:
@@ -165,7 +211,8 @@ class _Parser:
         if len(set(rule) & set(RULES)) != 1:
             self.check.wrong(where, f"needs exactly one of {', '.join(RULES)}.")
         for name, load in (("per_concurrency", "concurrency"), ("seconds", "rate")):
-            if name in rule and set(keys.get("load") or ()) != {load}:
+            loads = {search.kind} if search else set(keys.get("load") or ())
+            if name in rule and loads != {load}:
                 self.check.wrong((*where, name), f"belongs to a load of {load}.")
         return PromptRule(
             **{name: self.check.integer(item, (*where, name), 1, 1, COUNT) for name, item in rule.items()}

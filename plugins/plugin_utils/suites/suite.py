@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from ..catalog.flag_values import Value
 from ..catalog.recipes import named
+from ..measurement.percentiles import requests_needed
 from ..measurement.requests import LoadPoint
+from ..measurement.slo_search import SearchRules
 
 SERVE = "serve"
 LOADS: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +64,7 @@ class PromptRule:
 class Group:
     """Cells of one kind: every shape under every load. No shapes: the data set has its own lengths.
 
+    search: in place of loads, for each shape and SLO the highest load that keeps it.
     models, except_models: patterns of the models that it measures and leaves out.
     """
 
@@ -74,6 +77,14 @@ class Group:
     args: Mapping[str, Value] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     except_models: tuple[str, ...] = ()
+    search: SearchRules | None = None
+
+    def number_of_prompts(self, load: LoadPoint, max_num_seqs: int) -> int | None:
+        """Return the requests of a run under a load: in a search, enough for its percentile."""
+        if self.prompts is None:
+            return None
+        wanted = self.prompts.number(load, max_num_seqs)
+        return max(wanted, requests_needed(round(self.search.share * 100, 6))) if self.search else wanted
 
     def measures(self, model: str) -> bool:
         """Return whether it is meant for a model (a repository, or a path)."""
@@ -137,6 +148,11 @@ class Suite:
     percentiles: tuple[float, ...] = ()
     slos: tuple[Slo, ...] = ()
     variants: tuple[Variant, ...] = ()
+
+    @property
+    def searches(self) -> bool:
+        """Return whether it searches for loads, in place of measuring given ones."""
+        return any(group.search for group in self.groups)
 
     @property
     def offline(self) -> bool:

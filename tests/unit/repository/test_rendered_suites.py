@@ -32,10 +32,10 @@ STATED = re.compile(
 ENGINE = "The engine does not run with"
 
 
-def test_thirteen_suites() -> None:
+def test_fourteen_suites() -> None:
     assert set(NAMES) == {
         "batched-tokens", "cpx", "graph-modes", "inferencex", "mad", "mlperf-slo", "multi-turn", "quick",
-        "seed-latency", "seed-throughput", "serving", "sharegpt", "speculation",
+        "seed-latency", "seed-throughput", "serving", "sharegpt", "slo-search", "speculation",
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose impo
     suite_cells,
     suite_commands,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import parse_suite
 
 from tests.rendered_suites import DATA, instance, suite
 from tests.worlds.catalogue import knowledge
@@ -222,3 +223,31 @@ def test_several_instances_and_all_their_problems() -> None:
 def test_an_instance_as_the_plan_has_it_is_needed() -> None:
     with pytest.raises(FleetError, match=r"targets\[m-0\]: served_model is missing"):
         cells("quick", served_model="")
+
+
+def test_a_search_renders_the_cell_of_any_load() -> None:
+    found = cells("slo-search")
+    (search,) = found.searches
+    assert (found.cells, search.name, search.rules.start) == ((), "in1024-out256", 4)
+    assert search.first.name == "in1024-out256-r4"
+    assert [slo.name for slo in search.first.slos] == ["reading", "interactive"]
+    cell = search.at(7.07)
+    assert (cell.name, cell.num_prompts, cell.load.value) == ("in1024-out256-r7.07", 2121, 7.07)
+    assert cell.argv[cell.argv.index("--request-rate") + 1] == "7.07"
+    assert cell.percentiles == (50, 90, 95, 99)
+    assert search.at(0.25).num_prompts == 459
+
+
+def test_a_search_without_a_limit_for_the_model_is_left_out() -> None:
+    document = {
+        **knowledge().suite("slo-search"),
+        "slos": [{"name": "other", "models": ["*Mixtral*"], "ttft_ms": 5}],
+    }
+    own = parse_suite(knowledge(), "own.yml", document)
+    with pytest.raises(FleetError, match="in1024-out256: No limit of its `slos` is for org/m"):
+        suite_cells(knowledge(), own, instance("0.11.0"))
+
+
+def test_nothing_is_searched_beside_users() -> None:
+    with pytest.raises(FleetError, match=r"searches for a load that is too high, .* Leave live=true out"):
+        cells("slo-search", endpoint={"balancer": "lb", "url": "https://lb"})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import LoadPoint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.slo_search import SearchRules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import parse_suite, read_suite
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PromptRule
 from jsonschema import Draft202012Validator
@@ -78,6 +79,14 @@ def test_a_right_one() -> None:
         ((*GROUP, "load"), {"batch": [8]}, "batch: unknown key", False),
         ((*GROUP, "load"), {"concurrency": [0.5]}, "must be whole numbers", True),
         ((*GROUP, "load"), {"concurrency": [-1]}, "-1 is not a number above 0", True),
+        ((*GROUP, "load"), {"serch": {"rate": 1}}, "serch: unknown key. Did you mean search?", True),
+        ((*GROUP, "load"), {"search": {"rate": 1}, "rate": [1]}, "needs exactly one of concurrency, rate, all", True),
+        ((*GROUP, "load"), {"search": {"ratte": 1}}, "ratte: unknown key. Did you mean rate?", True),
+        ((*GROUP, "load"), {"search": {"rate": 1, "concurrency": 1}}, "search: needs exactly one of rate", True),
+        ((*GROUP, "load"), {"search": {"concurrency": 1.5}}, "must have whole numbers", True),
+        ((*GROUP, "load"), {"search": {"rate": 1, "share": 99}}, "share: 99 is no share. 0.99 is 99 %.", True),
+        ((*GROUP, "load"), {"search": {"rate": 1, "probes": 1}}, "probes: 1 is out of range", True),
+        ((*GROUP, "load"), {"search": {"rate": 4, "most": 2}}, "rate: 4 is not from 0 to 2", False),
         ((*GROUP, "num_prompts"), None, "needs exactly one of count, per_concurrency", False),
         ((*GROUP, "num_prompts"), {"seconds": 60}, "belongs to a load of rate", False),
         ((*GROUP, "num_prompts"), {"cuont": 60}, "cuont: unknown key. Did you mean count?", True),
@@ -99,6 +108,35 @@ def test_mistakes(path: tuple[str | int, ...], value: Any, said: str, by_schema:
     assert said in str(error.value)
     assert str(error.value).startswith("suite own.yml")
     assert bool(list(SCHEMA.iter_errors(document))) == by_schema
+
+
+def searching(**rules: Any) -> dict[str, Any]:
+    group = {"title": "S", "kind": "serve", "shapes": [{"input": 1, "output": 1}], "load": {"search": rules}}
+    group["num_prompts"] = {"count": 60}
+    return changed(("groups",), [group])
+
+
+def test_a_search() -> None:
+    document = {**searching(rate=0.5, share=0.9, most=8), "slos": [{"name": "chat", "ttft_ms": 5}]}
+    assert not list(SCHEMA.iter_errors(document))
+    suite = parse_suite(knowledge(), "own.yml", document)
+    (group,) = suite.groups
+    assert (suite.searches, group.loads) == (True, ())
+    assert group.search == SearchRules("rate", 0.5, share=0.9, most=8)
+    assert group.number_of_prompts(LoadPoint("rate", 1.0), 256) == 60  # p90 needs 44
+    document["groups"][0]["load"]["search"]["share"] = 0.99
+    (group,) = parse_suite(knowledge(), "own.yml", document).groups
+    assert group.number_of_prompts(LoadPoint("rate", 1.0), 256) == 459
+
+
+def test_a_search_needs_limits_and_a_suite_of_its_own() -> None:
+    document = searching(rate=1)
+    document.pop("slos", None)
+    with pytest.raises(FleetError, match="slos: is missing: it says what the searched load has to keep"):
+        parse_suite(knowledge(), "own.yml", document)
+    both = {**document, "groups": [*SUITE["groups"], *document["groups"]]}
+    with pytest.raises(FleetError, match="both searches for loads and measures given ones"):
+        parse_suite(knowledge(), "own.yml", {**both, "slos": [{"name": "chat", "ttft_ms": 5}]})
 
 
 def test_running_and_stopped_instances_are_two_suites() -> None:
