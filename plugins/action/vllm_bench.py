@@ -75,19 +75,21 @@ class ActionModule(ProgramAction):
         if failed or not self._searches:
             return failed or super().call(args, facts)
         answer: dict[str, Any] = {"changed": False, "actions": []}
-        kept = [self._restore(search, str(args.get("run"))) for search in self._searches.values()]
+        restored = (self._restore(search, str(args.get("run"))) for search in self._searches.values())
+        warnings = [text for text in restored if text]
         while jobs := {name: job for name, search in self._searches.items() if (job := search.next_job())}:
             targets = [target for target in args["targets"] if target["name"] in jobs]
             answer = super().call({**args, "targets": targets, "jobs": self._bound(jobs)}, facts)
+            warnings += answer.get("warnings") or ()
             for entry in answer.get("benchmarks") or ():
                 search = self._searches[entry["instance"]]
                 search.add(entry)
                 if not search.failure:
-                    self._journal.add(search.work, entry)
+                    self._journal.add(search.work, search.entries[-1])
                 self._display.v(f"{self._host(facts)}: {entry['instance']}: {entry['cell']} is measured")
             if not answer.get("benchmarks"):
                 break
-        return self._found(answer, [text for text in kept if text])
+        return self._found(answer, warnings)
 
     def _restore(self, search: InstanceSearch, run: str) -> str:
         """Take the probes of an interrupted call. Return a text that says how many; "" for none."""
@@ -102,7 +104,7 @@ class ActionModule(ProgramAction):
             **{key: value for key, value in answer.items() if key not in _OF_A_CALL},
             "benchmarks": [entry for search in searches for entry in search.rows()],
             "searches": [result for search in searches for result in search.results()],
-            "warnings": [*warnings, *(answer.get("warnings") or ())],
+            "warnings": warnings,
         }
         failures = [f"{name}: {search.failure}" for name, search in self._searches.items() if search.failure]
         if answer.get("failed") and not answer.get("benchmarks"):

@@ -70,6 +70,7 @@ ORDER = (
     "offline_benchmarks",
     "suites",
     "real_suites",
+    "slo_search",
     "burnin",
     "storage",
     "accuracy",

@@ -137,6 +137,15 @@ def unpack_lists(detail: object) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
+def without_gaps(detail: object) -> str | None:
+    """Return packed per-request lists without the many gaps between tokens; None where there is nothing to read."""
+    lists = unpack_lists(detail)
+    if lists is None:
+        return None
+    kept = json.dumps({key: value for key, value in lists.items() if key != "itls"}, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(kept.encode(), mtime=0)).decode()
+
+
 def _even_gaps(raw: Mapping[str, Any]) -> list[list[float] | None]:
     """Return evenly spaced gaps between the tokens of each answer, from its latency; None where that is unknown."""
     lists = (raw.get(key) or () for key in ("ttfts", "output_lens", "latencies"))

@@ -33,7 +33,7 @@ class SearchRules:
     start: float
     share: float = 0.99
     probes: int = 10
-    tolerance: float = 0.05
+    tolerance: float = 0.025
     least: float = 0.0
     most: float = math.inf
 
@@ -146,7 +146,8 @@ def _exhausted(history: Sequence[Probe], rules: SearchRules, kept: float, broken
         return f"{made}, and {rules.text(kept)} keeps the SLO: start higher"
     if not kept:
         return f"{made}, and {rules.text(broken)} misses the SLO: start lower"
-    return f"{made}, and {rules.text(broken)} misses it: start nearer, or allow more probes"
+    advice = ": start nearer, or allow more probes" if broken / kept > 1 + 2 * rules.tolerance else ""
+    return f"{made}, and {rules.text(broken)} misses it{advice}"
 
 
 def _result(

@@ -11,7 +11,7 @@ from ...module_utils.common.bench_metrics import ResultError, normalise, number
 from ...module_utils.common.hashing import canonical, text_hash
 from ..measurement.client_bound import client_bound, send_lag_ms
 from ..measurement.goodput import LatencyLimits
-from ..measurement.requests import read_requests, unpack_lists
+from ..measurement.requests import read_requests, unpack_lists, without_gaps
 from ..measurement.slo_search import Probe, SearchResult, next_probe, read_probe
 from .cells import CellSearch, SuiteCell, SuiteCells
 from .suite import Slo
@@ -78,8 +78,10 @@ class InstanceSearch:
             self.entries.append({**entry, "probe": len(self._probes[search.name]) + 1})
             return
         self._probes[search.name].append(probe)
+        # All probes of all hosts are in memory until they are reported, and the gaps are nearly all of their size.
+        runs = [{**run, "detail": without_gaps(run.get("detail"))} for run in entry["runs"]]
         # That requests fail at a load that is too high is what was found, and no failure of the measurement.
-        self.entries.append({**entry, "error": None, "probe": len(self._probes[search.name])})
+        self.entries.append({**entry, "runs": runs, "error": None, "probe": len(self._probes[search.name])})
 
     def restore(self, entries: Iterable[Entry]) -> int:
         """Take the probes of an interrupted call as far as they are those of this one. Return how many."""

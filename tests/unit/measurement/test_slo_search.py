@@ -175,10 +175,10 @@ def test_a_load_that_the_client_could_not_send_says_nothing_of_the_server() -> N
     rules = SearchRules("rate", 4, most=8)
     history = [Probe(4, 459, 0), Probe(8, 459, 0, offered=False, client_bound=True)]
     assert next_probe(history, rules) == 5.66
-    history += [Probe(load, 459, 0) for load in (5.66, 6.73, 7.34, 7.66)]
+    history += [Probe(load, 459, 0) for load in (5.66, 6.73, 7.34, 7.66, 7.83)]
     why = "8 requests/s misses it: the client could not send as fast"
-    assert next_probe(history, rules) == SearchResult(7.66, 7.66, None, 6, why)
-    slow = [Probe(4, 459, 0), Probe(4.1, 400, 59, client_bound=True)]
+    assert next_probe(history, rules) == SearchResult(7.83, 7.83, None, 7, why)
+    slow = [Probe(4, 459, 0), Probe(4.05, 400, 59, client_bound=True)]
     found = next_probe(slow, rules)
     assert isinstance(found, SearchResult)
     assert found.why.endswith("400 of 459 requests kept it, and the client may have been the limit")
