@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .requests import Requests
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LIMITS = ("ttft", "tpot", "e2el")
 
@@ -30,6 +34,12 @@ def goodput(requests: Requests, slo: LatencyLimits) -> float | None:
 
 def attainment(requests: Requests, slo: LatencyLimits) -> tuple[int, int]:
     """Return how many requests kept an SLO, and how many missed it; those that show neither count nowhere."""
+    kept, missed = kept_and_missed(requests, slo)
+    return int(kept.sum()), int(missed.sum())
+
+
+def kept_and_missed(requests: Requests, slo: LatencyLimits) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return of each request whether it kept an SLO, and whether it missed it."""
     import numpy as np
 
     kept, missed = np.ones(len(requests.ttft), bool), np.zeros(len(requests.ttft), bool)
@@ -39,7 +49,7 @@ def attainment(requests: Requests, slo: LatencyLimits) -> tuple[int, int]:
             values = getattr(requests, name) * 1000  # NaN is neither
             kept &= values <= limit
             missed |= values > limit
-    return int(kept.sum()), int(missed.sum())
+    return kept, missed
 
 
 def attained_share(requests: Requests, slo: LatencyLimits) -> float | None:

@@ -12,13 +12,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from .goodput import LatencyLimits, attainment
+from .goodput import LatencyLimits, kept_and_missed
 from .requests import LoadPoint, Requests
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LEVEL = 0.95
 OFFERED = 0.95
 """Share of a rate below which the client did not send it."""
+BATCHES = 10
+"""Parts of a run by whose differences it is seen how much its requests depend on each other."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Probe:
     """One probe: its load, and the requests that kept the SLO, missed it, and failed.
 
     Answers that do not show whether they kept it count nowhere. offered: whether the client could send the load.
-    client_bound: whether the client may have been the limit.
+    client_bound: whether the client may have been the limit. clustering: how many requests say as much as one that is
+    independent: those that wait in one queue are late together.
     """
 
     load: float
@@ -65,6 +72,12 @@ class Probe:
     failed: int = 0
     offered: bool = True
     client_bound: bool = False
+    clustering: float = 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return Wilson's interval of the share that kept the SLO."""
+        return wilson(self.kept / self.clustering, self.decided / self.clustering)
 
     @property
     def decided(self) -> int:
@@ -88,13 +101,27 @@ class SearchResult:
 
 def read_probe(requests: Requests, load: LoadPoint, limits: LatencyLimits, client_bound: bool) -> Probe:
     """Return a probe from its requests. An answer of one token decides nothing about a limit of TPOT."""
-    kept, missed = attainment(requests, limits)
+    kept, missed = kept_and_missed(requests, limits)
     value = float(load.value or 0.0)
     offered = True
     if load.kind == "rate" and requests.starts is not None and len(requests.starts) > 1:
         # The client scales its times of arrival so that the last falls at requests/rate.
         offered = (len(requests.starts) + requests.failed) / value >= OFFERED * float(requests.starts[-1])
-    return Probe(value, kept, missed, requests.failed, offered, client_bound)
+    clustering = _clustering(kept[kept | missed])
+    return Probe(
+        value, int(kept.sum()), int(missed.sum()), requests.failed, offered, client_bound, clustering
+    )
+
+
+def _clustering(kept: NDArray[Any]) -> float:
+    """Return by how much the mean of requests in the order of sending varies more than that of independent ones."""
+    import numpy as np
+
+    share = float(kept.mean()) if len(kept) else 1.0
+    if len(kept) < BATCHES**2 or share in (0.0, 1.0):
+        return 1.0
+    means = [float(part.mean()) for part in np.array_split(kept, BATCHES)]
+    return max(1.0, statistics.variance(means) / BATCHES / (share * (1 - share) / len(kept)))
 
 
 def next_probe(history: Sequence[Probe], rules: SearchRules) -> float | SearchResult:
@@ -128,7 +155,7 @@ def keeps(probe: Probe, rules: SearchRules) -> bool:
     return fair and probe.kept / probe.decided >= rules.share
 
 
-def wilson(kept: int, decided: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson(kept: float, decided: float, level: float = LEVEL) -> tuple[float, float]:
     """Return Wilson's interval of a share; (0, 1) without a decided request."""
     if not decided:
         return 0.0, 1.0
@@ -153,9 +180,7 @@ def _exhausted(history: Sequence[Probe], rules: SearchRules, kept: float, broken
 def _result(
     history: Sequence[Probe], rules: SearchRules, kept: float, broken: float, why: str
 ) -> SearchResult:
-    sure = [
-        (probe, wilson(probe.kept, probe.decided)) for probe in history if probe.offered and probe.decided
-    ]
+    sure = [(probe, probe.interval) for probe in history if probe.offered and probe.decided]
     low = [
         probe.load
         for probe, ends in sure

@@ -45,7 +45,7 @@ class InstanceSearch:
     def work(self) -> str:
         """Return what is equal for two calls that search the same on the same instance."""
         rules = [(search.name, str(search.rules), search.first.to_json()) for search in self.cells.searches]
-        served = [self.target.get(key) for key in ("spec_hash", "image", "client")]
+        served = [self.target.get(key) for key in ("spec_hash", "image", "client", "argv", "env")]
         return text_hash(canonical([str(self.target["name"]), rules, served]))
 
     def next_job(self) -> dict[str, Any] | None:
@@ -130,7 +130,8 @@ class InstanceSearch:
         best = probes.get(found.load) if found and found.load is not None else None
         ends = (found.load, found.low, found.high) if found else (None, None, None)
         loads = [None if load is None else search.rules.point(load).value for load in ends]
-        gpus = len(self.target.get("gpus") or ()) or None
+        plans = [entry.get("instance_plan") or {} for entry in self.entries]  # complete, unlike the target
+        gpus = max((len(plan.get("gpus") or ()) for plan in plans), default=0) or None
         throughputs = {key: _interval(key, found, probes, 1) for key in METRICS}
         return {
             "instance": str(self.target["name"]),

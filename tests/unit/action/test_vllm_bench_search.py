@@ -16,7 +16,7 @@ from tests.worlds.queueing import Queue
 from tests.worlds.searched_engines import Engine, Node, search, suite_file
 
 QUEUE = Queue(slots=256)
-KNEE = 52.0  # of QUEUE: the rate at which 1 % of the requests of many such runs wait for more than 1.7 s
+KNEE = 52.9  # of QUEUE: the rate at which 1 % of the requests wait for more than 1.7 s in half of such runs
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_one_probe_counts_for_all_limits(tmp_path: Path) -> None:
     loose, tight = answer["searches"]
     assert loose["value"] > tight["value"]
     cells = [entry["cell"] for entry in answer["benchmarks"]]
-    assert len(cells) == len(set(cells)) == len(node.calls) < 15
+    assert len(cells) == len(set(cells)) == len(node.calls) < 20
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.goodput import LatencyLimits
@@ -223,3 +223,28 @@ def test_a_probe_is_read_from_its_requests() -> None:
     # The last was to be sent after 4 / 4 s, and was after 2.
     assert read_probe(requests, LoadPoint("rate", 4), limits, True) == Probe(4, 1, 1, 1, False, True)
     assert read_probe(requests, LoadPoint("concurrency", 4), limits, False).offered
+
+
+@pytest.mark.parametrize(
+    ("late", "clustering"),
+    [
+        (range(400, 500), 90),  # all in one of ten parts
+        (range(0, 1000, 10), 1),
+        ((), 1),
+    ],
+)
+def test_requests_that_are_late_together_say_less(late: Sequence[int], clustering: float) -> None:
+    ttfts = [0.9 if at in late else 0.1 for at in range(1000)]
+    raw = {
+        "duration": 100.0,
+        "start_times": [at / 10 for at in range(1000)],
+        "ttfts": ttfts,
+        "itls": [[0.1]] * 1000,
+        "output_lens": [2] * 1000,
+    }
+    requests = read_requests(raw)
+    assert requests is not None
+    found = read_probe(requests, LoadPoint("rate", 10), LatencyLimits(ttft=500), False)
+    assert found.clustering == pytest.approx(clustering, rel=0.3)
+    low, high = found.interval
+    assert (high - low > 0.2) == (clustering > 1)
