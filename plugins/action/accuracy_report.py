@@ -34,6 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results im
     gather,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.stored import FILE, read_accuracy_runs
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
@@ -52,7 +53,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     write_run,
 )
 
-FILE = "accuracy.json"
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"
 """Variables of a host: what its instances answered; and why a task of it failed."""
 
@@ -82,7 +82,7 @@ class ActionModule(ControllerAction):
         now = datetime.now(UTC)
         run = check_run(options["run"] or now.strftime("accuracy-%Y%m%dT%H%M%SZ"))
         results_dir = Path(options["results_dir"]).expanduser().absolute()
-        earlier = _earlier(results_dir)
+        earlier = read_accuracy_runs(results_dir)
         check_baseline(options["baseline"], earlier)
         if options["phase"] == "check":
             others = planned_tasks(
@@ -156,21 +156,6 @@ class ActionModule(ControllerAction):
             message = f"Accuracy: problems of {', '.join(wrong)}. Report: {directory / 'accuracy.txt'}"
             return {**result, "failed": True, "msg": message}
         return result
-
-
-def _earlier(results_dir: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the contents of each earlier run's accuracy.json; what cannot be read is left out."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for path in sorted(results_dir.glob(f"*/{FILE}")):
-        if path.parent.is_symlink():
-            continue
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(data, Mapping):
-            found[path.parent.name] = data
-    return found
 
 
 def _failure(values: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import read_surroundings
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import read_earlier
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
@@ -116,7 +117,8 @@ def _write(
     if options["report"]:
         from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 
-        files["report.html"] = render_report(summary)
+        around = read_surroundings(results_dir, summary, measured.rows, bool(plan))
+        files["report.html"] = render_report(summary, around)
     directory = write_run(results_dir, run, files)
     if options["run"]:
         remove_journals(results_dir, options["run"])

@@ -10,8 +10,8 @@ short_description: Judge the benchmarks of a run against those of another, or be
 version_added: "0.1.0"
 description:
   - Compares cells that did the same work (deployment, model, commit, precision, lengths, load, data set, GPUs,
-    partition) on the same instances, and calls each of them better, worse, the same within O(tolerance), or not clear, with the number of
-    runs that would make it clear.
+    partition) on the same instances, and calls each of them better, worse, the same within O(tolerance), or not clear,
+    with the number of runs that would make it clear.
   - Shows in what the runs differ besides, such as options, image digest, versions and driver.
   - If a and b were measured in turns on each instance, or half of the instances had a first, drift between sessions
     cancels out. Otherwise the intervals include it. docs/compare.md says how to measure for a comparison.

@@ -40,7 +40,7 @@ def comparison_text(
     names: tuple[str, str], found: RunComparison, differs: Sequence[Difference], rules: ComparisonRules
 ) -> str:
     """Return the verdicts of a comparison, a (names[0]) against b, and in what both differ."""
-    lines = [*_paragraph(_headline(names, found)), *_paragraph(_method(found, rules))]
+    lines = [*_paragraph(_headline(names, found)), *_paragraph(method(found, rules))]
     for deployment in dict.fromkeys(cell.key.deployment for cell in found.cells):
         cells = [cell for cell in found.cells if cell.key.deployment == deployment]
         lines += ["", deployment, *aligned(_HEADS, [_cells(cell) for cell in cells], left=2)]
@@ -123,18 +123,24 @@ def worse_text(found: RunComparison) -> str:
 
 
 def _headline(names: tuple[str, str], found: RunComparison) -> str:
-    counts = Counter(cell.verdict for cell in found.cells)
-    parts = [
-        f"{counts[verdict]} {verdict}" for verdict in (WORSE, BETTER, SAME, NOT_CLEAR) if counts[verdict]
-    ]
+    counts = verdict_counts(found)
     text = f"a: {names[0]}, against b: {names[1]}. {plural(len(found.cells), 'cell')} compared"
-    text += f": {', '.join(parts)}." if parts else "."
+    text += f": {counts}." if counts else "."
     if found.mean is not None and len(found.cells) > 1:
-        text += f" Speed {_percent(found.mean)} over all (geometric mean)."
+        text += f" Speed {percent(found.mean)} over all (geometric mean)."
     return text
 
 
-def _method(found: RunComparison, rules: ComparisonRules) -> str:
+def verdict_counts(found: RunComparison) -> str:
+    """Return how many cells have which verdict: "1 worse, 3 same"."""
+    counts = Counter(cell.verdict for cell in found.cells)
+    return ", ".join(
+        f"{counts[verdict]} {verdict}" for verdict in (WORSE, BETTER, SAME, NOT_CLEAR) if counts[verdict]
+    )
+
+
+def method(found: RunComparison, rules: ComparisonRules) -> str:
+    """Return how it was measured, and what the intervals contain."""
     judged = [cell for cell in found.cells if cell.design]
     if not judged:
         return ""
@@ -155,13 +161,13 @@ def _method(found: RunComparison, rules: ComparisonRules) -> str:
 def _cells(cell: CellVerdict) -> list[str]:
     interval = UNKNOWN
     if cell.low is not None and cell.high is not None:
-        interval = f"{_percent(cell.low)} to {_percent(cell.high)}"
+        interval = f"{percent(cell.low)} to {percent(cell.high)}"
     return [
         _shortened(cell.key.cell),
         f"{cell.metric.label}, {cell.metric.unit}",
         rate(cell.b),
         rate(cell.a),
-        UNKNOWN if cell.change is None else _percent(cell.change),
+        UNKNOWN if cell.change is None else percent(cell.change),
         interval,
         cell.verdict.upper() if cell.verdict == WORSE else cell.verdict,
     ]
@@ -181,8 +187,13 @@ def _unmatched(item: Unmatched) -> str:
 
 
 def _difference(item: Difference) -> str:
-    a, b = (_DIGEST.sub(r"\1…", value) or "none" for value in (item.a, item.b))
+    a, b = (short_digests(value) or "none" for value in (item.a, item.b))
     return f"{item.what} {item.name}: a {a}, b {b}"
+
+
+def short_digests(text: str) -> str:
+    """Shorten the image digests in a text."""
+    return _DIGEST.sub(r"\1…", text)
 
 
 def _beside(pair: Counterpart) -> Iterator[str]:
@@ -209,7 +220,8 @@ def _shortened(name: str) -> str:
     return name if len(name) <= CELL else f"{name[: CELL // 2]}…{name[-(CELL // 2 - 1) :]}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a change with its sign: +1.2%."""
     rounded = round(share * 100, 1)
     sign = MINUS if rounded < 0 else "+" if rounded > 0 else "±"
     return f"{sign}{abs(rounded):.1f}%"

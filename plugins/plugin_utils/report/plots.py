@@ -22,12 +22,13 @@ _CHAR = 7.2  # pixels per character of a 12 px label, wide ones included
 
 @dataclass(frozen=True)
 class Bar:
-    """One horizontal bar: its label, its length, and the text at its end."""
+    """One horizontal bar: its label, its length, the text at its end, and the interval of its length if it is known."""
 
     label: str
     value: float | None
     text: str
     slow: bool = False
+    interval: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,17 @@ def bars(name: str, title: str, items: Sequence[Bar], median: float | None, medi
     total = top + height * len(items) + 4
     fig = figure(total)
     ax = axes(fig, left, top, WIDTH - left - right, height * len(items), total)
-    longest = max((item.value or 0.0 for item in items), default=0.0) or 1.0
+    ends = [end for item in items for end in (item.value, *(item.interval or ()))]
+    longest = max((end for end in ends if end is not None), default=0.0) or 1.0
     ax.set_xlim(0, longest)
     ax.set_ylim(len(items) - 0.5, -0.5)
     for position, item in enumerate(items):
         colour = COLOUR["warn" if item.slow else "series"]
         ax.barh(position, item.value or 0.0, height=0.62, color=colour, linewidth=0)
+        if item.interval:
+            ax.plot(
+                item.interval, [position] * 2, color=COLOUR["ink"], linewidth=1.5, marker="|", markersize=9
+            )
         text_colour = COLOUR["warn" if item.slow else "ink"]
         _beside(ax, longest, position, item.text, text_colour)
     ax.axvline(0, color=COLOUR["grid"], linewidth=1)
@@ -204,7 +210,7 @@ def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tupl
         ax = axes(fig, left + column * (width + gap), line * one + top, width, lane * 3, total)
         ax.set_ylim(2.5, -0.5)
         found = [value for item in items for value in item.values[metric] if value is not None]
-        _distribution_axis(ax, found)
+        distribution_axis(ax, found)
         for row in range(3):
             ax.axhline(row, color=COLOUR["grid"], linewidth=1, zorder=0)
             _lane(ax, row, [(item.values[metric][row], item.slow) for item in items])
@@ -218,8 +224,8 @@ def heat_class(value: float) -> int:
     return sum(value >= limit for limit in HEAT_LIMITS)
 
 
-def figure(height: float) -> Any:
-    """Return an empty figure of the page's width; `height` in pixels."""
+def figure(height: float, width: float = WIDTH) -> Any:
+    """Return an empty figure, by default of the page's width; in pixels."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -229,12 +235,13 @@ def figure(height: float) -> Any:
         "text.parse_math": False,  # a $ in a host's or model's name is literal
         "font.family": "DejaVu Sans",
     })  # fmt: skip
-    return Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
 def axes(fig: Any, left: float, top: float, width: float, height: float, total: float) -> Any:
     """Add axes at pixels from the figure's upper left corner, without frame."""
-    ax = fig.add_axes((left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total))
+    page = fig.get_figwidth() * 72
+    ax = fig.add_axes((left / page, 1 - (top + height) / total, width / page, height / total))
     for spine in ax.spines.values():
         spine.set_visible(False)
     ax.patch.set_visible(False)
@@ -254,7 +261,8 @@ def value_axis(ax: Any, vertical: bool = False, wide: bool = False) -> None:
     ax.set_axisbelow(True)
 
 
-def _distribution_axis(ax: Any, found: Sequence[float]) -> None:
+def distribution_axis(ax: Any, found: Sequence[float]) -> None:
+    """Draw an axis around values, on a log scale if they differ by much."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     low, high = min(found, default=0.0), max(found, default=1.0)

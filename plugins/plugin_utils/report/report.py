@@ -8,25 +8,31 @@ template (templates/report.html.j2) only places the content.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.errors import natural
+from ..measurement.cells import Side
 from ..text import plural
+from .around import Surroundings
+from .beside import accuracy_section, previous_section, published_section
+from .glance import glance
 from .gpu_findings import GpuFinding, gpu_findings, headline, unjudged
 from .hosts import hosts_view, reproduction
+from .load_sections import gpus_section, loads_section
+from .loads import gpu_count, load_figures
 from .outliers import NodeSpeed, node_speeds, speeds
-from .sections import deployment_section, nodes_section, offline_sections
+from .sections import Pairs, deployment_section, nodes_section, offline_sections
 from .slo_searches import is_probe, search_section, totals
-from .tables import count, ms, rate, signed, total_of
+from .tables import UNKNOWN, count, ms, rate, signed, total_of
 from .titles import headline_rows, notes
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 Row = Mapping[str, Any]
 
 
-def render_report(summary: Mapping[str, Any]) -> str:
+def render_report(summary: Mapping[str, Any], around: Surroundings | None = None) -> str:
     """Return the page for a summary (summary.json): one self-contained HTML document.
 
     It loads nothing from elsewhere, and every text of the summary is escaped.
@@ -34,11 +40,10 @@ def render_report(summary: Mapping[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    view = report_view(summary)
-    cells = [cell for part in view["deployments"] for cell in part["cells"]]
-    for section in (view["nodes"], *cells):
-        for plot in section["plots"] if section else []:
-            plot["svg"] = Markup(plot["draw"]())  # escaped by matplotlib's XML writer
+    view = report_view(summary, around)
+    for plot in _plots(view):
+        plot["svg"] = Markup(plot["draw"]())  # escaped by matplotlib's XML writer
+        plot["phone"] = Markup(plot["narrow"]()) if "narrow" in plot else ""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -49,8 +54,9 @@ def render_report(summary: Mapping[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(view)
 
 
-def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
+def report_view(summary: Mapping[str, Any], around: Surroundings | None = None) -> dict[str, Any]:
     """Return the page's content. Plots are functions ("draw") that return SVG."""
+    around = around or Surroundings()
     rows: list[Row] = summary["benchmarks"]
     served = [row for row in rows if row["kind"] == "serve" and not is_probe(row)]
     searches = summary["slo_searches"]
@@ -62,19 +68,32 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
     hosts = sorted({row["host"] for row in rows}, key=natural)
     expected = {*hosts, *(failure["host"] for failure in summary["failures"])}
     names = sorted({row["deployment"] for row in served}, key=natural)
+    own = Side(summary["run"], tuple(around.runs or rows), summary["hosts"])
+    previous = previous_section(own, around.previous)
+    accuracy = accuracy_section(summary["deployments"], around.accuracy)
     return {
         "run": summary["run"],
         "started": _moment(summary["started"]),
         "finished": _moment(summary["finished"]),
         "subject": _subject(rows),
+        "plan": around.plan,
+        "glance": glance(rows, summary, findings, previous, accuracy),
         "failures": summary["failures"],
         "findings": findings,
         "findings_title": headline(findings),
-        "notes": [*notes(rows), *unjudged(verdicts)],
-        "cards": [*_search_cards(searches), *_cards(best, nodes, findings, len(hosts), len(expected))],
+        "notes": [*notes(rows), *unjudged(verdicts), *([around.problem] if around.problem else [])],
+        "cards": [
+            *_search_cards(searches),
+            *_cards(best, served, nodes, findings, len(hosts), len(expected), summary["hosts"]),
+        ],
         "searches": search_section(searches, rows),
         "nodes": nodes_section(nodes),
-        "deployments": [deployment_section(name, number, pairs) for number, name in enumerate(names)],
+        "deployments": [
+            _deployment(name, number, pairs, best, summary, around) for number, name in enumerate(names)
+        ],
+        "previous": previous,
+        "published": published_section(own, around.published),
+        "accuracy": accuracy,
         "offline": offline_sections(pairs),
         "reproduce": [
             reproduction(
@@ -92,6 +111,36 @@ def report_view(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _plots(view: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every plot of the page."""
+    sections = [view["nodes"], view["previous"]]
+    for part in view["deployments"]:
+        sections += [part["loads"], part["gpus"], *part["cells"]]
+    for section in sections:
+        yield from section["plots"] if section else []
+
+
+def _deployment(
+    name: str,
+    number: int,
+    pairs: Pairs,
+    best: Sequence[Row],
+    summary: Mapping[str, Any],
+    around: Surroundings,
+) -> dict[str, Any]:
+    """Return the section of a deployment: its loads, its GPUs, its instances."""
+    rows = [row for row, _speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
+    runs = [row for row in around.runs if row["deployment"] == name]
+    hosts, slos = summary["hosts"], summary["deployments"][name].get("slos") or ()
+    return {
+        "loads": loads_section(str(number), load_figures(rows, runs, hosts), slos),
+        "gpus": gpus_section(
+            str(number), [row for row in best if row["deployment"] == name], hosts, summary["gpu_verdicts"]
+        ),
+        **deployment_section(name, number, pairs, {row["cell"] for row in best if row["deployment"] == name}),
+    }
+
+
 def _moment(text: str | None) -> str:
     return text.replace("T", " ").replace("Z", " UTC") if text else "unknown"
 
@@ -104,22 +153,27 @@ def _subject(rows: Sequence[Row]) -> str:
 
 
 def _cards(
+    best: Sequence[Row],
     served: Sequence[Row],
     nodes: Sequence[NodeSpeed],
     findings: Sequence[GpuFinding],
     hosts: int,
     expected: int,
+    facts: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, str]]:
-    """Return the headline: every number with its unit and what it counts. `served`: one cell of each deployment."""
-    total = f"sum of {plural(len(served), 'instance')}"
-    cells = {row["cell"] for row in served}
+    """Return the headline: every number with its unit and what it counts. best: one cell of each deployment."""
+    total = f"sum of {plural(len(best), 'instance')}"
+    cells = {row["cell"] for row in best}
     total += f", {', '.join(sorted(cells, key=natural)[:2])}" if cells else ""
+    output, gpus = total_of(best, "output_throughput"), gpu_count(best, facts)
+    # Failures are those of all loads, as the list of failures has them.
     failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
     cards = []
     if served:
+        per_gpu = rate(output / gpus) if output and gpus else UNKNOWN
         cards += [
-            _card("Output tok/s", rate(total_of(served, "output_throughput")), total),
-            _card("Requests/s", rate(total_of(served, "request_throughput")), total),
+            _card("Output tok/s", rate(output), total),
+            _card("Output tok/s per GPU", per_gpu, plural(gpus, "GPU")),
             _card("Failed requests", count(failed), f"of {count(asked)}", "bad" if failed else ""),
         ]
     cards.append(_card("Nodes measured", str(hosts), f"of {expected}", "bad" if hosts < expected else ""))
@@ -127,10 +181,13 @@ def _cards(
     if len(compared) > 1:
         cards.append(_slowest(compared, findings))
     for label, key in (("TTFT p50, ms", "p50_ttft_ms"), ("TPOT p50, ms", "p50_tpot_ms")):
-        known = [row[key] for row in served if row[key] is not None]
+        known = [row[key] for row in best if row[key] is not None]
         if known:
             note = "median of the instances" if len(known) > 1 else ""
             cards.append(_card(label, ms(statistics.median(known)), note))
+    if output and best and all(row["power_w"] is not None for row in best):
+        watts = total_of(best, "power_w") or 0.0
+        cards.append(_card("J per output token", rate(watts / output), f"{rate(watts / gpus)} W per GPU"))
     return cards
 
 

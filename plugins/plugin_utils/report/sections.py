@@ -8,7 +8,7 @@ called when the page is rendered.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.errors import natural
@@ -78,25 +78,29 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
     }
 
 
-def deployment_section(name: str, number: int, pairs: Pairs) -> dict[str, Any]:
-    """Return a deployment's plots and tables, for each of its cells.
+def deployment_section(name: str, number: int, pairs: Pairs, best: Collection[str]) -> dict[str, Any]:
+    """Return the plots and tables of a deployment's instances, for each of its cells.
 
-    `number` distinguishes the ids of its plots from those of other deployments.
+    `number` distinguishes the ids of its plots from those of other deployments. Of many instances under several loads,
+    only the cells of `best` are shown, as the page would be of no use otherwise.
     """
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
     rows = [row for row, _unused in own]
     speed_of = {id(row): speed for row, speed in own}
     cells = by_cell(rows)
+    large = len(cells) > 1 and max(map(len, cells)) > MANY
+    shown = [cell for cell in cells if not large or cell[0]["cell"] in best]
     return {
         "name": name,
         "model": rows[0]["model"],
         "scale": _scale(rows, sorted({row["host"] for row in rows}, key=natural)),
+        "left_out": len(cells) - len(shown),
         "cells": [
             {
                 "title": f"{cell[0]['cell']}: {title(cell[0])}" if len(cells) > 1 else "",
                 **_cell_section(name, f"{number}-{position}", [(row, speed_of[id(row)]) for row in cell]),
             }
-            for position, cell in enumerate(cells)
+            for position, cell in enumerate(shown)
         ],
     }
 
@@ -185,6 +189,7 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
             row["output_throughput"],
             f"{rate(row['output_throughput'])} tok/s" + (f"  {signed(speed.value)}" if speed.slow else ""),
             bool(speed.slow),
+            row["interval"] if row["metric"] == "output_throughput" else None,
         )
         for row, speed in own
     ]

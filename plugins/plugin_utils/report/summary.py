@@ -76,7 +76,7 @@ def collect(
     runs: list[MeasuredRun] = []
     facts: dict[str, Mapping[str, Any]] = {}
     failures: list[MeasurementFailure] = []
-    deployments: dict[str, Mapping[str, Any]] = {}
+    deployments: dict[str, dict[str, Any]] = {}
     searches: list[Mapping[str, Any]] = []
     for host in sorted(hosts, key=natural):
         own = variables.get(host, {})
@@ -104,6 +104,8 @@ def collect(
             runs += found
             if found and found[0].row["deployment"] not in deployments:
                 deployments[found[0].row["deployment"]] = _deployment(entry, found[0].row, redact)
+            if found and entry.get("slos"):  # offline benchmarks have none
+                deployments[found[0].row["deployment"]]["slos"] = list(entry["slos"])
         failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
     return Measured(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments, tuple(searches))
 
@@ -247,6 +249,7 @@ def _deployment(entry: Mapping[str, Any], row: Row, redact: Redactor) -> dict[st
         "image": row["image"],
         "digest": row["digest"],
         "served_model": plan.get("served_model"),
+        "slos": [],
         "reasons_of": row["instance"],
         "reasons": [_reason(item) for item in plan.get("reasons") or []],
     }

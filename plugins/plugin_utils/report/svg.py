@@ -28,8 +28,13 @@ _ROLES = (
     "heat-2",
     "heat-3",
     "heat-4",
+    "line-0",
+    "line-1",
+    "line-2",
+    "line-3",
+    "line-4",
 )
-COLOUR = {role: f"#0{number:x}0203" for number, role in enumerate(_ROLES, start=1)}
+COLOUR = {role: f"#{number:02x}0203" for number, role in enumerate(_ROLES, start=1)}
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _XLINK = "{http://www.w3.org/1999/xlink}href"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,16 @@ class ResultsIndex:
         """
         with closing(self._connect()) as database:
             return [name for name, _started in database.execute(query, {"run": run})]
+
+    def earlier(self, started: str, places: Collection[tuple[str, str]]) -> list[str]:
+        """Return the runs that started before a time and have one of the (deployment, host), the last first."""
+        query = """
+            SELECT DISTINCT name, deployment, host FROM runs JOIN rows ON run = name WHERE started < ?
+            ORDER BY started DESC, name DESC
+        """
+        with closing(self._connect()) as database:
+            found = [name for name, *place in database.execute(query, (started,)) if tuple(place) in places]
+        return list(dict.fromkeys(found))
 
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=60)
