@@ -144,6 +144,6 @@ def _goodput(rows: Sequence[Row], name: str) -> float | None:
     return sum(known) if known else None
 
 
-def _range(counts: Sequence[int]) -> str:
+def _range(counts: Sequence[int]) -> int | str:
     low, high = min(counts), max(counts)
-    return str(low) if low == high else f"{low} to {high}"
+    return low if low == high else f"{low} to {high}"

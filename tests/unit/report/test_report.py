@@ -168,7 +168,9 @@ def test_small_report_has_headline_figures_and_reproduction(pages: dict[str, tup
     assert page.tags["svg"] == 4  # throughput, latency, and the GPUs for a page and for a phone
 
 
-def test_what_needs_attention_comes_before_the_numbers_and_is_explained_below(pages: dict[str, tuple[str, Page]]) -> None:
+def test_what_needs_attention_comes_before_the_numbers_and_is_explained_below(
+    pages: dict[str, tuple[str, Page]],
+) -> None:
     text = pages["failures"][1].text
     places = [
         text.index(words)
