@@ -34,7 +34,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results im
     gather,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.stored import FILE, read_accuracy_runs
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
@@ -51,6 +50,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import
     free_run,
     json_text,
     write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.accuracy_runs import (
+    FILE,
+    read_accuracy_runs,
 )
 
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"

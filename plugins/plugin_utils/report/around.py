@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.errors import FleetError
-from ..accuracy.stored import read_accuracy_runs
 from ..catalog.load import load_baselines
 from ..measurement.cells import Side, by_cell
 from ..measurement.published import Published, read_published
+from ..store.accuracy_runs import read_accuracy_runs
 from ..store.index import ResultsIndex
 from ..store.runs_on_disk import read_run
 
