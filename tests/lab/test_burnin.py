@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/runbooks/slow-gpu.md: hosts are drained and tested, and serve again; what was stopped stays so.
+"""The commands of docs/runbooks/slow-gpu.md: a host is drained and tested while the other serves, and serves again;
+what an operator stopped stays so.
 
-The lab has no GPU that computes. So the program runs on the CPU, with the PyTorch of the lab's image, and nothing is
-judged; with `device: gpu` it fails and says why, and everything serves again as well.
+The lab has no GPU that computes. So the program runs on the CPU, with the PyTorch of the real vLLM's image, and nothing
+is judged; with `device: gpu` it fails and says why, and everything serves again as well.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from .conftest import Lab
-from .helpers import completion, deployment
+from lab.config import VLLM_VERSION
+from tests import ROOT
 
-BOOK = "docs/runbooks/slow-gpu.md"
+from .conftest import Lab, copy_inventory, reset_lab
+from .endpoint import HOST, Endpoint
+from .helpers import completion, deployment, wait_for
+
+RUNBOOK = (ROOT / "docs/runbooks/slow-gpu.md").read_text(encoding="utf-8")
+IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
+RATE = 2  # requests per second
 SMALL = {
     "burnin_device": "cpu",
     "burnin_seconds": 0.5,
@@ -25,14 +34,33 @@ SMALL = {
 
 
 def running(lab: Lab, host: str) -> set[str]:
-    return set(lab.on(host, "docker ps --format '{{.Names}}' --filter name=instinct-llama").split())
+    names = lab.on(host, "docker ps -a --format '{{.Names}} {{.State}}' --filter name=instinct-").splitlines()
+    return {name.split()[0] for name in names if name.endswith(" running")}
+
+
+@pytest.fixture
+def endpoint(lab_up: list[str], tmp_path: Any) -> Iterator[Endpoint]:
+    """The real vLLM on each node behind a load balancer, and a stand-in beside it."""
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path)
+    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    args = {"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "shutdown_timeout": 30}
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    other = deployment(name="other", port=8100, served_model_name="other", gpus=[1])
+    lab.write_vars(vllm_deployments=[deployment(image=IMAGE, engine_args=args, env=env), other], **SMALL)
+    run = lab.play("site", "--skip-tags", "benchmark")
+    assert run.rc == 0, run.out[-3000:]
+    made = Endpoint(lab)
+    made.trust()
+    yield made
+    reset_lab()
 
 
 @pytest.mark.deep
-def test_drained_tested_and_serving_again(lab: Lab) -> None:
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2)], **SMALL)
-    deployed = lab.play("site", "--skip-tags", "benchmark")
-    assert deployed.rc == 0, deployed.out
+def test_drained_tested_and_serving_again(endpoint: Endpoint) -> None:
+    lab, host = endpoint.lab, HOST
+    (other,) = set(lab.hosts) - {host}
+    both = {"instinct-llama-0", "instinct-other-0"}
     results = lab.tmp / "results"
     places = "-e", f"burnin_results_dir={results}"
 
@@ -40,36 +68,45 @@ def test_drained_tested_and_serving_again(lab: Lab) -> None:
     refused = lab.play("burnin", *places)
     assert refused.rc == 2, refused.out
     assert "this would leave 0" in refused.out
-    assert "gpu_burnin" not in refused.modules()
+    assert not {"gpu_burnin", "vllm_server", "balancer_server"} & set(refused.modules())
 
     # An instance that the operator stopped is not started by a test.
-    host, other = lab.hosts[:2]
-    stopped = lab.play("stop", "-e", "instance=llama-1", "--limit", host, "-e", "at_once=true")
+    stopped = lab.play("stop", "-e", "instance=other-0", "--limit", host)
     assert stopped.rc == 0, stopped.out
     assert running(lab, host) == {"instinct-llama-0"}
 
-    tested = lab.play("burnin", *places, "-e", "at_once=true", "-e", "burnin_run=first")
-    assert tested.rc == 0, tested.out
+    with endpoint.load(RATE, limit=300.0, stall=120.0) as load:
+        load.wait_for(2 * RATE)
+        assert "playbooks/burnin.yml --limit mi300x-01,lb-01" in RUNBOOK  # here the host is both
+        tested = lab.play("burnin", "--limit", host, *places, "-e", "burnin_run=first")
+        assert tested.rc == 0, tested.out
+        load.wait_for(load.begun + 2 * RATE)
+    load.assert_nothing_lost()
+    print(tested.out, flush=True)
     found = json.loads((results / "first/burnin.json").read_text())
-    assert sorted(found["hosts"]) == sorted(lab.hosts)
+    assert sorted(found["hosts"]) == [host]
     assert {item["verdict"] for item in found["verdicts"]} == {None}
     assert found["failed"] == {}
-    for node in lab.hosts:
-        (first, _second) = found["hosts"][node]["gpus"]
-        assert first["gemm"]["bf16"]["wrong_elements"] == 0
-        assert first["gemm"]["bf16"]["rows_right"] is True
-        assert found["hosts"][node]["reduce"][0]["rates"]["1"] > 0
-        assert "instinct-burnin" not in lab.on(node, "docker ps -a --format '{{.Names}}'")
+    (first, _second) = found["hosts"][host]["gpus"]
+    assert first["gemm"]["bf16"]["wrong_elements"] == 0
+    assert first["gemm"]["bf16"]["rows_right"] is True
+    assert found["hosts"][host]["reduce"][0]["rates"]["1"] > 0
     assert running(lab, host) == {"instinct-llama-0"}
-    assert running(lab, other) == {"instinct-llama-0", "instinct-llama-1"}
-    assert completion(lab, other, 8001)["usage"]["completion_tokens"] == 4
+    assert running(lab, other) == both
+    wait_for("both instances in the balancer", lambda: endpoint.in_service() == 2)
+    assert 0 not in endpoint.stat("weight").values()
 
     # The image's PyTorch sees no GPU: said, nothing is judged, and all that served serves again.
     failed = lab.play(
         "burnin", *places, "-e", "at_once=true", "-e", "burnin_run=second", "-e", "burnin_device=gpu"
     )
+    print(failed.out, flush=True)
     assert failed.rc == 2, failed.out
     assert "PyTorch sees no GPU" in failed.out
     assert sorted(json.loads((results / "second/burnin.json").read_text())["failed"]) == sorted(lab.hosts)
-    assert running(lab, other) == {"instinct-llama-0", "instinct-llama-1"}
-    assert completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
+    assert running(lab, host) == {"instinct-llama-0"}
+    assert running(lab, other) == both
+    wait_for("both instances in the balancer", lambda: endpoint.in_service() == 2)
+    for node in lab.hosts:
+        assert "instinct-burnin" not in lab.on(node, "docker ps -a --format '{{.Names}}'")
+        assert completion(lab, node, 8000)["usage"]["completion_tokens"] == 4
