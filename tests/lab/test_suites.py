@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from .conftest import Lab
@@ -60,7 +61,13 @@ def test_a_killed_suite_goes_on(lab: Lab) -> None:
             lambda: int(lab.on(lab.hosts[0], f"ls {NODE}/*/[01].[1-3].json 2>/dev/null | wc -l")) > 1,
         )
     finally:
-        os.killpg(victim.pid, signal.SIGKILL)
+        # With its workers, which are in sessions of their own, and their connections: else the measurement goes on.
+        processes = [victim.pid]
+        for process in processes:
+            children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+            processes += map(int, children.split())
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
         victim.communicate()
     run = lab.play(*command)
     assert run.rc == 0, run.out

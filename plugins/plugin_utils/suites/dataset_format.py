@@ -14,10 +14,9 @@ from typing import Any
 def wrong_format(dataset: str, name: str, text: str) -> str:
     """Return what is wrong with a file that is not in the form of its data set, and where; "" if it is.
 
-    `name` is the file's; a data set without a check here has any form.
+    `dataset` is one of FORMATS, and `name` the file's.
     """
-    check = _CHECKS.get(dataset)
-    return next(check(name, text), "") if check else ""
+    return next(FORMATS[dataset](name, text), "")
 
 
 def _sharegpt(_name: str, text: str) -> Iterator[str]:
@@ -76,7 +75,7 @@ def _lines(text: str) -> Iterator[tuple[int, Any]]:
         yield 1, None
 
 
-_CHECKS: Mapping[str, Callable[[str, str], Iterator[str]]] = {
+FORMATS: Mapping[str, Callable[[str, str], Iterator[str]]] = {
     "sharegpt": _sharegpt,
     "custom": _custom,
     "spec_bench": _spec_bench,

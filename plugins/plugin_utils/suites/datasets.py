@@ -19,7 +19,7 @@ from ...module_utils.common.generations import BENCHMARK, UPGRADE
 from ...module_utils.common.paths import DATA_DIR
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
-from .dataset_format import wrong_format
+from .dataset_format import FORMATS, wrong_format
 from .overrides import parse_overrides
 from .parse import read_suite
 
@@ -30,7 +30,7 @@ OF_OPERATIONS: Mapping[str, tuple[str, ...]] = {
     UPGRADE: ("canary_args",),
 }
 """Variables that say which data sets an operation reads."""
-_SPELLINGS = ("dataset_path", "dataset-path", "--dataset-path")
+DATASET_PATHS = ("dataset_path", "dataset-path", "--dataset-path")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DatasetFile:
 
 def dataset_path(arguments: Mapping[str, Value]) -> str:
     """Return the path among a client's arguments; "" if there is none."""
-    return str(next((arguments[name] for name in _SPELLINGS if arguments.get(name)), ""))
+    return str(next((arguments[name] for name in DATASET_PATHS if arguments.get(name)), ""))
 
 
 def with_dataset(arguments: Mapping[str, Value], where: str) -> tuple[dict[str, Value], DatasetFile | None]:
@@ -75,7 +75,7 @@ def with_dataset(arguments: Mapping[str, Value], where: str) -> tuple[dict[str, 
     if not path:
         return dict(arguments), None
     file = _found(path, (where, "dataset_path"), "")
-    others = {name: value for name, value in arguments.items() if name not in _SPELLINGS}
+    others = {name: value for name, value in arguments.items() if name not in DATASET_PATHS}
     return {**others, "dataset_path": file.in_client}, file
 
 
@@ -120,9 +120,10 @@ def _wanted(knowledge: Knowledge, operation: str, given: Mapping[str, Any]) -> I
         except FleetError:
             return
         parse_overrides(knowledge, suite, arguments)
-        for name in dict.fromkeys(group.dataset for group in suite.groups):
-            if known.get(name, {}).get("file"):
-                yield SUITE_ARGS, name, dataset_path(arguments)
+        path = dataset_path(arguments)
+        names = {group.dataset for group in suite.groups if known.get(group.dataset, {}).get("file")}
+        for name in sorted(names) or ([""] if path else ()):
+            yield SUITE_ARGS, name, path
         return
     for variable in OF_OPERATIONS[operation]:
         arguments = given.get(variable)
@@ -144,6 +145,8 @@ def _check(knowledge: Knowledge, variable: str, dataset: str, path: str) -> None
         raise FleetError([Problem(where, *missing(knowledge, dataset))])
     source = knowledge.bench_book["datasets"].get(dataset, {}).get("file", "")
     file = _found(path, where, source)
+    if dataset not in FORMATS:
+        return
     try:
         wrong = wrong_format(dataset, file.path.name, file.path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

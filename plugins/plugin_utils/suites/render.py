@@ -15,7 +15,7 @@ from ..instances.benchmark import compose_command
 from ..instances.cells import main_metric
 from ..measurement.percentiles import shortfall, supported
 from .cells import SuiteCell
-from .datasets import dataset_path, missing
+from .datasets import DATASET_PATHS, dataset_path, missing
 from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
 from .suite import SERVE, Suite
@@ -82,16 +82,19 @@ class Renderer:
     def _arguments(self, planned: PlannedCell, percentiles: Iterable[float]) -> dict[str, Value]:
         kind = planned.group.kind
         found = {**planned.args, **self.overrides.args.get(kind, {})}
+        if not self._reads_file(planned):  # it is for another group
+            found = {name: value for name, value in found.items() if name not in DATASET_PATHS}
         if kind == SERVE:
             found["save_detailed"] = True
             found["percentiles"] = [f"{item:g}" for item in percentiles] or [MEDIAN]
         return found
 
+    def _reads_file(self, planned: PlannedCell) -> bool:
+        return "file" in self.knowledge.bench_book["datasets"].get(planned.group.dataset, {})
+
     def _check_file(self, planned: PlannedCell, arguments: Mapping[str, Value]) -> None:
-        dataset = planned.group.dataset
-        needs = self.knowledge.bench_book["datasets"].get(dataset, {}).get("file")
-        if needs and not dataset_path(arguments):
-            what, fix = missing(self.knowledge, dataset)
+        if self._reads_file(planned) and not dataset_path(arguments):
+            what, fix = missing(self.knowledge, planned.group.dataset)
             raise FleetError([Problem((f"suite {self.suite.name}", "dataset_path"), what, fix)])
 
 

@@ -168,6 +168,11 @@ def test_a_data_set_needs_its_file() -> None:
     assert argv[argv.index("--dataset-path") + 1] == DATA["dataset_path"]
 
 
+def test_only_what_reads_a_file_is_given_one() -> None:
+    (cell,) = cells("quick", overrides=DATA).cells
+    assert "--dataset-path" not in cell.argv
+
+
 def test_requests_that_the_context_cannot_hold() -> None:
     with pytest.raises(FleetError, match="up to 2048 tokens are more than --max-model-len 2047"):
         cells("sharegpt", "--max-model-len", "2047", overrides=DATA)

@@ -51,7 +51,6 @@ def wrong(operation: str = BENCHMARK, **variables: Any) -> list[str]:
         ("custom", "a.jsonl", "\n", "line 1 is not a map"),
         ("spec_bench", "question.jsonl", '{"turns": ["a", "b"]}\n', ""),
         ("spec_bench", "question.jsonl", '{"turns": []}\n', 'line 1 is not a map with "turns", a list of texts'),
-        ("burstgpt", "a.csv", "anything", ""),
     ],
 )  # fmt: skip
 def test_the_form_of_a_file(dataset: str, name: str, text: str, said: str) -> None:
@@ -82,6 +81,12 @@ def test_a_suite_without_its_file_is_an_error_of_the_plan(
     ("operation", "variables", "said"),
     [
         (BENCHMARK, {"benchmark_suite": "serving"}, ()),
+        (
+            BENCHMARK,
+            {"benchmark_suite": "quick", "benchmark_suite_args": {"dataset_path": "/no/a"}},
+            ("/no/a cannot",),
+        ),
+        (BENCHMARK, {"benchmark_serve_args": {"dataset_name": "burstgpt", "dataset_path": "/bin/true"}}, ()),
         (BENCHMARK, {"benchmark_suite": "nope"}, ()),  # wrong_suites says so
         (
             BENCHMARK,
