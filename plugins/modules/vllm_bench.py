@@ -53,7 +53,7 @@ options:
       - If the release's client lacks a flag, the catalogue translates it. An argument that the client cannot express is
         an error before anything runs.
       - The offline benchmarks also get the instance's engine arguments, which these arguments override.
-      - Evaluated on the control node, by the module's action plugin.
+      - Evaluated on the control node, by the action plugin.
     type: dict
     default: {}
   suite:
@@ -114,7 +114,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - Shows what would be run, after checking that the instances are in the state that the kind needs.
+      - Shows what would be run, after checking the state of the instances.
   diff_mode:
     support: N/A
     details: A measurement changes nothing.
