@@ -94,7 +94,7 @@ class ActionModule(ControllerAction):
             slips += wrong_datasets(knowledge, measuring, given)
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
-        suite = options["suite"] or ""
+        suite = options["suite"]
         options = {**options, "kinds": requested_kinds(knowledge, suite, options["kinds"])}
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
@@ -130,7 +130,7 @@ class ActionModule(ControllerAction):
         live = request.requested_live(options, plan)
         todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
         if suite and (measured := measured_instances(todo)):
-            cells = check_cells(knowledge, suite, options["kinds"], measured, options["suite_args"] or {})
+            cells = check_cells(knowledge, suite, options["kinds"], measured, options["suite_args"])
             news = replace(news, warnings=(*news.warnings, *cells))
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])

@@ -187,9 +187,11 @@ options:
       - The suite that a benchmark measures, a name in C(catalog/suites) or a path. It is checked for every instance
         before anything is drained.
     type: str
+    default: ""
   suite_args:
     description: What the suite leaves open, as in C(benchmark_suite_args) of the role C(instinct.fleet.benchmark).
     type: dict
+    default: {}
   live:
     description:
       - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the
