@@ -42,7 +42,7 @@ def test_an_unknown_suite() -> None:
 TWO = [("n1", instance("0.11.0")), ("n2", instance("0.11.0"))]
 
 
-def test_what_is_left_out_of_equal_instances_is_told_once() -> None:
+def test_what_is_left_out_of_equal_instances_is_one_warning() -> None:
     small = [(host, instance("0.11.0", "--max-model-len", "2048")) for host in ("n1", "n2")]
     warnings = check_cells(knowledge(), "serving", ["serve"], small, {})
     assert len(warnings) == len(set(warnings)) >= 2
