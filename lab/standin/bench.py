@@ -83,11 +83,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def call(self, method: str, path: str, body: bytes = b"") -> Any:
         """Send a request; yield (status, headers, reader). The connection is kept if all went well."""
-        reader, writer = (
-            self._idle.pop()
-            if self._idle
-            else await asyncio.open_connection(self.host, self.port, ssl=self.tls)
-        )
+        reader, writer = self._kept() or await asyncio.open_connection(self.host, self.port, ssl=self.tls)
         try:
             writer.write(
                 f"{method} {path} HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n{self._head}"
@@ -104,6 +100,15 @@ class Client:
             writer.close()
         else:
             self._idle.append((reader, writer))
+
+    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """Return a connection that the server has not closed meanwhile, as a load balancer does after a while."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+            writer.close()
+        return None
 
     async def get(self, path: str) -> tuple[int, Any]:
         async with self.call("GET", path) as (status, headers, reader):
