@@ -63,7 +63,10 @@ def outcome(
     if kind == "serve" and not completed:
         return result, f"no request of {metrics.get('num_prompts')} completed."
     if failed:
-        return result, f"{failed} of {metrics.get('num_prompts')} requests failed."
+        # vLLM's client writes tracebacks, of which the last line says most.
+        words = next((str(text).split() for text in found.get("errors") or () if text), [])
+        why = f" The first one's error ends: {' '.join(words)[-200:]}" if words else ""
+        return result, f"{failed} of {metrics.get('num_prompts')} requests failed.{why}"
     return result, None
 
 
