@@ -69,7 +69,7 @@ class ActionModule(ProgramAction):
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's own result, in a search that of all its probes; or why the data set was not copied."""
-        if self._task.check_mode:
+        if not (self.dataset or self._searches) or self._task.check_mode:
             return super().call(args, facts)
         failed = self._copied(self.dataset, facts) if self.dataset else None
         if failed or not self._searches:

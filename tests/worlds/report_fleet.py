@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.published import read_published
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import Surroundings
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import RunContext
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import host_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import MeasuredRun
@@ -187,11 +187,11 @@ def accuracy(digest: str = DIGEST, problems: tuple[str, ...] = ()) -> dict[str, 
 
 def page(
     nodes: int, width: int = 8, ill: bool = True, previous: bool = True
-) -> tuple[dict[str, Any], Surroundings]:
+) -> tuple[dict[str, Any], RunContext]:
     """The summary of a fleet and what lies beside it: a run before it that was faster, and its accuracy."""
     own = measured(nodes, width, ill)
     summary = build_summary("20260131T101500Z", "2026-01-31T11:18:41Z", own)
-    around = Surroundings(
+    around = RunContext(
         runs=own.rows, published=read_published(load_baselines()), plan=True,
         accuracy={"accuracy-20260131T090000Z": accuracy()},
     )  # fmt: skip

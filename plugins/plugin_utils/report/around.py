@@ -22,7 +22,7 @@ CANDIDATES = 20
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """What is known besides the summary.
 
     Attributes:
@@ -44,14 +44,14 @@ class Surroundings:
 
 def read_surroundings(
     results_dir: Path, summary: Mapping[str, Any], runs: Sequence[Row], plan: bool
-) -> Surroundings:
+) -> RunContext:
     """Read what lies beside a run that is not written yet. What cannot be read is left out, as a report must appear."""
     previous, problem = None, ""
     try:
         previous = _previous(results_dir, Side(summary["run"], tuple(runs), summary["hosts"]))
     except FleetError as error:
         problem = str(error)
-    return Surroundings(
+    return RunContext(
         runs, previous, problem, read_published(load_baselines()), read_accuracy_runs(results_dir), plan
     )
 

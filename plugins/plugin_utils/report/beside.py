@@ -16,7 +16,7 @@ from ..measurement.published import Counterpart, Published, counterparts
 from ..text import plural
 from .compare_text import method, percent, short_digests, verdict_counts
 from .load_plots import PHONE, change_plot
-from .loads import Estimate
+from .loads import Interval
 from .tables import EN_DASH, TIMES, UNKNOWN, rate
 
 Row = Mapping[str, Any]
@@ -175,12 +175,12 @@ def _cell(cell: CellVerdict, several: bool) -> dict[str, Any]:
     }
 
 
-def _speed(cell: CellVerdict) -> Estimate:
+def _speed(cell: CellVerdict) -> Interval:
     """Return the change of speed: that of a latency turned round."""
     change, low, high = (value or 0.0 for value in (cell.change, cell.low, cell.high))
     if cell.metric.more_is_better:
-        return Estimate(change, low, high)
-    return Estimate(*(1 / (1 + value) - 1 for value in (change, high, low)))
+        return Interval(change, low, high)
+    return Interval(*(1 / (1 + value) - 1 for value in (change, high, low)))
 
 
 def _unclear(found: RunComparison) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .loads import Curve, Estimate
+from .loads import Curve, Interval
 from .plots import WIDTH, axes, figure, value_axis
 from .svg import COLOUR, embed
 
@@ -63,7 +63,7 @@ def interactivity_plot(
 
 
 def change_plot(
-    name: str, title: str, items: Sequence[tuple[str, Estimate, bool]], tolerance: float, width: float = WIDTH
+    name: str, title: str, items: Sequence[tuple[str, Interval, bool]], tolerance: float, width: float = WIDTH
 ) -> str:
     """Draw the change of each load's speed (a share) with its interval, and the range that does not matter.
 
@@ -148,11 +148,11 @@ def _legend(fig: Any, curves: Sequence[Curve], total: float, width: float) -> No
         ax.text(36, y, curve.name, fontsize=12, color=COLOUR["ink"], va="center_baseline")
 
 
-def _end(estimate: Estimate) -> float:
+def _end(estimate: Interval) -> float:
     return estimate.value if estimate.high is None else max(estimate.value, estimate.high)
 
 
-def _ends(change: Estimate) -> tuple[float, float]:
+def _ends(change: Interval) -> tuple[float, float]:
     if change.low is None or change.high is None:
         return change.value, change.value
     return change.low, change.high

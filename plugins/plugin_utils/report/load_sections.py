@@ -56,9 +56,9 @@ def gpus_section(
         key.append("orange: needs attention")
     if any(len(row["gpus"]) > 1 for row in rows):
         key.append("GPUs of one instance share its throughput")
-    left_out = len({reading.bdf for reading in readings}) - len(lanes(readings))
-    if left_out:
-        key.append(f"{plural(left_out, 'rarer address', 'es')} beyond {MOST_LANES} only in the table")
+    omitted = len({reading.bdf for reading in readings}) - len(lanes(readings))
+    if omitted:
+        key.append(f"{plural(omitted, 'rarer address', 'es')} beyond {MOST_LANES} only in the table")
     return {
         "plots": [_both(title, " · ".join(key), f"gpus-{identity}", spread_plot, title, readings)],
         "table": spread_table(readings),

@@ -27,7 +27,7 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Interval:
     """A number, and the ends of its 95 % interval: None where a run of each is not known three times."""
 
     value: float
@@ -57,8 +57,8 @@ class LoadFigures:
 
     rows: Sequence[Row]
     gpus: int
-    per_gpu: Estimate | None
-    per_user: Estimate | None
+    per_gpu: Interval | None
+    per_user: Interval | None
     power_w: float | None
     joules: float | None
 
@@ -133,7 +133,7 @@ def _figures(rows: Sequence[Row], runs: Sequence[Sequence[Row]], hosts: Hosts) -
     )
 
 
-def _per_gpu(rows: Sequence[Row], runs: Sequence[Sequence[Row]], gpus: int) -> Estimate:
+def _per_gpu(rows: Sequence[Row], runs: Sequence[Sequence[Row]], gpus: int) -> Interval:
     value = (total_of(rows, "output_throughput") or 0.0) / gpus
     halves = [_half(row, own, "output_throughput") for row, own in zip(rows, runs)]
     # Errors of instances are independent of each other, so that of their sum is smaller than the sum of errors.
@@ -141,7 +141,7 @@ def _per_gpu(rows: Sequence[Row], runs: Sequence[Sequence[Row]], gpus: int) -> E
     return _around(value, math.hypot(*known) / gpus if len(known) == len(halves) else None)
 
 
-def _per_user(rows: Sequence[Row], runs: Sequence[Sequence[Row]]) -> Estimate | None:
+def _per_user(rows: Sequence[Row], runs: Sequence[Sequence[Row]]) -> Interval | None:
     tpots = [row["median_tpot_ms"] for row in rows if row["median_tpot_ms"]]
     if not tpots:
         return None
@@ -161,11 +161,11 @@ def _half(row: Row, runs: Sequence[Row], key: str) -> float | None:
     return (found[1] - found[0]) / 2 if found and row.get(key) is not None else None
 
 
-def _around(value: float, half: float | None) -> Estimate:
-    return Estimate(value) if half is None else Estimate(value, value - half, value + half)
+def _around(value: float, half: float | None) -> Interval:
+    return Interval(value) if half is None else Interval(value, value - half, value + half)
 
 
-def _value(estimate: Estimate | None) -> float:
+def _value(estimate: Interval | None) -> float:
     return estimate.value if estimate else 0.0
 
 

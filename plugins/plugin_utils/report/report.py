@@ -15,7 +15,7 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..measurement.cells import Side
 from ..text import plural
-from .around import Surroundings
+from .around import RunContext
 from .beside import accuracy_section, previous_section, published_section
 from .glance import glance
 from .gpu_findings import GpuFinding, gpu_findings, headline, unjudged
@@ -32,7 +32,7 @@ TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 Row = Mapping[str, Any]
 
 
-def render_report(summary: Mapping[str, Any], around: Surroundings | None = None) -> str:
+def render_report(summary: Mapping[str, Any], around: RunContext | None = None) -> str:
     """Return the page for a summary (summary.json): one self-contained HTML document.
 
     It loads nothing from elsewhere, and every text of the summary is escaped.
@@ -54,9 +54,9 @@ def render_report(summary: Mapping[str, Any], around: Surroundings | None = None
     return environment.get_template("report.html.j2").render(view)
 
 
-def report_view(summary: Mapping[str, Any], around: Surroundings | None = None) -> dict[str, Any]:
+def report_view(summary: Mapping[str, Any], around: RunContext | None = None) -> dict[str, Any]:
     """Return the page's content. Plots are functions ("draw") that return SVG."""
-    around = around or Surroundings()
+    around = around or RunContext()
     rows: list[Row] = summary["benchmarks"]
     served = [row for row in rows if row["kind"] == "serve" and not is_probe(row)]
     searches = summary["slo_searches"]
@@ -126,7 +126,7 @@ def _deployment(
     pairs: Pairs,
     best: Sequence[Row],
     summary: Mapping[str, Any],
-    around: Surroundings,
+    around: RunContext,
 ) -> dict[str, Any]:
     """Return the section of a deployment: its loads, its GPUs, its instances."""
     rows = [row for row, _speed in pairs if row["deployment"] == name and row["kind"] == "serve"]

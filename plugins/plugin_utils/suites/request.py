@@ -44,8 +44,8 @@ def check_cells(
         except FleetError as error:
             problems += (Problem(item.path, item.what, item.fix, (host,)) for item in error.problems)
             continue
-        left_out = (f"{item.name} is left out. {item.reason}" for item in cells.omitted)
-        for text in (*cells.warnings, *left_out):
+        omitted = (f"{item.name} is left out. {item.reason}" for item in cells.omitted)
+        for text in (*cells.warnings, *omitted):
             warned.setdefault(text, {})[host] = None
     if problems:
         raise FleetError(problems)

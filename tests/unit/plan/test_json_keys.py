@@ -51,7 +51,10 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             (OpenRollout(2, "it was upgraded"), "generation why since units baseline"),
             (ImageSoftware("0.20.2"), "vllm platform rocm pytorch python gfx"),
             (Reply("yes"), "text error"),
-            (CanaryTolerances(10, 10, 3, 6), "tolerance latency_tolerance runs max_runs"),
+            (
+                CanaryTolerances(10, 10, 3, 6, 2),
+                "tolerance latency_tolerance accuracy_tolerance runs max_runs",
+            ),
             (
                 Comparison(METRICS[0], 1.0, 2.0, 1.0, 0.9, 1.1, "ok", 10.0),
                 "old new change low high state tolerance metric",

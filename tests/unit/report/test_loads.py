@@ -13,7 +13,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.gpu_spread i
     lanes,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.loads import (
-    Estimate,
+    Interval,
     curves,
     gpu_count,
     load_figures,
@@ -75,10 +75,10 @@ def test_sums_and_intervals_of_instances() -> None:
 
 def test_without_enough_runs_there_is_no_interval() -> None:
     (found,) = load_figures([row()], [row(), row()], {})
-    assert found.per_gpu == Estimate(500.0)
+    assert found.per_gpu == Interval(500.0)
     assert load_figures([row(output=None, median_tpot_ms=None)], [], {})[0].per_gpu is None
     (summed,) = load_figures([row(interval=[990.0, 1010.0])], [], {})
-    assert summed.per_gpu == Estimate(500.0, 495.0, 505.0)
+    assert summed.per_gpu == Interval(500.0, 495.0, 505.0)
 
 
 def test_curves_are_of_one_shape_and_one_kind_of_load() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import (
-    Surroundings,
+    RunContext,
     read_surroundings,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.beside import accuracy_section
@@ -156,5 +156,5 @@ def test_a_damaged_earlier_run_is_said_and_the_report_appears(tmp_path: Path) ->
     assert found.previous is None
     assert "runs.jsonl:1: cannot be read" in found.problem
     summary, _around = page(2, 8, ill=False)
-    view = report_view(summary, Surroundings(problem=found.problem))
+    view = report_view(summary, RunContext(problem=found.problem))
     assert found.problem in view["notes"]
