@@ -6,14 +6,18 @@ Documentation: plugins/modules/fleet_plan.py (`ansible-doc -t module instinct.fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BENCHMARK, STOP
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    BENCHMARK,
+    STOP,
+    UPGRADE,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
@@ -50,16 +54,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     this_run,
     warned,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
-    OF_OPERATIONS,
-    wrong_datasets,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
-    check_cells,
-    measured_instances,
-    requested_kinds,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
@@ -87,15 +81,12 @@ class ActionModule(ControllerAction):
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
         slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
         raw = {name: reader.raw(name) for name in names}
-        slips += [*unknown_benchmark_arguments(knowledge, raw), *wrong_suites(knowledge, raw)]
-        measuring = BENCHMARK if options["measure"] else options["operation"]
-        if read := OF_OPERATIONS.get(measuring) if again is None else None:
-            given = {name: reader.values(name, read) for name in names}
-            slips += wrong_datasets(knowledge, measuring, given)
+        slips += [*unknown_benchmark_arguments(knowledge, raw), *_wrong_suites(knowledge, raw)]
+        if again is None:
+            slips += _wrong_datasets(knowledge, options, reader, names)
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
-        suite = options["suite"]
-        options = {**options, "kinds": requested_kinds(knowledge, suite, options["kinds"])}
+        options = {**options, "kinds": _kinds(knowledge, options)}
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
             raise FleetError(wrong)
@@ -129,9 +120,8 @@ class ActionModule(ControllerAction):
         held = tuple(host for found in foreign.values() for host in found) if locking else None
         live = request.requested_live(options, plan)
         todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
-        if suite and (measured := measured_instances(todo)):
-            cells = check_cells(knowledge, suite, options["kinds"], measured, options["suite_args"])
-            news = replace(news, warnings=(*news.warnings, *cells))
+        if options["suite"]:
+            news = replace(news, warnings=(*news.warnings, *_checked_cells(knowledge, options, todo)))
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self.show(f"\n{text}")
@@ -173,6 +163,56 @@ class ActionModule(ControllerAction):
         lines = [problem.text(reader.origin(problem), reader.deployment(problem)) for problem in problems]
         count = plural(len(lines), "problem")
         return f"The plan has {count}; nothing was changed.\n" + "\n".join(f"* {line}" for line in lines)
+
+
+# What follows imports where it is needed: most runs measure no suite, and every run would wait for it.
+
+
+def _wrong_suites(knowledge: Knowledge, raw: Mapping[str, Mapping[str, Any]]) -> Iterable[Problem]:
+    """Return what is wrong with the suites of the hosts' variables."""
+    if not any(request.VARIABLES["suite"] in given for given in raw.values()):
+        return ()
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
+
+    return wrong_suites(knowledge, raw)
+
+
+def _wrong_datasets(
+    knowledge: Knowledge, options: Mapping[str, Any], reader: InventoryReader, names: Iterable[str]
+) -> Iterable[Problem]:
+    """Return what is wrong with the files of data sets that a run reads."""
+    measuring = BENCHMARK if options["measure"] else options["operation"]
+    if measuring not in (BENCHMARK, UPGRADE):
+        return ()
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
+        OF_OPERATIONS,
+        wrong_datasets,
+    )
+
+    given = {name: reader.values(name, OF_OPERATIONS[measuring]) for name in names}
+    return wrong_datasets(knowledge, measuring, given)
+
+
+def _kinds(knowledge: Knowledge, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds of benchmarks of a run. Raise FleetError for an unknown suite."""
+    if not options["suite"]:
+        return tuple(options["kinds"]) or ("serve",)
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import requested_kinds
+
+    return requested_kinds(knowledge, options["suite"], options["kinds"])
+
+
+def _checked_cells(
+    knowledge: Knowledge, options: Mapping[str, Any], todo: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Return the warnings of a suite. Raise FleetError with what would make its measurement fail."""
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
+        check_cells,
+        measured_instances,
+    )
+
+    instances = measured_instances(todo)
+    return check_cells(knowledge, options["suite"], options["kinds"], instances, options["suite_args"])
 
 
 def canary_rules(options: Mapping[str, Any]) -> CanaryTolerances:

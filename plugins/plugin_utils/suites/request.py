@@ -11,17 +11,14 @@ from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from .compose import suite_cells
 from .parse import read_suite
-from .suite import SERVE
 
 
 def requested_kinds(knowledge: Knowledge, name: str, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the kinds of benchmarks of a run: those that it asks for, else all of its suite, else serving.
+    """Return the kinds of benchmarks that a run measures by a suite: those that it asks for, else all.
 
-    name: of the suite, "" if there is none. Raise FleetError for an unknown suite.
+    Raise FleetError for an unknown suite.
     """
-    if asked or not name:
-        return tuple(asked) or (SERVE,)
-    return tuple(dict.fromkeys(group.kind for group in read_suite(knowledge, name).groups))
+    return tuple(asked) or tuple(dict.fromkeys(group.kind for group in read_suite(knowledge, name).groups))
 
 
 def check_cells(

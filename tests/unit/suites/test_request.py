@@ -20,8 +20,6 @@ from tests.worlds.catalogue import knowledge
 @pytest.mark.parametrize(
     ("suite", "asked", "kinds"),
     [
-        ("", [], ("serve",)),
-        ("", ["latency"], ("latency",)),
         ("serving", [], ("serve",)),
         ("cpx", [], ("throughput",)),
         ("mad", [], ("latency", "throughput")),
