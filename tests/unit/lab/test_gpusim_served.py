@@ -273,8 +273,10 @@ def test_the_driver_stays_busy_for_a_moment(node: Served) -> None:
         user = subprocess.Popen(["sleep", "3600"], stdin=kfd)
     # The simulation looks for users five times a second: one that came and went in between it does not see.
     state = node.root / "var/lib/gpusim/state.json"
-    eventually("its use to be seen", lambda: json.loads(state.read_text())["driver"]["lingers"])
-    assert str(user.pid) in os.listdir(node.sys / "class/kfd/kfd/proc")
+    users = node.sys / "class/kfd/kfd/proc"
+    # This process is seen first, where it has not closed the device yet.
+    eventually("its use to be seen", lambda: str(user.pid) in os.listdir(users))
+    eventually("that to be noted", lambda: json.loads(state.read_text())["driver"]["lingers"])
     user.kill()
     user.wait()
     assert error_of(lambda: node.gpu("current_compute_partition").write_text("CPX")) == errno.EBUSY
