@@ -32,10 +32,11 @@ def unknown_benchmark_arguments(
 
     Variables that are templates are not evaluated here; the run checks them.
     """
-    table = knowledge.flags(knowledge.line.releases[-1])
     for host, given in variables.items():
         for name, kind in VARIABLES.items():
             if isinstance(arguments := given.get(name), Mapping):
+                # Only here, as most inventories have none, and reading it takes its time.
+                table = knowledge.flags(knowledge.line.releases[-1])
                 names = [str(key) for key in arguments]
                 for item in unknown_arguments(table, knowledge.bench, knowledge.bench_book, kind, names):
                     yield Problem((name, item.subject), f"{item.what}.", item.fix, (host,))
