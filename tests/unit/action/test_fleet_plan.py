@@ -281,6 +281,33 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
     assert fleet.result()["plan"]["warnings"] == []
 
 
+MEASURED = PLAYBOOK.replace(
+    "        refresh:",
+    '        measure: true\n        suite: "{{ benchmark_suite }}"\n'
+    '        suite_args: "{{ benchmark_suite_args | default({}) }}"\n        refresh:',
+)
+
+
+def test_a_suite_is_checked_for_what_a_run_measures(fleet: Fleet) -> None:
+    """The plan says what is left out, and fails for what would fail once instances are drained or started."""
+    wanted = [deployment(engine_args={"max_model_len": 2048})]
+    fleet.write({"n1": state(), "n2": state()}, vllm_deployments=wanted, benchmark_suite="serving")
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    run = fleet.run(playbook_text=MEASURED)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "suite serving, hosts n1, n2: in8192-out1024-c64 is left out." in " ".join(run.stdout.split())
+    assert fleet.result()["kinds"] == ["serve"]
+    assert [item["plan"]["measure"][0]["name"] for item in fleet.result()["todo"]] == ["llama-0"] * 2
+
+    run = fleet.run("-e", '{"benchmark_suite_args": {"percentiles": [99.99]}}', playbook_text=MEASURED)
+    assert run.returncode == 2
+    assert "hosts n1, n2" in run.stdout
+    assert "p99.99 needs" in run.stdout
+
+    assert fleet.run("-e", "benchmark_suite=seed-latency", playbook_text=MEASURED).returncode == 0
+    assert fleet.result()["kinds"] == ["latency"]
+
+
 def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
     """A plan and a check leave the inventory's directory as it is."""
     empty = {"installed": True, "running": False, "files": {}, "applied": "", "config": {}, "out": {}}

@@ -74,8 +74,8 @@ def test_a_known_knee_is_found_in_ten_probes(knee: float, kind: str) -> None:
     assert knee < found.high <= max(found.low * 1.055, found.low + whole)
 
 
-# The fewer requests there are, the steeper a server has to be at its knee to be told apart within 5 %. At the limit of
-# what it can answer, a server is much steeper than these.
+# The fewer requests there are, the steeper a server has to be at its knee for a search to find it within 5 %. At the
+# limit of what it can answer, a server is much steeper than these.
 @pytest.mark.parametrize(
     ("share", "requests", "power"),
     [(0.95, 1000, 2.0), (0.99, 1500, 2.0), (0.99, 459, 4.0), (0.95, 300, 4.0), (0.9, 300, 4.0)],
