@@ -26,7 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import read_surroundings
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import read_run_context
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import read_earlier
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
     ResultsError,
@@ -117,7 +117,7 @@ def _write(
     if options["report"]:
         from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
 
-        around = read_surroundings(results_dir, summary, measured.rows, bool(plan))
+        around = read_run_context(results_dir, summary, measured.rows, bool(plan))
         files["report.html"] = render_report(summary, around)
     directory = write_run(results_dir, run, files)
     if options["run"]:

@@ -42,7 +42,7 @@ class RunContext:
     plan: bool = False
 
 
-def read_surroundings(
+def read_run_context(
     results_dir: Path, summary: Mapping[str, Any], runs: Sequence[Row], plan: bool
 ) -> RunContext:
     """Read what lies beside a run that is not written yet. What cannot be read is left out, as a report must appear."""

@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import (
     RunContext,
-    read_surroundings,
+    read_run_context,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.beside import accuracy_section
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
@@ -141,18 +141,18 @@ def test_the_previous_run_is_the_last_with_a_cell_of_this_one(tmp_path: Path) ->
     (tmp_path / "accuracy-1/accuracy.json").write_text(json.dumps({"deployments": {}}))
     own = side("now", [row(minute=60)])
     summary = {"run": "now", "hosts": own.hosts}
-    found = read_surroundings(tmp_path, summary, own.rows, False)
+    found = read_run_context(tmp_path, summary, own.rows, False)
     assert isinstance(found.previous, Side)
     assert (found.previous.name, found.problem) == ("older", "")
     assert list(found.accuracy) == ["accuracy-1"]
-    assert read_surroundings(tmp_path / "none", summary, own.rows, False).previous is None
+    assert read_run_context(tmp_path / "none", summary, own.rows, False).previous is None
 
 
 def test_a_damaged_earlier_run_is_said_and_the_report_appears(tmp_path: Path) -> None:
     store(tmp_path, "older", side("x", [row()]))
     (tmp_path / "older/runs.jsonl").write_text("{\n{}\n")
     own = side("now", [row(minute=60)])
-    found = read_surroundings(tmp_path, {"run": "now", "hosts": own.hosts}, own.rows, False)
+    found = read_run_context(tmp_path, {"run": "now", "hosts": own.hosts}, own.rows, False)
     assert found.previous is None
     assert "runs.jsonl:1: cannot be read" in found.problem
     summary, _around = page(2, 8, ill=False)
