@@ -44,10 +44,10 @@ from .batches import (
 from .deploy import awaited_hosts, operation_of, serving_changes
 from .measurement import grouped, interrupted, shorten, why_unmeasured, with_head
 from .steps import (
+    COMING_BACK,
     FORWARD,
     MEASURING,
     PASSED,
-    RETURN,
     WAY_BACK,
     BatchChange,
     Canary,
@@ -568,7 +568,7 @@ def _batch(
     held = max(old, default=None)
     mine = [steps[name][batch.number] for name in batch.hosts]
     measures = change.operation in MEASUREMENTS
-    back = phases(mine, RETURN if measures else WAY_BACK)
+    back = phases(mine, COMING_BACK if measures else WAY_BACK)
     if held is not None and not measures:
         back = ["hold", *back, "confirm_hold"]
     return {

@@ -27,7 +27,7 @@ WAY_BACK = (
 here, is the old generation. That may fail, as what serves comes first; confirm_hold tries again, and may not."""
 MEASURING = ("drain", "resume", "measure", "start", "serve", "undrain")
 """The phases of a batch of a measurement, in order. It serves again after the measurement, also what died of it."""
-RETURN = ("return", "serve")
+COMING_BACK = ("return", "serve")
 """What follows on a host where one of them failed. The load balancers use its instances as soon as they are ready."""
 NOT_WITHOUT_VERDICT = ("hold", "report", "confirm_hold")
 """Phases of the way back that belong to a release that was turned back."""
