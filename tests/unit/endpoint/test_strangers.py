@@ -299,7 +299,7 @@ def test_the_model_is_found_behind_long_messages(shared: World) -> None:
 
 def test_nobody_fills_large_buffers_without_a_key(shared: World) -> None:
     """400 headers that never end: all at once, in steps, and as large as is allowed; 400 MiB before."""
-    before = shared.memory()
+    before, few = shared.memory(), shared.connections() + 10
     for step, steps in ((1_000_000, 1), (20_000, 50), (15_000, 1)):
         links = [shared.connect("127.0.0.2") for _ in range(400)]
         for link in links:
@@ -313,6 +313,7 @@ def test_nobody_fills_large_buffers_without_a_key(shared: World) -> None:
         assert shared.memory() - before < 400 * (96 << 10)
         for link in links:
             link.close()
+        eventually("they are gone, and their memory is free", lambda: shared.connections() <= few)
 
 
 def test_who_has_no_key_gets_one_answer_on_a_connection(shared: World) -> None:
