@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..sizing.decode import PeakRates
+
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -22,7 +24,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A GPU product: its parts and how it can be partitioned."""
+    """A GPU product: its parts and how it can be partitioned. peak: of the whole GPU, None if no document states it."""
 
     name: str
     pci_ids: tuple[str, ...]
@@ -32,6 +34,15 @@ class GpuModel:
     memory: tuple[tuple[str, tuple[str, ...]], ...]
     validated: tuple[Validated, ...]
     source: str
+    peak: PeakRates | None = None
+
+    def peak_of(self, compute: str) -> PeakRates | None:
+        """Return the peak rates of one partition in a compute mode, an equal part of the GPU's; None if not known.
+
+        With one NPS domain all partitions share the whole HBM; the part is what each gets when all are busy.
+        """
+        count = self.count(compute)
+        return self.peak.part(count) if self.peak and count else None
 
     def count(self, compute: str) -> int | None:
         """Return the number of partitions of one GPU in a compute mode, or None if it lacks the mode."""
@@ -100,7 +111,15 @@ def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
                     Validated(entry["compute"], entry["memory"], entry["rocm"]) for entry in item["validated"]
                 ),
                 source=item["source"],
+                peak=_peak(item.get("peak")),
             )
         )
     nodes = data["render_nodes"]
     return GpuCatalog(tuple(models), nodes["first_minor"], nodes["minors_per_gpu"], nodes["source"])
+
+
+def _peak(item: Mapping[str, Any] | None) -> PeakRates | None:
+    if item is None:
+        return None
+    flops = tuple((name, tera * 1e12) for name, tera in item["dense_tflops"].items())
+    return PeakRates(item["hbm_tb_per_s"] * 1e12, flops)

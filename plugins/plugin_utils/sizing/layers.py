@@ -21,7 +21,8 @@ class Cache:
     """What an attention layer keeps for each token.
 
     window: of sliding attention, chunk: of chunked attention, in tokens; 0 for none. latent: one vector for all heads,
-    which every tensor parallel rank keeps whole. raw: bytes per token that are independent of the KV type.
+    which every tensor parallel rank keeps whole. raw: bytes per token that are independent of the KV type. selected:
+    tokens that sparse attention reads of them at most; 0 for all.
     """
 
     heads: int
@@ -31,6 +32,7 @@ class Cache:
     chunk: int = 0
     latent: bool = False
     raw: int = 0
+    selected: int = 0
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,10 @@ def latent_attention(n: ConfigNumbers) -> tuple[Matrices, tuple[Cache, ...]]:
         Matrix("self_attn.kv_b_proj absorbed", heads * (nope + value), lora, OUT, stored=False),
         *linear("self_attn.o_proj", hidden, heads * value, IN, bias),
     ]
-    caches = [Cache(1, lora + rope, 0, latent=True)]
     index_heads, index_size = n.get("index_n_heads"), n.get("index_head_dim")
-    if index_heads and index_size:
+    sparse = bool(index_heads and index_size)
+    caches = [Cache(1, lora + rope, 0, latent=True, selected=n.get("index_topk") if sparse else 0)]
+    if sparse:
         result += [
             *linear("self_attn.indexer.wq_b", index_heads * index_size, q_lora or hidden),
             *linear("self_attn.indexer.wk", index_size, hidden),

@@ -38,7 +38,8 @@ class Quantization:
     """A checkpoint's quantization: the format, the modules with another one, and the modules left unquantized.
 
     If method is "" and scheme is None, nothing is quantized. known: False if the method's format is unknown here, so
-    that sizes come from the files. others: patterns of module names with their own format.
+    that sizes come from the files. others: patterns of module names with their own format. weight_only: activations are
+    not quantized, so that weights are converted back before they are multiplied.
     """
 
     method: str = ""
@@ -47,6 +48,7 @@ class Quantization:
     others: tuple[tuple[str, Scheme | None], ...] = ()
     plain: frozenset[str] = frozenset()
     patterns: tuple[re.Pattern[str], ...] = ()
+    weight_only: bool = False
 
     @property
     def only_experts(self) -> bool:
@@ -98,7 +100,8 @@ def quantization(config: Mapping[str, Any]) -> Quantization:
     method = str(found.get("quant_method") or "compressed-tensors").lower()
     scheme, others = _format(method, found)
     plain, patterns = _exceptions(found)
-    return Quantization(method, scheme, scheme is not None, others, plain, patterns)
+    only = scheme is not None and _weight_only(method, found)
+    return Quantization(method, scheme, scheme is not None, others, plain, patterns, only)
 
 
 def _format(
@@ -127,6 +130,16 @@ def _format(
         groups = list((found.get("config_groups") or {}).values())
         return (_tensors(groups[0].get("weights") or {}) if groups else None), ()
     return None, ()
+
+
+def _weight_only(method: str, found: Mapping[str, Any]) -> bool:
+    """Return whether a method leaves activations as they are; fp8, fbgemm_fp8 and modelopt quantize them."""
+    if method == "quark":
+        return not _nested(found, "global_quant_config", "input_tensors")
+    if method == "compressed-tensors":
+        groups = list((found.get("config_groups") or {}).values())
+        return not groups[0].get("input_activations")
+    return method not in ("fp8", "fbgemm_fp8", "modelopt")
 
 
 _NVFP4 = Scheme("nvfp4", 4, 1, (1, 16))

@@ -51,6 +51,56 @@ def test_partitions_follow_the_drivers_rules() -> None:
         assert ("QPX" in modes) == (xcds == 8)
 
 
+# Of the matrix cores, for each CU and clock (CDNA 3, 4), and the peak engine clock in MHz.
+CORES = {
+    "gfx942": {"bf16": 2048, "fp16": 2048, "fp8": 4096},
+    "gfx950": {"bf16": 4096, "fp16": 4096, "fp8": 8192, "mxfp4": 16384},
+}
+CLOCKS = {"MI300X": 2100, "MI325X": 2100, "MI300A": 2100, "MI350X": 2200, "MI355X": 2400}
+
+
+def test_peak_rates_follow_from_clock_and_compute_units() -> None:
+    stated = {
+        name: model["peak"]["dense_tflops"] for name, model in DATA["models"].items() if "peak" in model
+    }
+    assert stated == {
+        name: {
+            kind: pytest.approx(flops * model["xcds"] * model["cus_per_xcd"] * CLOCKS[name] / 1e6, rel=1e-4)
+            for kind, flops in CORES[model["gfx"]].items()
+        }
+        for name, model in DATA["models"].items()
+        if name in CLOCKS
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "hbm", "fp8"),
+    [
+        ("MI300X", "SPX", 5.3e12, 2614.9e12),
+        ("MI300X", "CPX", 5.3e12 / 8, 2614.9e12 / 8),
+        ("MI300A", "TPX", 5.3e12 / 3, 1961.2e12 / 3),
+        ("MI325X", "DPX", 3e12, 2614.9e12 / 2),
+        ("MI355X", "QPX", 2e12, 5033.2e12 / 4),
+    ],
+)
+def test_a_partition_has_an_equal_part_of_the_peak_rates(
+    model: str, mode: str, hbm: float, fp8: float
+) -> None:
+    product = catalog().by_name(model)
+    assert product
+    peak = product.peak_of(mode)
+    assert peak
+    assert (peak.hbm, dict(peak.flops)["fp8"]) == pytest.approx((hbm, fp8))
+
+
+def test_no_peak_rates_without_a_document_or_a_mode() -> None:
+    known, unknown = catalog().by_name("MI300X"), catalog().by_name("MI308X")
+    assert known
+    assert unknown
+    assert known.peak_of("TPX") is None
+    assert unknown.peak_of("SPX") is None
+
+
 @pytest.mark.parametrize(
     ("model", "mode", "count", "gib"),
     [

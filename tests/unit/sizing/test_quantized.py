@@ -60,6 +60,42 @@ def test_methods(config: dict[str, Any], expected: Scheme | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "fp8"}, False),
+        ({"quant_method": "fbgemm_fp8"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, False),
+        ({"quant_method": "awq"}, True),
+        ({"quant_method": "gptq", "bits": 8}, True),
+        ({"quant_method": "mxfp4"}, True),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, True),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, True),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp4"}, "input_tensors": {"x": 1}},
+            },
+            False,
+        ),
+        ({"config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}}, True),
+        (
+            {
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"x": 1}}
+                }
+            },
+            False,
+        ),
+        ({"config_groups": {}}, False),
+        ({"quant_method": "of-tomorrow"}, False),
+        ({}, False),
+    ],
+)
+def test_formats_of_weights_only(config: dict[str, Any], expected: bool) -> None:
+    assert read(config).weight_only is expected
+
+
+@pytest.mark.parametrize(
     ("weights", "expected"),
     [
         ({"num_bits": 4, "type": "float", "group_size": 16}, NVFP4),
