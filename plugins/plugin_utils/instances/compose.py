@@ -123,6 +123,7 @@ class Instance:
             "notes": list(self.verdict.notes),
             "warnings": list(self.warnings),
             "fit": fit.to_json() if fit else None,
+            "decode_step": step.to_json() if (step := self.verdict.step) else None,
         }
 
 

@@ -240,6 +240,7 @@ def _machine(model: GpuModel | None, compute: str, memory: str, size: int) -> Ta
         memory=memory,
         memory_bytes=size,
         gpu_bytes=model.memory_bytes if model else size,
+        peak=model.peak_of(compute) if model else None,
     )
 
 

@@ -15,6 +15,7 @@ from ..catalog.load import Knowledge
 from ..catalog.recipes import Advice, Recipe, statement
 from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
+from ..sizing.decode import DecodeStep, decode_step
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
 from ..sizing.kv_cache import CacheRules
@@ -36,7 +37,7 @@ class Feasibility:
     """What is to be said before anything is pulled. fit None: the model's config.json is not known.
 
     quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
-    backend that the server's log is to prove; None: nothing is claimed.
+    backend that the server's log is to prove; None: nothing is claimed. step: what a decode step takes; None: unknown.
     """
 
     fit: Fit | None = None
@@ -46,6 +47,7 @@ class Feasibility:
     notes: tuple[str, ...] = ()
     quotes: tuple[Advice, ...] = ()
     attention: Claim | None = None
+    step: DecodeStep | None = None
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ def check_feasibility(
         return Feasibility(None, problems, warnings)
     claim = attention.claim(software, tuned, model.facts, engine, knowledge)
     found = fit(shape, engine, model.origin)
+    step = _step(deployment, shape, engine, machine)
     if not found.fits:
         more, doubts = _too_large(deployment, shape, engine, found)
-        return Feasibility(found, more, (*warnings, *doubts), attention=claim)
+        return Feasibility(found, more, (*warnings, *doubts), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(model.draft))
     said = quote_statements(
@@ -118,7 +121,17 @@ def check_feasibility(
         notes,
         said,
         claim,
+        step,
     )
+
+
+def _step(
+    deployment: Deployment, shape: ModelShape, engine: EngineConfig, machine: TargetGpu
+) -> DecodeStep | None:
+    """Return what a decode step takes; None where several servers share an engine, each with a part of its requests."""
+    if engine.dp > 1 and deployment.data_parallel_balancing != "internal":
+        return None
+    return decode_step(shape, engine, machine.peak)
 
 
 def _drafting(draft: Draft | None) -> tuple[str, ...]:

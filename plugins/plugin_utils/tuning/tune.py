@@ -33,6 +33,7 @@ from ..catalog.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
 from ..desired.reserved_flags import ENGINE_OWNED
+from ..sizing.decode import PeakRates
 from ..sizing.facts import ModelFacts
 from .decisions import Decisions
 
@@ -62,6 +63,7 @@ class TargetGpu:
         memory_bytes: of one partition.
         gpu_bytes: of the whole GPU.
         driver: version of the amdgpu module, "" if unknown.
+        peak: rates of one partition, None if unknown.
     """
 
     gfx: str
@@ -71,6 +73,7 @@ class TargetGpu:
     memory_bytes: int
     gpu_bytes: int
     driver: str = ""
+    peak: PeakRates | None = None
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,23 @@ def test_configs_come_from_model_config_then_the_hub_then_the_catalogue() -> Non
     assert found["fit"]["kv_bytes_per_token"] == 2 * 2 * 8 * 64 * 2
 
 
+@pytest.mark.parametrize(("mode", "parts"), [("SPX", 1), ("CPX", 8)])
+def test_what_a_decode_step_takes_is_in_the_plan(mode: str, parts: int) -> None:
+    checked = check_fleet(
+        fleet(
+            {"n1": None},
+            [deployment(vllm_version="0.33.0", model=LLAMA, engine_args={"max_model_len": 8192})],
+            offline=True,
+            instinct_gpus={"model": "MI300X", "count": 8},
+            gpu_partition_compute=mode,
+        )
+    )
+    found = first(plan_fleet(checked, workshop(LOCK)))["decode_step"]
+    assert found["peak"]["hbm_bytes_per_second"] == 5.3e12 / parts
+    assert found["reads"]["kv"] == [{"bytes_per_token": 131072, "window": 0, "chunk": 0}]
+    assert sum(found["parameters"].values()) == pytest.approx(6.98e9, rel=0.01)
+
+
 def test_weights_are_those_of_the_files_that_are_fetched() -> None:
     assert first(made(LOCK, state()))["fit"]["weights_bytes_per_gpu"] == pytest.approx(WEIGHTS, rel=0.01)
     files = (("model-1.safetensors", WEIGHTS), ("consolidated.safetensors", WEIGHTS))

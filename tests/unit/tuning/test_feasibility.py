@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import PeakRates
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
     Feasibility,
@@ -69,6 +70,19 @@ def test_a_model_that_fits() -> None:
     assert found.fit is not None
     assert found.fit.kv_bytes_per_token == 131072
     assert found.fit.weights_bytes_per_gpu == pytest.approx(8_030_261_248 * 2, rel=0.01)
+
+
+def test_a_decode_step_is_of_a_whole_engine_on_gpus() -> None:
+    peak = PeakRates(5.3e12)
+    found = verdict(LLAMA_8B, replace(MI300X, peak=peak), tensor_parallel_size=2, data_parallel_size=2).step
+    assert found
+    assert (found.peak, found.gpus) == (peak, 4)
+    # Each server of an engine is measured by itself, and does not show what the others do.
+    shared = verdict(LLAMA_8B, data_parallel_size=2, data_parallel_balancing="external")
+    assert shared.fit
+    assert shared.step is None
+    assert verdict(LLAMA_8B, software=replace(FACTS, platform="cpu")).step is None
+    assert verdict(None).step is None
 
 
 def test_a_model_that_does_not_fit_says_what_helps() -> None:
